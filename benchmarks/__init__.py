@@ -1,0 +1,1 @@
+"""Timed runs of knowable and its peers; see README.md beside this file."""

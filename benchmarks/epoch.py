@@ -1,0 +1,99 @@
+"""Time of an epoch over data in memory: knowable's batches and torch's DataLoader feeding the same training step.
+
+The network is small, so that the feeding shows: 60,000 rows in batches of 128 into one hidden layer of 32 units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.harness import Case, Plan, Step
+from benchmarks.networks import NUM_CLASSES, TRAIN_SIZE, classification_data
+from benchmarks.peers import adam
+
+Epoch = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+Feed = Callable[[Tensor, Tensor], Epoch]
+
+BATCH_SIZE = 128
+_QUICK_ROWS = 1_000
+_WIDTHS = {"wide": 784, "narrow": 8}
+
+
+def cases(*, quick: bool) -> list[Case]:
+    """A table for wide rows (images) and one for narrow ones (tables)."""
+    rows = _QUICK_ROWS if quick else TRAIN_SIZE
+    return [_case(name, rows, width) for name, width in _WIDTHS.items()]
+
+
+def loader_feed(x: Tensor, y: Tensor) -> Epoch:
+    """``DataLoader(TensorDataset)``, shuffled: an epoch is one pass over it."""
+    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH_SIZE, shuffle=True)
+    return lambda: loader
+
+
+def knowable_feed(x: Tensor, y: Tensor) -> Epoch:
+    """The batches that knowable makes of data in memory, in a new order each epoch."""
+    from knowable.core.data import as_data
+
+    data = as_data((x, y))
+    epochs = iter(range(10**9))
+    return lambda: data.batches(BATCH_SIZE, seed=0, epoch=next(epochs))
+
+
+def training_epoch(feed: Feed, rows: int, width: int) -> Step:
+    """An epoch of fused Adam on a small network, fed by ``feed``; returns the last batch's loss."""
+    x, y = _data(rows, width)
+    epoch = feed(x, y)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+    optimizer = adam(net.parameters())
+
+    def step() -> Tensor:
+        loss = torch.tensor(float("nan"))
+        for inputs, labels in epoch():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(inputs), labels)
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def feeding_only(feed: Feed, rows: int, width: int) -> Step:
+    """An epoch of batches that nobody uses."""
+    x, y = _data(rows, width)
+    epoch = feed(x, y)
+
+    def step() -> int:
+        return sum(len(labels) for _, labels in epoch())
+
+    return step
+
+
+@lru_cache(maxsize=1)
+def _data(rows: int, width: int) -> tuple[Tensor, Tensor]:
+    """Shared by the contenders of a case: at full width it takes 188 MB."""
+    return classification_data(rows, (width,))
+
+
+def _case(name: str, rows: int, width: int) -> Case:
+    def contenders(work: Callable[[Feed, int, int], Step], label: str) -> Iterator[tuple[str, Callable[[], Step]]]:
+        yield f"DataLoader{label}", partial(work, loader_feed, rows, width)
+        yield f"knowable{label}", partial(work, knowable_feed, rows, width)
+
+    return Case(
+        name=name,
+        title=f"An epoch of {rows:,} x {width} through {width}-32-10, batch {BATCH_SIZE}",
+        contenders=dict([*contenders(training_epoch, ""), *contenders(feeding_only, ", feeding only")]),
+        reference="DataLoader",
+        plan=Plan(rounds=9, inner=1, warmup=1),
+        note="Memory is what feeding and training add to the data itself.",
+    )

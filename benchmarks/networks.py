@@ -1,0 +1,143 @@
+"""The networks and synthetic data that the benchmarks share.
+
+A network is written once and built from a choice of layers, so that a library with its own Bayesian layers gets exactly
+the architecture that everybody else gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NUM_CLASSES = 10
+TRAIN_SIZE = 60_000
+"""The size N of the imagined training set: every objective weighs its KL by 1/N."""
+
+
+class Convolution(Protocol):
+    """Makes a square convolution."""
+
+    def __call__(
+        self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, bias: bool = True
+    ) -> nn.Module: ...
+
+
+def plain_convolution(
+    inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, bias: bool = True
+) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers to build a network from; the defaults are torch's own."""
+
+    linear: Callable[[int, int], nn.Module] = nn.Linear
+    convolution: Convolution = plain_convolution
+
+
+PLAIN = Layers()
+
+
+def mlp(layers: Layers = PLAIN) -> nn.Module:
+    """784-400-400-10 with ReLU: 478,410 weights in three matrices."""
+    return nn.Sequential(
+        layers.linear(784, 400), nn.ReLU(), layers.linear(400, 400), nn.ReLU(), layers.linear(400, NUM_CLASSES)
+    )
+
+
+def lenet(layers: Layers = PLAIN) -> nn.Module:
+    """LeNet-5 in Caffe's variant: two convolutions with pooling, 800-500-10 behind them."""
+    return nn.Sequential(
+        layers.convolution(1, 20, 5),  # (B, 20, 24, 24)
+        nn.MaxPool2d(2),
+        layers.convolution(20, 50, 5),  # (B, 50, 8, 8)
+        nn.MaxPool2d(2),
+        nn.Flatten(),  # (B, 800)
+        layers.linear(800, 500),
+        nn.ReLU(),
+        layers.linear(500, NUM_CLASSES),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation, and a 1x1 shortcut where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int, layers: Layers):
+        super().__init__()
+        self.convolution1 = layers.convolution(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.convolution2 = layers.convolution(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        same_shape = inputs == outputs and stride == 1
+        self.shortcut = (
+            nn.Identity() if same_shape else layers.convolution(inputs, outputs, 1, stride=stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.convolution1(x)))
+        return F.relu(self.norm2(self.convolution2(hidden)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """A stem, three residual blocks (16, 32, 64 channels) and a linear layer on the pooled features."""
+
+    def __init__(self, layers: Layers):
+        super().__init__()
+        self.stem = layers.convolution(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(
+            ResidualBlock(16, 16, stride=1, layers=layers),  # (B, 16, 32, 32)
+            ResidualBlock(16, 32, stride=2, layers=layers),  # (B, 32, 16, 16)
+            ResidualBlock(32, 64, stride=2, layers=layers),  # (B, 64, 8, 8)
+        )
+        self.head = layers.linear(64, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.head(features.mean((2, 3)))
+
+
+def resnet(layers: Layers = PLAIN) -> nn.Module:
+    """A small ResNet with batch normalisation for 32x32 colour images."""
+    return SmallResNet(layers)
+
+
+@dataclass(frozen=True)
+class Network:
+    """An architecture with the shape of its inputs and the batch it is timed on."""
+
+    title: str
+    build: Callable[[Layers], nn.Module]
+    input_shape: tuple[int, ...]
+    batch_size: int
+
+    def make(self, layers: Layers = PLAIN, *, seed: int = 0) -> nn.Module:
+        """The network with freshly initialised weights; the global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.build(layers)
+
+    def data(self, rows: int | None = None, *, seed: int = 1) -> tuple[Tensor, Tensor]:
+        """Standard normal inputs and uniform labels: ``rows`` of them, by default one batch."""
+        return classification_data(rows or self.batch_size, self.input_shape, seed=seed)
+
+
+def classification_data(rows: int, input_shape: tuple[int, ...], *, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Inputs ``(rows, *input_shape)`` drawn from a standard normal, labels ``(rows,)`` uniform over the classes."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, *input_shape, generator=generator)
+    y = torch.randint(NUM_CLASSES, (rows,), generator=generator)
+    return x, y
+
+
+NETWORKS = {
+    "mlp": Network("MLP 784-400-400-10", mlp, (784,), 128),
+    "lenet": Network("LeNet-5-Caffe on 1x28x28", lenet, (1, 28, 28), 128),
+    "resnet": Network("Small ResNet with batch normalisation on 3x32x32", resnet, (3, 32, 32), 64),
+}

@@ -1,0 +1,132 @@
+"""knowable: turn any PyTorch network into a Bayesian one, and know what it doesn't know.
+
+>>> import torch
+>>> import knowable as kn
+>>> x = torch.linspace(-2, 2, 50).unsqueeze(1)
+>>> y = torch.sin(2 * x) + 0.1 * torch.randn(50, 1)
+>>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+>>> model = kn.Model(net, kn.Gaussian(), kn.Normal(1.0))
+>>> posterior = kn.MeanFieldVI(epochs=50).fit(model, (x, y))
+>>> prediction = posterior.predict(x)
+>>> low, high = prediction.interval(0.9)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from knowable._version import __version__
+from knowable.core.checkpoint import Checkpoint
+from knowable.core.data import Data
+from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.engine import Engine
+from knowable.core.model import Model
+from knowable.core.normal_posterior import DiagonalNormal, FullNormal
+from knowable.core.particles import Particles
+from knowable.core.posterior import Posterior
+from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.errors import (
+    ConvergenceWarning,
+    DamagedArtifact,
+    Diverged,
+    Interrupted,
+    InvalidArgument,
+    InvalidData,
+    InvalidType,
+    KnowableError,
+    KnowableWarning,
+    MissingExtra,
+    TargetWarning,
+    Unsupported,
+)
+from knowable.evaluation import metrics
+from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.inference.exact import ExactLinear
+from knowable.inference.point import MAP, MaximumLikelihood
+from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
+from knowable.loading import load
+from knowable.priors import (
+    EmpiricalBayes,
+    Flat,
+    Horseshoe,
+    LaplacePrior,
+    LogUniform,
+    Normal,
+    ScaleMixture,
+    StudentTPrior,
+)
+from knowable.registry import cite
+
+__all__ = [
+    # the model
+    "Model",
+    "Data",
+    # likelihoods
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "StudentT",
+    "Categorical",
+    "Bernoulli",
+    "Poisson",
+    # priors
+    "Normal",
+    "LaplacePrior",
+    "StudentTPrior",
+    "ScaleMixture",
+    "LogUniform",
+    "Horseshoe",
+    "EmpiricalBayes",
+    "Flat",
+    # methods
+    "MaximumLikelihood",
+    "MAP",
+    "ExactLinear",
+    "MeanFieldVI",
+    "gradient_variance",
+    # posteriors and predictions
+    "Posterior",
+    "Particles",
+    "DiagonalNormal",
+    "FullNormal",
+    "Prediction",
+    "RegressionPrediction",
+    "ClassPrediction",
+    "Diagnostics",
+    "LogEvidence",
+    "load",
+    # running
+    "Checkpoint",
+    "Engine",
+    # evaluation
+    "evaluate",
+    "Scores",
+    "metrics",
+    # the rest
+    "cite",
+    "datasets",
+    "testing",
+    "__version__",
+    # errors and warnings
+    "KnowableError",
+    "InvalidArgument",
+    "InvalidType",
+    "InvalidData",
+    "Unsupported",
+    "Diverged",
+    "DamagedArtifact",
+    "MissingExtra",
+    "KnowableWarning",
+    "ConvergenceWarning",
+    "Interrupted",
+    "TargetWarning",
+]
+
+_LAZY = ("datasets", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"knowable.{name}")
+    raise AttributeError(f"module 'knowable' has no attribute {name!r}")

@@ -1,0 +1,180 @@
+"""Saving and loading posteriors: a folder of safetensors and JSON that never contains code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.architecture import build, describe
+from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.likelihood import Likelihood
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.posterior import Posterior
+from knowable.core.posterior_prior import DiagonalNormalPrior, FullNormalPrior, PosteriorPrior
+from knowable.core.prior import JointPrior, Prior, PriorByName
+from knowable.core.storage import read_folder, write_folder
+from knowable.errors import DamagedArtifact, InvalidArgument
+
+KIND = "posterior"
+
+
+def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
+    """Write ``posterior`` to a folder, atomically."""
+    model = posterior.model
+    evidence = posterior.log_evidence
+    tensors = {
+        **_prefixed("posterior", posterior._tensors()),
+        **_prefixed("point", posterior.points),
+        **_prefixed("buffer", posterior.buffers),
+        **_prefixed("frozen", _frozen(model)),
+    }
+    prior, prior_tensors = _describe_prior(model.prior)
+    content = {
+        "family": posterior.family,
+        "seed": posterior.seed,
+        "network": {"class": type(model.net).__name__, "structure": describe(model.net)},
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "likelihood": describe_object(model.likelihood),
+        "prior": prior,
+        "random": model.random_names,
+        "frozen": sorted(model.frozen_names),
+        "diagnostics": posterior.diagnostics.to_json(),
+        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
+    }
+    return write_folder(path, KIND, content, {**tensors, **_prefixed("prior", prior_tensors)})
+
+
+def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
+    """Read a posterior; ``net`` is needed if the network was not made of plain ``torch.nn`` layers."""
+    content, tensors = read_folder(path, KIND)
+    try:
+        model = _load_model(content, tensors, net)
+        family = Posterior.families[content["family"]]
+        evidence = content["log_evidence"]
+        return family._from_tensors(
+            model,
+            {k: v.to(model.device) for k, v in _unprefixed("posterior", tensors).items()},
+            points={k: v.to(model.device) for k, v in _unprefixed("point", tensors).items()},
+            buffers={k: v.to(model.device) for k, v in _unprefixed("buffer", tensors).items()},
+            diagnostics=Diagnostics.from_json(content["diagnostics"]),
+            log_evidence=None if evidence is None else LogEvidence(*evidence),
+            seed=content["seed"],
+        )
+    except KeyError as error:
+        raise DamagedArtifact(f"{path} lacks {error}, or was written by another version of knowable.") from None
+
+
+def describe_object(value: Any) -> Any:
+    """A likelihood or prior as JSON: its class name and fields."""
+    if not isinstance(value, Likelihood | Prior):
+        return list(value) if isinstance(value, tuple) else value
+    return {"name": type(value).__name__, **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)}}  # type: ignore[arg-type]
+
+
+def build_object(description: Any, base: type) -> Any:
+    """The inverse of :func:`describe_object`; only known subclasses of ``base`` are made."""
+    if not isinstance(description, dict):
+        return tuple(description) if isinstance(description, list) else description
+    known = {cls.__name__: cls for cls in _subclasses(base)}
+    cls = known[description["name"]]
+    made = {f.name: build_object(description[f.name], Prior) for f in fields(cls) if f.name in description}
+    missing = [f.name for f in fields(cls) if f.name not in made and f.default is MISSING]
+    if missing:
+        raise KeyError(missing[0])
+    return cls(**made)
+
+
+def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None) -> Model:
+    frozen = _unprefixed("frozen", tensors)
+    if net is None:
+        structure = content["network"]["structure"]
+        if structure is None:
+            raise InvalidArgument(
+                f"This posterior's network ({content['network']['class']}) is not made of plain torch.nn layers: pass it, with the same "
+                f"structure, as load(path, net=...)."
+            )
+        net = build(structure).to(getattr(torch, content["dtype"]))
+    _check_network(net, content, tensors)
+    with torch.no_grad():
+        own = dict(net.named_parameters())
+        if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
+            own = {name: frozen.get(name, value) for name, value in own.items()}
+            net = _copy_with(net, own)
+    prior = _build_prior(content["prior"], _unprefixed("prior", tensors))
+    own_frozen = [
+        name for name in content["frozen"] if not isinstance(prior, PosteriorPrior) or name not in prior.fixed
+    ]
+    return Model(
+        net, build_object(content["likelihood"], Likelihood), prior, random=content["random"], frozen=own_frozen
+    )
+
+
+def _copy_with(net: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    """A copy of the network with other parameter values; the user's own is never changed."""
+    import copy
+
+    made = copy.deepcopy(net)
+    for name, value in made.named_parameters():
+        value.copy_(values[name])
+    return made
+
+
+def _check_network(net: nn.Module, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    own = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    for name in [*content["random"], *_unprefixed("point", tensors), *_unprefixed("frozen", tensors)]:
+        if not name.startswith(("likelihood.", "prior.")) and name not in own:
+            raise InvalidArgument(
+                f"net has no parameter {name!r}, which the saved posterior has. Pass the network it was fitted with."
+            )
+    for prefix in ("posterior.loc", "posterior.stack", "point", "frozen"):
+        for name, value in _unprefixed(prefix, tensors).items():
+            shape = tuple(value.shape[1:] if prefix == "posterior.stack" else value.shape)
+            if name in own and shape != own[name]:
+                raise InvalidArgument(f"net has shape {own[name]} for {name!r}, the saved posterior {shape}.")
+
+
+def _frozen(model: Model) -> dict[str, Tensor]:
+    own = {name: value for name, value in model.net.named_parameters() if name in model.frozen_names}
+    return {**own, **{k: v for k, v in model.network_params({}).items() if k in model.frozen_names}}
+
+
+def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if isinstance(prior, PriorByName):
+        return {"globs": {glob: describe_object(each) for glob, each in prior.globs.items()}}, {}
+    if isinstance(prior, DiagonalNormalPrior):
+        parts = {"loc": prior.loc_by_name, "scale": prior.scale_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
+        return {"posterior": "diagonal"}, {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
+    if isinstance(prior, FullNormalPrior):
+        parts = {"loc": prior.loc_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
+        named = {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
+        return {"posterior": "full", "order": list(prior.layout.names)}, {**named, "scale_tril": prior.scale_tril}
+    raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
+
+
+def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
+    if "globs" in description:
+        return {glob: build_object(each, Prior) for glob, each in description["globs"].items()}
+    loc, fixed, buffers = (_unprefixed(part, tensors) for part in ("loc", "fixed", "buffers"))
+    if description["posterior"] == "diagonal":
+        return DiagonalNormalPrior(loc, _unprefixed("scale", tensors), fixed=fixed, buffers=buffers)
+    layout = Layout.of({name: loc[name] for name in description["order"]})
+    return FullNormalPrior(layout, layout.flatten(loc), tensors["scale_tril"], fixed=fixed, buffers=buffers)
+
+
+def _subclasses(base: type) -> set[type]:
+    return {base} | {each for direct in base.__subclasses__() for each in _subclasses(direct)}
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def _unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + ".")}

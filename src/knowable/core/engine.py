@@ -1,0 +1,43 @@
+"""The engine: how the arithmetic of a loop is carried out."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from knowable.core.checks import check_choice
+from knowable.errors import InvalidType
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Precision of the forward pass in training.
+
+    The device is the network's own: move it with ``net.to("cuda")`` before building the model.
+
+    Args:
+        precision: ``"full"`` (the network's dtype) or ``"bfloat16"`` (autocast; parameters and their updates stay in
+            full precision).
+    """
+
+    precision: str = "full"
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, ("full", "bfloat16"))
+
+    def precision_context(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context in which an objective is evaluated."""
+        if self.precision == "full":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def as_engine(engine: Engine | None) -> Engine:
+    """The default engine where none is given."""
+    if engine is None:
+        return Engine()
+    if not isinstance(engine, Engine):
+        raise InvalidType(f"engine must be an Engine or None, got {type(engine).__name__}.")
+    return engine

@@ -1,0 +1,72 @@
+"""What a method is: a frozen dataclass of knobs that turns a model and data into a posterior."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import Any
+
+from knowable.core.checkpoint import Checkpoint
+from knowable.core.checks import check_count
+from knowable.core.data import Data, as_data
+from knowable.core.engine import Engine
+from knowable.core.model import Model
+from knowable.core.posterior import Posterior
+from knowable.core.storage import tensor_fingerprint
+from knowable.errors import InvalidType
+
+
+class Method(ABC):
+    """An inference method. Concrete methods are frozen dataclasses, one file each."""
+
+    @abstractmethod
+    def fit(
+        self,
+        model: Model,
+        data: Any,
+        *,
+        validation: Any = None,
+        seed: int = 0,
+        progress: bool | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        engine: Engine | None = None,
+    ) -> Posterior:
+        """Fit the posterior of ``model`` given ``data``.
+
+        Args:
+            model: The model.
+            data: ``(x, y)`` tensors or arrays, a Dataset or a DataLoader.
+            validation: Held-out data of the same kind, for early stopping.
+            seed: Fixes every random choice of the fit.
+            progress: Show a progress bar; None shows it only on a terminal.
+            checkpoint: A folder to save to now and then; a fit that finds its own state there goes on from it.
+            engine: Precision of the arithmetic.
+        """
+
+    def __repr__(self) -> str:
+        """The settings that differ from the defaults."""
+        changed = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)  # type: ignore[arg-type]
+            if each.repr and getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+def admit(
+    model: Any, data: Any, validation: Any, seed: int, *, batch_size: int | None = None
+) -> tuple[Data, Data | None]:
+    """Check what every fit is given, once at the door."""
+    if not isinstance(model, Model):
+        raise InvalidType(f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}.")
+    check_count("seed", seed, at_least=0)
+    training = as_data(data, model, batch_size=batch_size)
+    return training, None if validation is None else as_data(validation, model, name="validation")
+
+
+def identity_of(method: Method, model: Model, data: Data) -> dict[str, Any]:
+    """What makes a fit this fit, for its checkpoint."""
+    start = tensor_fingerprint(*model.params().values())
+    rows = tensor_fingerprint(*data.tensors) if data.in_memory else data.size
+    return {"method": repr(method), "model": repr(model), "start": start, "data": rows}

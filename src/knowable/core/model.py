@@ -1,0 +1,207 @@
+"""Model = network + likelihood + prior. It owns one thing: the log joint, on the full-data scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.checks import check_count
+from knowable.core.data import as_input
+from knowable.core.likelihood import LIKELIHOOD_PREFIX, Likelihood
+from knowable.core.network import Network
+from knowable.core.normal import Normal
+from knowable.core.params import select_names
+from knowable.core.posterior_prior import PosteriorPrior
+from knowable.core.prior import JointPrior, Prior, PriorByName
+from knowable.core.types import Buffers, Params
+from knowable.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from knowable.core.posterior import Posterior
+    from knowable.core.prediction import Prediction
+
+
+class Model:
+    r"""A Bayesian model: an unmodified network, a likelihood for its output, and a prior over its weights.
+
+    .. math:: \log p(D, \theta) = \frac{N}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \theta) + \log p(\theta)
+
+    Everything is on the full-data scale: a mini-batch of M rows stands for N. There is no weight of the KL term to set.
+
+    Args:
+        net: Any ``nn.Module`` that maps a batch to one tensor. It is never changed.
+        likelihood: What the output means: ``Gaussian()``, ``Categorical()``, ...
+        prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior.
+        random: Names or globs of the parameters that get a posterior, or ``"last_layer"``. The others are point
+            estimates under their prior.
+        frozen: Names or globs of the parameters that stay as they are in ``net``.
+
+    >>> import knowable as kn
+    >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
+    >>> sorted(model.params())
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None = None,
+        *,
+        random: str | Iterable[str] = "*",
+        frozen: str | Iterable[str] = (),
+    ):
+        if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+            raise InvalidType(f"likelihood must be an instance: write {likelihood.__name__}() with parentheses.")
+        if not isinstance(likelihood, Likelihood):
+            raise InvalidType(
+                f"likelihood must be a knowable likelihood such as Gaussian() or Categorical(), got {likelihood!r}."
+            )
+        own = likelihood.params()
+        names = [name for name, _ in _named_parameters(net)] + [LIKELIHOOD_PREFIX + name for name in own]
+        if len(set(names)) < len(names):
+            raise InvalidArgument(
+                "The network has a parameter whose name begins with 'likelihood.'; rename that submodule."
+            )
+        self.net = net
+        self.likelihood = likelihood
+        self.frozen_names = select_names("frozen", frozen, names, net)
+        self.network = Network(net, self.frozen_names)
+        self._like = next(iter(net.parameters()), torch.zeros(()))  # dtype and device of everything
+        self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
+        self._choose_prior(prior)
+        random_names = select_names("random", random, names, net) - self.frozen_names
+        self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
+        if not self.random_names:
+            raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen ones are set aside.")
+
+    def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None) -> None:
+        start = {**self.network.params(), **self._own}
+        start = {name: value for name, value in start.items() if name not in self.frozen_names}
+        self._frozen_values: Params = {}  # frozen at other values than the network's own
+        self._buffers = self.network.buffers()
+        prior = _as_prior(prior)
+        if isinstance(prior, PosteriorPrior):
+            values = prior.start(start)
+            self._frozen_values = {name: values[name] for name in start if name in prior.fixed}
+            self.frozen_names = self.frozen_names | self._frozen_values.keys()
+            self._buffers |= {name: value.to(self.device) for name, value in prior.buffers.items()}
+            start = {name: value for name, value in values.items() if name not in self.frozen_names}
+        if isinstance(prior, JointPrior):
+            self.prior: JointPrior = prior
+        else:
+            own = {LIKELIHOOD_PREFIX + name: each for name, each in self.likelihood.priors().items()}
+            self.prior = PriorByName(prior, start, own={name: each for name, each in own.items() if name in start})
+        self._hyperparams = self.prior.hyperparams()
+        self._start = {**start, **self._hyperparams}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of all parameters."""
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters live."""
+        return self._like.device
+
+    @property
+    def point_names(self) -> list[str]:
+        """Parameters that are estimated as points: neither random nor frozen, and the prior's hyperparameters."""
+        return [name for name in self._start if name not in set(self.random_names)]
+
+    @property
+    def hyper_names(self) -> list[str]:
+        """The prior's hyperparameters."""
+        return list(self._hyperparams)
+
+    def buffers(self) -> Buffers:
+        """Start values of the network's buffers."""
+        return {name: value.clone() for name, value in self._buffers.items()}
+
+    def params(self) -> Params:
+        """Start values of all parameters that are not frozen: the network's own, the likelihood's, the prior's."""
+        return {name: value.clone() for name, value in self._start.items()}
+
+    def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
+        """The network's output for one draw of parameters."""
+        return self.network(self.network_params(params), x, buffers=buffers, training=training)
+
+    def network_params(self, params: Params) -> Params:
+        """The part of ``params`` that belongs to the network."""
+        extra = self._own.keys() | self._hyperparams.keys()
+        chosen = {name: value for name, value in params.items() if name not in extra}
+        return {**self._frozen_network(), **chosen} if self._frozen_values else chosen
+
+    def _frozen_network(self) -> Params:
+        return {name: value for name, value in self._frozen_values.items() if name not in self._own}
+
+    def likelihood_params(self, params: Params) -> Params:
+        """The part of ``params`` that belongs to the likelihood, by short names."""
+        cut = len(LIKELIHOOD_PREFIX)
+        return {
+            name[cut:]: params[name] if name in params else self._frozen_values.get(name, self._own[name])
+            for name in self._own
+        }
+
+    def log_likelihood(self, params: Params, x: Tensor, y: Tensor, *, buffers: Buffers | None = None) -> Tensor:
+        """Log p(y | x, θ) per example, ``(batch,)``, for one draw of parameters, with the network in evaluation mode."""
+        x = torch.as_tensor(x, device=self.device)
+        output = self.forward(
+            params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
+        )
+        return self.score(output, self.likelihood.align(torch.as_tensor(y, device=self.device), output), params)
+
+    def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log p(y | output, θ) per example, for an output already computed and a target already aligned with it."""
+        return self.likelihood.log_prob(output, y, self.likelihood_params(params))
+
+    def log_prior(self, params: Params) -> Tensor:
+        """Log p(θ) of one draw of parameters."""
+        return self.prior.log_prob(params)
+
+    def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int) -> Tensor:
+        """(size / batch) Σ log p(y | x, θ) + log p(θ): an unbiased estimate on the full-data scale from one batch."""
+        log_likelihood = self.log_likelihood(params, x, y)
+        return log_likelihood.sum() * (size / log_likelihood.shape[0]) + self.log_prior(params)
+
+    def prior_predict(self, x: Tensor, *, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
+        """What the model believes before any data: the network run with weights drawn from the prior.
+
+        Parameters that are not random keep their start values.
+        """
+        from knowable.core.prior_predictive import prior_posterior
+
+        check_count("samples", samples)
+        return prior_posterior(self, samples, generator=generator).predict(as_input(x, self), samples=samples)
+
+    def __repr__(self) -> str:
+        total = sum(value.numel() for value in self._start.values())
+        chosen = sum(self._start[name].numel() for name in self.random_names)
+        which = f"{total:,} parameters" + (f", {chosen:,} random" if chosen < total else "")
+        return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
+
+
+def _named_parameters(net: nn.Module) -> list[tuple[str, Tensor]]:
+    if not isinstance(net, nn.Module):
+        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    return list(net.named_parameters())
+
+
+def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
+    from knowable.core.posterior import Posterior
+
+    if prior is None:
+        return Normal(1.0)
+    if isinstance(prior, Posterior):
+        return prior.as_prior()
+    if isinstance(prior, type):
+        raise InvalidType(f"prior must be an instance: write {prior.__name__}(...) with parentheses.")
+    if not isinstance(prior, Prior | Mapping | JointPrior):
+        raise InvalidType(
+            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}."
+        )
+    return prior

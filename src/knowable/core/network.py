@@ -1,0 +1,138 @@
+"""A network as a pure function of parameters and buffers.
+
+The user's module is never changed. Two structural copies, one in training mode and one in evaluation mode, share its
+tensors (nothing is duplicated in memory), so switching mode touches neither the user's module nor anything another call
+is using.
+
+What happens to running statistics: in training, batch normalisation uses the statistics of the batch and updates the
+buffers it is handed, which belong to the fit; in evaluation, and so in every prediction and under ``vmap``, it uses the
+buffers as they are. A module whose parameters are all frozen stays in evaluation mode during training too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from knowable.core.params import index_params, number_of_draws
+from knowable.core.types import Buffers, Params
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
+
+
+class Network:
+    """The pure function ``(params, x, buffers) -> output`` of an unmodified module."""
+
+    def __init__(self, net: nn.Module, frozen: Collection[str] = ()):
+        _check_module(net)
+        self.net = net
+        self.parameter_names = [name for name, _ in net.named_parameters()]
+        self._evaluating = _structural_copy(net).eval()
+        self._training = _structural_copy(net).train()
+        _hold_frozen_modules_in_evaluation(self._training, frozen)
+        self._vectorises = True  # until a module refuses vmap
+
+    def params(self) -> Params:
+        """Copies of the module's current parameters."""
+        return {name: value.detach().clone() for name, value in self.net.named_parameters()}
+
+    def buffers(self) -> Buffers:
+        """Copies of the module's current buffers."""
+        return {name: value.detach().clone() for name, value in self.net.named_buffers()}
+
+    def __call__(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
+        """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
+        module = self._training if training else self._evaluating
+        return functional_call(module, {**params, **buffers} if buffers else params, (x,))
+
+    def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
+        """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
+
+        ``vectorise`` asks for one batched call; modules that ``vmap`` cannot handle are looped over instead.
+        """
+        if vectorise and self._vectorises:
+            try:
+                with _no_hidden_loops():
+                    return vmap(lambda params: self(params, x, buffers=buffers), randomness="different")(stack)
+            except RuntimeError:
+                self._vectorises = False
+        outputs = [self(index_params(stack, k), x, buffers=buffers) for k in range(number_of_draws(stack))]
+        return torch.stack(outputs)
+
+    def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
+        """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
+        rows = x[:2]
+        try:
+            with torch.no_grad():
+                output = self(params, rows, buffers=buffers)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise InvalidData(
+                f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(output, Tensor):
+            raise InvalidType(
+                f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward picks "
+                f"the tensor that the likelihood needs."
+            )
+        if output.dim() == 0 or output.shape[0] != rows.shape[0]:
+            raise InvalidData(
+                f"The network's output must have one row per row of x: {rows.shape[0]} rows gave shape {tuple(output.shape)}. "
+                f"Batches come first (use batch_first=True in recurrent and attention layers)."
+            )
+        return output
+
+
+@contextmanager
+def _no_hidden_loops() -> Iterator[None]:
+    """Make ``vmap`` refuse operations that it can only loop over, slowly; our own loop is quicker."""
+    before = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(before)
+
+
+def _check_module(net: nn.Module) -> None:
+    if not isinstance(net, nn.Module):
+        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    params = dict(net.named_parameters())
+    lazy = [name for name, value in params.items() if isinstance(value, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise InvalidArgument(f"net has lazy parameters without a shape yet ({lazy[0]}). Run it once on a batch first.")
+    dtypes = {value.dtype for value in params.values()}
+    if len(dtypes) > 1:
+        example = {str(value.dtype): name for name, value in params.items()}
+        raise InvalidArgument(
+            f"net mixes parameter dtypes ({', '.join(f'{d} in {n}' for d, n in example.items())}). "
+            f"Convert it with net.float() or net.double()."
+        )
+    if dtypes and not next(iter(dtypes)).is_floating_point:
+        raise InvalidArgument(f"net's parameters must be real floating point, got {next(iter(dtypes))}.")
+    for name, value in params.items():
+        if not torch.isfinite(value).all():
+            raise InvalidArgument(
+                f"net parameter {name!r} has missing or infinite values. Initialise the network again."
+            )
+
+
+def _structural_copy(net: nn.Module) -> nn.Module:
+    """A copy of the module tree that shares every parameter and buffer with the original."""
+    shared = {id(tensor): tensor for tensor in [*net.parameters(), *net.buffers()]}
+    try:
+        return copy.deepcopy(net, dict(shared))
+    except Exception as error:
+        raise InvalidArgument(
+            f"net cannot be copied ({error}). Remove open files, locks or generators from it."
+        ) from error
+
+
+def _hold_frozen_modules_in_evaluation(net: nn.Module, frozen: Collection[str]) -> None:
+    for path, module in net.named_modules():
+        names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
+        if names and all(name in frozen for name in names):
+            module.eval()

@@ -1,0 +1,94 @@
+"""Atoms: a posterior made of one or many sets of parameters, each with a weight.
+
+A point estimate is one atom, an ensemble or a chain is many, importance sampling weighs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.model import Model
+from knowable.core.params import index_params, number_of_draws
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import generator_for
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument
+
+
+class Particles(Posterior):
+    """K sets of parameters with weights that sum to one.
+
+    Args:
+        model: The model.
+        stack: The random parameters, each with a leading dimension K.
+        log_weights: Log weights ``(K,)``, normalised here; equal if not given.
+        common: See :class:`Posterior`.
+    """
+
+    family = "particles"
+
+    def __init__(self, model: Model, stack: Params, log_weights: Tensor | None = None, **common: Any):
+        super().__init__(model, **common)
+        self.stack = {name: value.detach() for name, value in stack.items()}
+        count = number_of_draws(stack)
+        if log_weights is None:
+            log_weights = torch.zeros(count, device=model.device)
+        if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
+            raise InvalidArgument(
+                f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
+            )
+        self.log_weights = log_weights.log_softmax(0)
+
+    def __len__(self) -> int:
+        return number_of_draws(self.stack)
+
+    @property
+    def weights(self) -> Tensor:
+        """The atoms' weights."""
+        return self.log_weights.exp()
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        return index_params(self.stack, index)
+
+    def _mean_random(self) -> Params:
+        return {name: torch.tensordot(self.weights.to(v.dtype), v, dims=1) for name, v in self.stack.items()}
+
+    def _std_random(self) -> Params:
+        mean = self._mean_random()
+        return {
+            name: torch.tensordot(self.weights.to(v.dtype), (v - mean[name]) ** 2, dims=1).sqrt()
+            for name, v in self.stack.items()
+        }
+
+    def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
+        """All atoms with their weights; where there are more than ``samples``, that many of them."""
+        return (len(self), self.log_weights) if len(self) <= samples else super().draws_for_prediction(samples, seed)
+
+    def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
+        """Atoms themselves, or a systematic resample of them where there are too many."""
+        if len(self) <= samples:
+            index = torch.arange(start, stop, device=self.model.device)
+        else:  # systematic resampling: evenly spaced points through the cumulative weights
+            offset = torch.rand((), generator=generator_for(seed, "predict")).item()
+            points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
+            total = self.weights.double().cpu().cumsum(0)
+            index = torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
+        stack = index_params(self.stack, index)
+        fixed = {name: value.expand(stop - start, *value.shape) for name, value in self.points.items()}
+        return self._ordered({**stack, **fixed})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**{f"stack.{name}": value for name, value in self.stack.items()}, "log_weights": self.log_weights}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Particles:
+        stack = {k.removeprefix("stack."): v for k, v in tensors.items() if k.startswith("stack.")}
+        return cls(model, stack, tensors["log_weights"], **common)
+
+    def __repr__(self) -> str:
+        what = "point estimate" if len(self) == 1 else f"{len(self)} atoms"
+        return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)

@@ -1,0 +1,98 @@
+"""Fitting one point: shared by maximum likelihood, MAP, and every method that starts from a MAP fit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.checkpoint import Checkpoint
+from knowable.core.diagnostics import Diagnostics
+from knowable.core.engine import Engine
+from knowable.core.method import Method, admit, identity_of
+from knowable.core.model import Model
+from knowable.core.objective import Objective
+from knowable.core.particles import Particles
+from knowable.core.training import Training, TrainingResult, train
+from knowable.core.types import Params
+from knowable.errors import Unsupported
+
+
+class PointObjective(Objective):
+    """-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood)."""
+
+    def __init__(self, model: Model, size: int, *, use_prior: bool):
+        super().__init__(model, size)
+        self.use_prior = use_prior
+        start = model.params()
+        self.names = list(start)
+        self.values = nn.ParameterList([nn.Parameter(value) for value in start.values()])
+
+    def params(self) -> Params:
+        """The parameters, by name."""
+        return dict(zip(self.names, self.values, strict=True))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch and its terms."""
+        params = self.params()
+        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        log_likelihood = self.model.score(output, y, params).mean()
+        terms = {"log_likelihood": log_likelihood.detach() * self.size}
+        if not self.use_prior:
+            return -log_likelihood, terms
+        log_prior = self.model.log_prior(params)
+        return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
+
+    def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """Log density of held-out rows."""
+        params = self.params()
+        return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params)
+
+
+def fit_point(
+    method: Method,
+    model: Model,
+    data: Any,
+    *,
+    training: Training,
+    use_prior: bool,
+    validation: Any = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
+) -> Particles:
+    """Train one set of parameters and return it as a posterior with one atom."""
+    rows, held_out = admit(model, data, validation, seed, batch_size=training.batch_size)
+    if use_prior and model.hyper_names:
+        raise Unsupported(
+            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as weights and scale shrink "
+            f"together. Use a method that integrates over the weights, such as MeanFieldVI, or give the prior a fixed scale."
+        )
+    objective = PointObjective(model, rows.size, use_prior=use_prior)
+    result = train(
+        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine,
+        label=type(method).__name__, identity=identity_of(method, model, rows),
+    )  # fmt: skip
+    params = {name: value.detach() for name, value in objective.params().items()}
+    random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}
+    points = {name: params[name] for name in model.point_names}
+    return Particles(
+        model, random, points=points, buffers=objective.net_buffers, seed=seed,
+        diagnostics=training_diagnostics(method, model, result, params),
+    )  # fmt: skip
+
+
+def training_diagnostics(
+    method: Method, model: Model, result: TrainingResult, params: Params, terms: dict[str, float] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Diagnostics:  # fmt: skip
+    """The report of a fit: the terms of its last record, and the likelihood's own parameters."""
+    last = {k: v for k, v in result.history[-1].items() if k not in ("step", "epoch")} if result.history else {}
+    own = {name: torch.as_tensor(value).mean().item() for name, value in model.likelihood_params(params).items()}
+    return Diagnostics(
+        method=repr(method), terms={**last, **own, **(terms or {})}, history=result.history, converged=result.converged,
+        message=result.message, seconds=result.seconds, notes=notes,
+    )  # fmt: skip

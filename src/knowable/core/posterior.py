@@ -1,0 +1,193 @@
+"""A distribution over parameters, bound to its model: sample it, predict with it, save it."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_count
+from knowable.core.data import as_input
+from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.model import Model
+from knowable.core.params import concatenate_params, expand_params
+from knowable.core.predicting import parse_memory, predict_outputs, rows_that_fit
+from knowable.core.prediction import Prediction
+from knowable.core.prior import JointPrior
+from knowable.core.randomness import generator_for
+from knowable.core.types import Buffers, Params
+from knowable.errors import Unsupported
+
+
+class Posterior(ABC):
+    """A distribution over all parameters of a model that are not frozen.
+
+    Random parameters vary from draw to draw; parameters that are point estimates are the same in every draw.
+
+    Attributes:
+        model: The model this is a posterior of.
+        points: Values of the parameters that are point estimates.
+        buffers: The network's buffers after the fit.
+        diagnostics: How the fit went.
+        log_evidence: log p(D): exact, a bound, an estimate, or None.
+        seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
+    """
+
+    family: ClassVar[str]
+    families: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "family" in cls.__dict__:
+            Posterior.families[cls.family] = cls
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        points: Params | None = None,
+        buffers: Buffers | None = None,
+        diagnostics: Diagnostics | None = None,
+        log_evidence: LogEvidence | None = None,
+        seed: int = 0,
+    ):
+        self.model = model
+        self.points = {name: value.detach() for name, value in (points or {}).items()}
+        self.buffers = model.buffers() if buffers is None else {k: v.detach().clone() for k, v in buffers.items()}
+        self.diagnostics = diagnostics or Diagnostics()
+        self.log_evidence = log_evidence
+        self.seed = seed
+        self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
+
+    # --- what a family defines ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        """N draws of the random parameters."""
+
+    @abstractmethod
+    def _mean_random(self) -> Params:
+        """Means of the random parameters."""
+
+    @abstractmethod
+    def _std_random(self) -> Params:
+        """Standard deviations of the random parameters."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """What has to be saved, by name."""
+
+    @classmethod
+    @abstractmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
+        """The inverse of :meth:`_tensors`; ``common`` goes to ``__init__``."""
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
+        raise Unsupported(f"{type(self).__name__} has no density. Families with one: {', '.join(_with_density())}.")
+
+    def as_prior(self) -> JointPrior:
+        """This posterior as the prior of the next data set."""
+        raise Unsupported(
+            f"{type(self).__name__} has no density, so it cannot be a prior. Fit a method whose posterior has one, such as MeanFieldVI."
+        )
+
+    # --- draws -------------------------------------------------------------------------------------------------------
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """Draw n sets of parameters: a dict in which every tensor has a leading dimension n."""
+        check_count("n", n)
+        return self._ordered({**self._sample_random(n, generator), **expand_params(self.points, n)})
+
+    def mean(self) -> Params:
+        """Posterior mean of every parameter."""
+        return self._ordered({**self._mean_random(), **self.points})
+
+    def std(self) -> Params:
+        """Posterior standard deviation of every parameter (0 for point estimates)."""
+        return self._ordered({**self._std_random(), **{k: torch.zeros_like(v) for k, v in self.points.items()}})
+
+    def _ordered(self, params: Params) -> Params:
+        return {name: params[name] for name in self.model.params()}
+
+    def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
+        """How many draws a prediction uses, and their normalised log weights."""
+        return samples, torch.full((samples,), 0.0, device=self.model.device).log_softmax(0)
+
+    def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
+        """Draws ``start`` to ``stop`` of those a prediction uses. Each has its own stream, so blocks may be of any size."""
+        device = self.model.device
+        draws = [self.sample(1, generator_for(seed, "predict", k, device=device)) for k in range(start, stop)]
+        return concatenate_params(draws)
+
+    # --- prediction --------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Any,
+        samples: int = 64,
+        generator: torch.Generator | None = None,
+        max_memory: int | str | None = None,
+    ) -> Prediction:
+        """The predictive distribution at ``x``, by Monte Carlo over the weights.
+
+        The same posterior gives the same prediction every time, unless a ``generator`` is passed.
+
+        Args:
+            x: Inputs, one row each.
+            samples: Number of posterior draws (a posterior of K atoms uses its atoms, at most this many).
+            generator: Makes the draws new.
+            max_memory: Bytes (or ``"500MB"``) the computation and its result may take.
+        """
+        check_count("samples", samples)
+        x = as_input(x, self.model)
+        memory = parse_memory(max_memory)
+        seed = self._seed_from(generator)
+        with torch.no_grad():
+            outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
+            return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+
+    def predict_stream(
+        self,
+        x: Any,
+        samples: int = 64,
+        generator: torch.Generator | None = None,
+        max_memory: int | str = "1GB",
+    ) -> Iterator[Prediction]:
+        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``: for inputs of any length."""
+        check_count("samples", samples)
+        x = as_input(x, self.model)
+        memory = parse_memory(max_memory)
+        seed = self._seed_from(generator)
+        for rows in x.split(rows_that_fit(self, x, samples, memory)):
+            with torch.no_grad():
+                outputs, params, log_weights = predict_outputs(self, rows, samples, seed, memory)
+                yield self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+
+    def _seed_from(self, generator: torch.Generator | None) -> int:
+        if generator is None:
+            return self.seed
+        return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code."""
+        from knowable.core.artifact import save_posterior
+
+        return save_posterior(self, path)
+
+    def __repr__(self) -> str:
+        start = self.model.params()
+        size = sum(start[name].numel() for name in self.model.random_names if name not in self.points)
+        evidence = f", log evidence {self.log_evidence!r}" if self.log_evidence is not None else ""
+        return f"{type(self).__name__}({size:,} random parameters of {type(self.model.net).__name__}{evidence})"
+
+
+def _with_density() -> list[str]:
+    return sorted(cls.__name__ for cls in Posterior.families.values() if cls.log_prob is not Posterior.log_prob)

@@ -1,0 +1,112 @@
+"""A fitted posterior as the prior of the next data set.
+
+Yesterday's posterior is today's prior: what was learned stays, and new data moves it. Parameters that the posterior
+holds as points have no spread to move within, so they stay where they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from knowable.core.normal import Normal
+from knowable.core.params import Layout
+from knowable.core.prior import JointPrior, Prior
+from knowable.core.types import Buffers, Params
+from knowable.errors import InvalidArgument
+
+
+class PosteriorPrior(JointPrior):
+    """What the two Gaussian priors below share.
+
+    Attributes:
+        fixed: Parameters that stay at their values.
+        buffers: Buffers the next fit starts from.
+    """
+
+    def __init__(self, loc: Params, fixed: Params, buffers: Buffers):
+        self.loc_by_name, self.fixed, self.buffers = loc, dict(fixed), buffers
+
+    def start(self, params: Params) -> Params:
+        """Start values for the parameters of the next model: the posterior's means."""
+        known = self.loc_by_name.keys() | self.fixed.keys()
+        missing = [name for name in params if name not in known]
+        if missing:
+            raise InvalidArgument(
+                f"prior is a posterior that says nothing about {', '.join(missing[:5])}. Use the same network and likelihood, or "
+                f"freeze these parameters."
+            )
+        start = {}
+        for name, value in params.items():
+            mean = self.loc_by_name[name] if name in self.loc_by_name else self.fixed[name]
+            if mean.shape != value.shape:
+                raise InvalidArgument(
+                    f"prior has shape {tuple(mean.shape)} for {name!r}, the network {tuple(value.shape)}."
+                )
+            start[name] = mean.to(value).clone()
+        return start
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({sum(v.numel() for v in self.loc_by_name.values()):,} parameters)"
+
+
+class DiagonalNormalPrior(PosteriorPrior):
+    """Independent normal distributions with a mean and a scale for every element."""
+
+    def __init__(self, loc: Params, scale: Params, *, fixed: Params, buffers: Buffers):
+        super().__init__(loc, fixed, buffers)
+        self.scale_by_name = scale
+
+    def prior_of(self, name: str) -> Prior:
+        """The normal prior on one parameter."""
+        return Normal(self.scale_by_name[name], loc=self.loc_by_name[name])
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density of one set of parameters."""
+        return torch.stack([self.prior_of(name).log_prob(value).sum() for name, value in params.items()]).sum()
+
+    def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
+        """Draw one set of parameters."""
+        return {k: self.prior_of(k).sample(v.shape, generator=generator, like=v) for k, v in like.items()}
+
+
+class FullNormalPrior(PosteriorPrior):
+    """One normal distribution over all parameters, with their correlations."""
+
+    def __init__(self, layout: Layout, loc: Tensor, scale_tril: Tensor, *, fixed: Params, buffers: Buffers):
+        super().__init__(layout.views(loc), fixed, buffers)
+        self.layout, self.loc, self.scale_tril = layout, loc, scale_tril
+        self.precision = torch.cholesky_inverse(scale_tril)
+
+    def prior_of(self, name: str) -> None:
+        """None: the parameters are correlated."""
+        return
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density of one set of parameters."""
+        return torch.distributions.MultivariateNormal(
+            self.loc, scale_tril=self.scale_tril, validate_args=False
+        ).log_prob(self.layout.flatten(params))
+
+    def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Mean and precision in the order of ``layout``."""
+        places = self.layout.views(torch.arange(self.layout.size))
+        order = torch.cat([places[name].flatten() for name in layout.names]).to(self.loc.device)
+        return self.loc[order], self.precision[order][:, order]
+
+    def joint_kl(self, loc: Params, scale: Params) -> Tensor:
+        r"""KL from independent normals, in closed form.
+
+        .. math:: \tfrac12\big(\textstyle\sum_d P_{dd} s_d^2 + (m-\mu)^\top P (m-\mu) - D - \log\det P\big) - \sum_d \log s_d
+        """
+        means, scales = self.layout.flatten(loc), self.layout.flatten(scale)
+        difference = means - self.loc
+        spread = (self.precision.diagonal() * scales**2).sum()
+        log_det = -2 * self.scale_tril.diagonal().log().sum()
+        return 0.5 * (spread + difference @ self.precision @ difference - len(means) - log_det) - scales.log().sum()
+
+    def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
+        """Draw one set of parameters."""
+        noise = torch.randn(self.loc.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        drawn = self.layout.views(self.loc + self.scale_tril @ noise)
+        return {name: drawn[name] for name in like}

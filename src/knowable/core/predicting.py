@@ -1,0 +1,141 @@
+"""Monte Carlo prediction under a memory budget: blocks of draws, blocks of rows, one result.
+
+The cost is K forward passes. Draws are made once and kept for the next call where they fit. Small networks are run for
+a whole block of draws in one batched call (their time goes into overhead); large ones draw by draw (their time goes
+into arithmetic, which batching cannot reduce).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from knowable.core.params import index_params
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from knowable.core.posterior import Posterior
+
+DRAWS_PER_BLOCK = 8
+_DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
+_VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_memory(value: int | str | None) -> int | None:
+    """Bytes from a number or from text such as ``"500MB"``."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+        if not match or match[2].upper() not in _UNITS:
+            raise InvalidArgument(f"max_memory must be bytes or text such as '500MB', got {value!r}.")
+        value = int(float(match[1]) * _UNITS[match[2].upper()])
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"max_memory must be bytes or text such as '500MB', got {type(value).__name__}.")
+    if value <= 0:
+        raise InvalidArgument(f"max_memory must be > 0, got {value}.")
+    return value
+
+
+def predict_outputs(
+    posterior: Posterior, x: Tensor, samples: int, seed: int, memory: int | None
+) -> tuple[Tensor, Params, Tensor]:
+    """Network outputs ``(K, rows, ...)`` for K draws, the draws' likelihood parameters, and their log weights."""
+    draws, log_weights = posterior.draws_for_prediction(samples, seed)
+    budget = _Budget(posterior, x, draws, memory)
+    outputs: Tensor | None = None
+    own: list[Params] = []
+    for start in range(0, draws, budget.block):
+        stack = _block(posterior, start, min(start + budget.block, draws), samples, seed, keep=budget.keep)
+        own.append({name: value.clone() for name, value in stack.items() if name.startswith("likelihood.")})
+        network = posterior.model.network_params(stack)
+        for row in range(0, len(x), budget.rows):
+            out = posterior.model.network.over_draws(
+                network, x[row : row + budget.rows], buffers=posterior.buffers, vectorise=budget.vectorise
+            )
+            if outputs is None:
+                outputs = out.new_empty((draws, len(x), *out.shape[2:]))
+            outputs[start : start + budget.block, row : row + budget.rows] = out
+    assert outputs is not None
+    return outputs, {name: torch.cat([each[name] for each in own]) for name in own[0]}, log_weights
+
+
+def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
+    """How many rows a prediction may have so that its result takes at most half of the memory."""
+    per_row = _Footprint.of(posterior, x).output * samples
+    return max(1, (memory or _DEFAULT_MEMORY) // (2 * per_row))
+
+
+def _block(posterior: Posterior, start: int, stop: int, samples: int, seed: int, *, keep: bool) -> Params:
+    """Draws start..stop, from those kept at an earlier call if they are the same ones."""
+    if not keep:
+        return posterior.draw_block(start, stop, samples, seed)
+    key = hash((samples, seed))
+    if posterior._kept is None or posterior._kept[0] != key:
+        count, _ = posterior.draws_for_prediction(samples, seed)
+        posterior._kept = (key, posterior.draw_block(0, count, samples, seed))
+    return index_params(posterior._kept[1], slice(start, stop))
+
+
+class _Budget:
+    """How a prediction is cut so that it stays within its memory."""
+
+    def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
+        footprint = _Footprint.of(posterior, x)
+        result = draws * len(x) * footprint.output
+        if memory is not None and result > memory // 2:
+            raise InvalidArgument(
+                f"max_memory={memory:,} is too small: the outputs of {draws} draws for {len(x):,} rows alone take {result:,} bytes, "
+                f"and at most half may go into them. Use predict_stream, which yields predictions for blocks of rows, or fewer samples."
+            )
+        left = (memory or _DEFAULT_MEMORY + result) - result
+        self.keep = draws * footprint.draw <= left // 4
+        left -= draws * footprint.draw if self.keep else 0
+        self.block = draws if self.keep else max(1, min(DRAWS_PER_BLOCK, left // (4 * footprint.draw)))
+        self.block = min(self.block, DRAWS_PER_BLOCK)
+        left -= 0 if self.keep else self.block * footprint.draw
+        self.vectorise = footprint.parameters <= _VECTORISE_BELOW
+        together = self.block if self.vectorise else 1
+        self.rows = max(1, int(left // 2 // (footprint.working * together)))
+
+
+class _Footprint:
+    """Bytes one row and one draw take: the output, everything computed on the way, and the weights."""
+
+    def __init__(self, output: int, working: int, draw: int, parameters: int):
+        self.output, self.working, self.draw, self.parameters = output, working, draw, parameters
+
+    @classmethod
+    def of(cls, posterior: Posterior, x: Tensor) -> _Footprint:
+        params = posterior.mean()
+        random = {name: value for name, value in params.items() if name not in posterior.points}
+        network = posterior.model.network_params(params)
+        rows = x[:2]
+        output = posterior.model.network.probe(rows, network, posterior.buffers)
+        with _CountBytes() as counted, torch.no_grad():
+            posterior.model.network(network, rows, buffers=posterior.buffers)
+        draw = sum(value.numel() * value.element_size() for value in random.values())
+        size = sum(value.numel() for value in params.values())
+        per_row = output.numel() * output.element_size() // len(rows)
+        return cls(max(1, per_row), max(1, counted.bytes // len(rows)), max(1, draw), size)
+
+
+class _CountBytes(TorchDispatchMode):
+    """Adds up the size of everything that operations return: an upper bound of what is alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, Tensor):
+                self.bytes += each.numel() * each.element_size()
+        return result

@@ -1,0 +1,116 @@
+"""When to stop and how fast to step: the part of the training loop that decides.
+
+With a fixed number of epochs the learning rate is constant for the first half and then falls to zero along a cosine.
+Without one, it is constant until the objective has settled, and then falls over half as many steps again. Stochastic
+gradients leave the iterates jittering around the optimum by an amount that grows with the step; the fall to zero is
+what lets them reach it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+WINDOW = 100  # steps averaged into one record of the history
+_BLOCK = 5  # records compared with as many before them
+_LONGEST = 20_000  # steps at full rate, at the most, when the number of epochs is not fixed
+_SHORTEST_FALL = 2_000  # steps of falling rate, at the least
+
+
+@dataclass
+class Settling:
+    """Watches the loss and says when it has stopped improving.
+
+    The mean loss of the last five records is compared with that of the five before. It has settled when the gain is
+    below one standard error of the difference, or below ``tolerance``.
+    """
+
+    tolerance: float
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, loss: float) -> None:
+        """Take the mean loss of one more window."""
+        self.losses = [*self.losses, loss][-2 * _BLOCK :]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the loss has stopped improving."""
+        if len(self.losses) < 2 * _BLOCK:
+            return False
+        before, after = self.losses[:_BLOCK], self.losses[_BLOCK:]
+        gain = _mean(before) - _mean(after)
+        error = math.sqrt((_variance(before) + _variance(after)) / _BLOCK)
+        return gain < max(self.tolerance, error)
+
+
+@dataclass
+class Schedule:
+    """Learning rate and end of training.
+
+    Attributes:
+        fixed_steps: Number of steps the user asked for, or None to stop when settled.
+        settling: The watcher of the loss.
+        fall_from: The step at which the rate began to fall, once known.
+        scale: Factor on the rate, halved after a divergence.
+    """
+
+    fixed_steps: int | None
+    settling: Settling
+    fall_from: int | None = None
+    scale: float = 1.0
+    forced: bool = False  # the longest run was reached before the loss settled
+
+    def __post_init__(self) -> None:
+        if self.fixed_steps is not None and self.fall_from is None:
+            self.fall_from = self.fixed_steps // 2
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps there will be, as far as is known now."""
+        if self.fixed_steps is not None:
+            return self.fixed_steps
+        if self.fall_from is None:
+            return _LONGEST + _LONGEST // 2
+        return self.fall_from + max(_SHORTEST_FALL, self.fall_from // 2)
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the loss settled: before the rate fell, or by now if the number of steps was fixed; None if it was too short to tell."""
+        if self.forced:
+            return False
+        if self.fixed_steps is None:
+            return self.fall_from is not None
+        return self.settling.settled if len(self.settling.losses) == 2 * _BLOCK else None
+
+    def factor(self, step: int) -> float:
+        """What the learning rate is multiplied with at ``step``."""
+        if self.fall_from is None or step < self.fall_from:
+            return self.scale
+        share = (step - self.fall_from) / max(1, self.total_steps - self.fall_from)
+        return self.scale * max(0.5 * (1 + math.cos(math.pi * min(1.0, share))), 1e-3)
+
+    def record(self, step: int, loss: float) -> None:
+        """Take the mean loss of a finished window."""
+        self.settling.add(loss)
+        if self.fall_from is None and (self.settling.settled or step >= _LONGEST):
+            self.forced = not self.settling.settled
+            self.fall_from = step
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"fall_from": self.fall_from, "scale": self.scale, "forced": self.forced, "losses": self.settling.losses}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a saved state."""
+        self.fall_from, self.scale, self.forced = state["fall_from"], state["scale"], state["forced"]
+        self.settling.losses = list(state["losses"])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: list[float]) -> float:
+    mean = _mean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -1,0 +1,148 @@
+"""A folder on disk: tensors in safetensors, everything else in JSON, no pickle, never half-written.
+
+The manifest is the commit point. Tensors go to a file named by their hash, are flushed to disk, and only then is the
+manifest put in place by an atomic rename; whoever reads at any moment, even after a kill, finds the old folder or the
+new one. Reading checks both hashes, so a flipped bit, a truncated file or a newer format is an error and not a wrong
+answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from knowable.errors import DamagedArtifact, InvalidArgument
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_MOST_MANIFEST_BYTES = 256 * 1024 * 1024
+
+
+def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write a folder of the given ``kind``, replacing an older one of the same kind atomically."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"path {str(folder)!r} is a file; give the name of a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
+        raise InvalidArgument(f"path {str(folder)!r} is a folder with other files in it; give a new or empty one.")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensor_file = _write_tensors(folder, tensors)
+    body = {"format": FORMAT_VERSION, "kind": kind, "tensors": tensor_file, "content": content}
+    _write_manifest(folder, body)
+    for stale in folder.glob("tensors-*.safetensors"):
+        if stale.name != tensor_file["name"]:
+            stale.unlink(missing_ok=True)
+    for stale in folder.glob("*.partial"):
+        stale.unlink(missing_ok=True)
+    return folder
+
+
+def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a folder written by :func:`write_folder`, or raise :class:`DamagedArtifact` saying what is wrong with it."""
+    folder = Path(path)
+    body = _read_manifest(folder)
+    if body["kind"] != kind:
+        raise DamagedArtifact(f"{folder} holds a {body['kind']}, not a {kind}.")
+    entry = body["tensors"]
+    file = folder / Path(entry["name"]).name
+    if not file.is_file():
+        raise DamagedArtifact(f"{folder} is incomplete: {file.name} is missing. Save it again.")
+    if file.stat().st_size != entry["bytes"] or _hash_file(file) != entry["sha256"]:
+        raise DamagedArtifact(
+            f"{file} was altered or truncated after it was saved: its hash does not match the manifest."
+        )
+    try:
+        return body["content"], load_file(file)
+    except SafetensorError as error:
+        raise DamagedArtifact(f"{file} is not a safetensors file: {error}") from None
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether something was saved at ``path``."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    partial = folder / f"tensors.{os.getpid()}.partial"
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, partial)
+    digest, size = _hash_file(partial), partial.stat().st_size
+    _flush(partial)
+    name = f"tensors-{digest[:16]}.safetensors"
+    os.replace(partial, folder / name)
+    return {"name": name, "sha256": digest, "bytes": size}
+
+
+def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
+    try:
+        text = _canonical(body)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"This cannot be saved: {error}.") from None
+    document = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
+    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(document, indent=1))
+    _flush(partial)
+    os.replace(partial, folder / MANIFEST)
+    _flush(folder)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise DamagedArtifact(f"{folder} is not a saved folder: it has no {MANIFEST}.")
+    if file.stat().st_size > _MOST_MANIFEST_BYTES:
+        raise DamagedArtifact(f"{file} is too large to be a manifest ({file.stat().st_size:,} bytes).")
+    try:
+        document = json.loads(file.read_bytes())
+        body, digest = document["body"], document["sha256"]
+        version = body["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedArtifact(f"{file} is not a readable manifest. Save it again.") from None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DamagedArtifact(
+            f"{folder} has format {version}; this version of knowable reads up to {FORMAT_VERSION}. Upgrade knowable."
+        )
+    if hashlib.sha256(_canonical(body).encode()).hexdigest() != digest:
+        raise DamagedArtifact(f"{file} was altered after it was saved: its hash does not match its content.")
+    return body
+
+
+def _canonical(body: dict[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {entry.name for entry in folder.iterdir()}
+    known = {name for name in names if name == MANIFEST or name.startswith("tensors-") or name.endswith(".partial")}
+    return names == known
+
+
+def _hash_file(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
+    """A hash of the shapes and of evenly spaced rows: enough to notice that the data is not the same."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        step = max(1, tensor.shape[0] // rows) if tensor.dim() else 1
+        chosen = tensor[::step] if tensor.dim() else tensor
+        digest.update(chosen.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,54 @@
+"""Every exception and warning of the library.
+
+Each exception is a :class:`KnowableError` and also the built-in a Python programmer would expect, so both
+``except knowable.KnowableError`` and ``except ValueError`` work. Messages name the argument, what was expected, what
+came, and what to do.
+"""
+
+
+class KnowableError(Exception):
+    """The root of all exceptions raised on purpose by knowable."""
+
+
+class InvalidArgument(KnowableError, ValueError):
+    """An argument has a value outside what is allowed."""
+
+
+class InvalidType(KnowableError, TypeError):
+    """An argument has the wrong type."""
+
+
+class InvalidData(KnowableError, ValueError):
+    """The data cannot be used: wrong shape, missing or infinite values, labels out of range. The message says where."""
+
+
+class Unsupported(KnowableError, NotImplementedError):
+    """What was asked for does not exist for this combination; the message names what does."""
+
+
+class Diverged(KnowableError, RuntimeError):
+    """A fit left the finite numbers and could not be brought back."""
+
+
+class DamagedArtifact(KnowableError, OSError):
+    """A saved folder is missing files, truncated, altered, or written by a newer format."""
+
+
+class MissingExtra(KnowableError, ImportError):
+    """An optional dependency is needed; the message names the extra to install."""
+
+
+class KnowableWarning(UserWarning):
+    """The root of all warnings raised by knowable."""
+
+
+class ConvergenceWarning(KnowableWarning):
+    """A fit ended before its objective had settled, or had to be restarted with a smaller step."""
+
+
+class Interrupted(KnowableWarning):
+    """A fit was stopped from the keyboard; what it had learned so far was returned."""
+
+
+class TargetWarning(KnowableWarning):
+    """What is being computed is not the Bayes posterior of the stated model (a temperature, a tempered KL)."""

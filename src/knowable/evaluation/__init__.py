@@ -1,0 +1,1 @@
+"""Evaluation: scores, calibration, detection and agreement, as functions of predictions or plain tensors."""

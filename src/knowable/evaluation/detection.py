@@ -1,0 +1,202 @@
+"""Detection: is uncertainty high where it should be, outside of what was learned and where the prediction is wrong?
+
+Points from elsewhere ("outside") should score higher than points like the training data ("inside").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_number
+from knowable.core.likelihood import check_finite_target
+from knowable.core.prediction import Prediction, RegressionPrediction
+from knowable.errors import InvalidData
+from knowable.evaluation._inputs import (
+    Array,
+    by_row,
+    check_rows,
+    classes_and_target,
+    means_and_target,
+    to_tensor,
+)
+
+
+def auroc(inside: Prediction | Array, outside: Prediction | Array) -> float:
+    r"""Area under the ROC curve: the probability that a point outside scores higher than a point inside.
+
+    .. math:: P(s_{out} > s_{in}) + \tfrac12 P(s_{out} = s_{in})
+
+    the rank statistic of Mann and Whitney (1947), exact with ties. 1 is perfect, 1/2 is chance.
+
+    Args:
+        inside: Uncertainty of points like the training data: any number of scores, or a Prediction, whose total
+            uncertainty is taken for each row (averaged over outputs or pixels). For another kind of uncertainty pass
+            that itself: ``prediction.epistemic``.
+        outside: The same for points from elsewhere.
+
+    Returns:
+        The area.
+
+    Example:
+        >>> auroc([0.1, 0.2, 0.3], [0.3, 0.4])  # 5 pairs right, one tied, of 6
+        0.916...
+    """
+    low, high = _two_samples(inside, outside)
+    ordered = low.sort().values
+    twice = torch.searchsorted(ordered, high) + torch.searchsorted(ordered, high, right=True)  # below, plus not above
+    return twice.sum().item() / (2 * len(low) * len(high))
+
+
+def aupr(inside: Prediction | Array, outside: Prediction | Array) -> float:
+    r"""Area under the precision-recall curve, as average precision, with the points outside as those to find.
+
+    .. math:: \sum_t (R_t - R_{t-1}) P_t
+
+    over the distinct scores t from high to low, where precision P and recall R are those of "score at least t". Chance
+    gives the share of points that are outside.
+
+    Args:
+        inside: Uncertainty of points like the training data, as in :func:`auroc`.
+        outside: The same for points from elsewhere.
+
+    Returns:
+        The area; 1 is perfect.
+
+    Example:
+        >>> aupr([0.1, 0.2], [0.15, 0.3])  # 1/2 · 1 + 1/2 · 2/3
+        0.833...
+    """
+    low, high = _two_samples(inside, outside)
+    thresholds = torch.cat((low, high)).unique().flip(0)
+    found, false_alarms = _count_at_least(high, thresholds), _count_at_least(low, thresholds)
+    recall = found.double() / len(high)
+    precision = found.double() / (found + false_alarms)
+    steps = torch.diff(recall, prepend=recall.new_zeros(1))
+    return (steps * precision).sum().item()
+
+
+def tpr_at_fpr(inside: Prediction | Array, outside: Prediction | Array, fpr: float = 0.05) -> float:
+    """Share of points outside that are found when at most a share ``fpr`` of points inside raises an alarm.
+
+    The alarm is "score above the threshold", with the lowest threshold that keeps the promise exactly: ties are never
+    split, so the false alarms are at most, and with ties may be fewer than, the share allowed.
+
+    Args:
+        inside: Uncertainty of points like the training data, as in :func:`auroc`.
+        outside: The same for points from elsewhere.
+        fpr: Share of false alarms allowed, from 0 to 1.
+
+    Returns:
+        The share found; higher is better.
+
+    Example:
+        >>> tpr_at_fpr([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6], fpr=0.25)
+        0.75
+    """
+    fpr = check_number("fpr", fpr, at_least=0.0, at_most=1.0)
+    low, high = _two_samples(inside, outside)
+    allowed = _most_within(fpr, len(low))
+    if allowed == len(low):
+        return 1.0
+    threshold = low.sort(descending=True).values[allowed]
+    return (high > threshold).double().mean().item()
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Mean loss of the predictions that are kept when the most uncertain are refused.
+
+    Attributes:
+        coverage: Share of predictions kept, ``(n,)``: 1/n, 2/n, ..., 1.
+        risk: Mean loss of those kept, ``(n,)``.
+    """
+
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def area(self) -> float:
+        """Area under the curve (AURC): the mean risk over all coverages. Lower is better."""
+        return self.risk.mean().item()
+
+    def __repr__(self) -> str:
+        return f"RiskCoverage(predictions={len(self.risk)}, full risk={self.risk[-1]:.4g}, area={self.area:.4g})"
+
+
+@torch.no_grad()
+def risk_coverage(uncertainty: Prediction | Array, loss: Array) -> RiskCoverage:
+    """The risk-coverage curve of selective prediction (El-Yaniv and Wiener, 2010; Geifman and El-Yaniv, 2017).
+
+    Predictions are kept from the most certain on. Equally uncertain ones are a block: inside it the curve is the
+    expectation over their random order, so the result does not depend on the order of the rows.
+
+    Args:
+        uncertainty: One number for each prediction, or a Prediction, whose total uncertainty is taken for each row and
+            output or pixel.
+        loss: The loss of each prediction; or with a Prediction what was observed, from which follow the 0-1 loss
+            (classes) or the squared error (numbers).
+
+    Returns:
+        The curve.
+
+    Example:
+        >>> risk_coverage([0.1, 0.2, 0.9], [0.0, 0.0, 3.0]).risk
+        tensor([0., 0., 1.], dtype=torch.float64)
+    """
+    order, losses = _uncertainty_and_loss(uncertainty, loss)
+    _, block, count = order.unique(return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(count), dtype=losses.dtype, device=losses.device).index_add_(0, block, losses) / count
+    kept = torch.arange(1, len(losses) + 1, dtype=losses.dtype, device=losses.device)
+    risk = mean.repeat_interleave(count).cumsum(0) / kept
+    return RiskCoverage((kept / len(losses)).cpu(), risk.cpu())
+
+
+def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple[Tensor, Tensor]:
+    """Both flat."""
+    if isinstance(uncertainty, RegressionPrediction):
+        mean, observed = means_and_target(uncertainty, loss)
+        return uncertainty.total.double().flatten(), (mean - observed).square().flatten()
+    if isinstance(uncertainty, Prediction):
+        table, labels = classes_and_target(uncertainty, loss)
+        return uncertainty.total.double().flatten(), (table.labels != labels).double().flatten()
+    scores = _one_sample("uncertainty", uncertainty)
+    losses = check_finite_target(check_rows("loss", to_tensor("loss", loss, device=scores.device)), name="loss")
+    if losses.numel() != len(scores):
+        raise InvalidData(
+            f"loss must have one number for each of {len(scores)} uncertainties, got shape {tuple(losses.shape)}. "
+            f"Flatten both, or average the loss over outputs."
+        )
+    return scores, losses.double().flatten()
+
+
+def _two_samples(inside: Prediction | Array, outside: Prediction | Array) -> tuple[Tensor, Tensor]:
+    low = _one_sample("inside", inside)
+    return low, _one_sample("outside", outside).to(low.device)
+
+
+@torch.no_grad()
+def _one_sample(name: str, given: Prediction | Array) -> Tensor:
+    """Scores as a flat vector; infinite ones are allowed, missing ones are not."""
+    if isinstance(given, Prediction):
+        scores = by_row(check_rows(name, to_tensor(name, given.total))).mean(1)
+    else:
+        scores = check_rows(name, to_tensor(name, given)).double().flatten()
+    missing = torch.nonzero(torch.isnan(scores)).flatten()
+    if len(missing):
+        raise InvalidData(
+            f"{name} has {len(missing)} missing values, the first at {missing[0].item()} (counting from 0). Drop them."
+        )
+    return scores
+
+
+def _count_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
+    return len(scores) - torch.searchsorted(scores.sort().values, thresholds)
+
+
+def _most_within(share: float, count: int) -> int:
+    """The largest m with m / count <= share, compared as it will be read, not as share * count rounds."""
+    near = round(share * count)
+    return max(m for m in (near - 1, near, near + 1, 0) if m <= count and m / count <= share)

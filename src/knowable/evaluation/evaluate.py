@@ -1,0 +1,152 @@
+"""All the scores that fit a prediction, with their standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.errors import InvalidType
+from knowable.evaluation._inputs import Array, by_row
+from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
+from knowable.evaluation.scores import accuracy_rows, brier_rows, crps_rows, nll_rows, squared_error_rows
+
+
+class Scores(Mapping[str, float]):
+    """Named scores of one prediction: a read-only mapping that prints as a table.
+
+    Attributes:
+        standard_errors: Standard error of each score that is a mean over rows, and of ``rmse`` by the delta method; NaN
+            with a single row. ``ece`` has none.
+        per_row: The values behind the means, one for each row, ``(B,)`` each, for paired comparisons of two predictions
+            of the same data. The mean of ``per_row["squared_error"]`` is the square of ``rmse``.
+    """
+
+    def __init__(
+        self, values: Mapping[str, float], *, standard_errors: Mapping[str, float], per_row: Mapping[str, Tensor]
+    ):
+        self._values = dict(values)
+        self.standard_errors = dict(standard_errors)
+        self.per_row = dict(per_row)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_dict(self) -> dict[str, float]:
+        """The scores as an ordinary dict."""
+        return dict(self._values)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self._values))
+        numbers = {name: f"{value:.4g}" for name, value in self._values.items()}
+        room = max(map(len, numbers.values()))
+        lines = [f"{name:<{width}}  {text:>{room}}{self._plus_minus(name)}" for name, text in numbers.items()]
+        rows = len(next(iter(self.per_row.values())))
+        return f"Scores on {rows} row{'s' if rows != 1 else ''}\n" + "\n".join(f"  {line}" for line in lines)
+
+    def _plus_minus(self, name: str) -> str:
+        error = self.standard_errors.get(name, math.nan)
+        return f" ± {error:.2g}" if math.isfinite(error) else ""
+
+
+@torch.no_grad()
+def evaluate(prediction: Prediction, y: Array) -> Scores:
+    """Score a prediction with all that fits it.
+
+    Numbers: ``nll``, ``rmse``, ``crps``, ``coverage_90``, ``interval_width_90``, ``ece``, ``mean_std``. Classes:
+    ``nll``, ``accuracy``, ``brier``, ``ece``, ``mean_entropy``, ``mean_mutual_information`` (in nats). See
+    ``knowable.metrics`` for what each is.
+
+    Args:
+        prediction: What ``posterior.predict(x)`` returned.
+        y: What was observed at the same inputs.
+
+    Returns:
+        The scores, always in this order.
+
+    Raises:
+        InvalidType: If ``prediction`` is not a Prediction.
+        InvalidData: If ``y`` does not fit it, is empty, or has missing values.
+    """
+    if isinstance(prediction, RegressionPrediction):
+        return _evaluate_numbers(prediction, y)
+    if isinstance(prediction, ClassPrediction):
+        return _evaluate_classes(prediction, y)
+    raise InvalidType(
+        f"prediction must be a Prediction, what posterior.predict(x) returns; got a {type(prediction).__name__}. "
+        f"For plain tensors use the functions in knowable.metrics."
+    )
+
+
+def _evaluate_numbers(prediction: RegressionPrediction, y: Array) -> Scores:
+    per_row = {
+        "nll": nll_rows(prediction, y),
+        "squared_error": squared_error_rows(prediction, y),
+        "crps": crps_rows(prediction, y),
+        "coverage_90": coverage_rows(prediction, y, level=0.9),
+        "interval_width_90": interval_width_rows(prediction, level=0.9),
+        "std": by_row(prediction.std.double()).mean(1),
+    }
+    means, errors = _means_and_errors(per_row)
+    rmse = math.sqrt(means["squared_error"])
+    values = {
+        "nll": means["nll"],
+        "rmse": rmse,
+        "crps": means["crps"],
+        "coverage_90": means["coverage_90"],
+        "interval_width_90": means["interval_width_90"],
+        "ece": ece(prediction, y),
+        "mean_std": means["std"],
+    }
+    # d sqrt(m) = dm / (2 sqrt(m)); a mean of squares that is zero has no error
+    errors["rmse"] = errors["squared_error"] / (2 * rmse) if rmse > 0 else errors["squared_error"]
+    errors["mean_std"] = errors["std"]
+    return _scores(values, errors, per_row)
+
+
+def _evaluate_classes(prediction: ClassPrediction, y: Array) -> Scores:
+    per_row = {
+        "nll": nll_rows(prediction, y),
+        "accuracy": accuracy_rows(prediction, y),
+        "brier": brier_rows(prediction, y),
+        "entropy": by_row(prediction.total.double()).mean(1),
+        "mutual_information": by_row(prediction.epistemic.double()).mean(1),
+    }
+    means, errors = _means_and_errors(per_row)
+    values = {
+        "nll": means["nll"],
+        "accuracy": means["accuracy"],
+        "brier": means["brier"],
+        "ece": ece(prediction, y),
+        "mean_entropy": means["entropy"],
+        "mean_mutual_information": means["mutual_information"],
+    }
+    errors["mean_entropy"], errors["mean_mutual_information"] = errors["entropy"], errors["mutual_information"]
+    return _scores(values, errors, per_row)
+
+
+def _means_and_errors(per_row: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, float]]:
+    """Means over rows and their standard errors."""
+    means = {name: values.mean().item() for name, values in per_row.items()}
+    errors = {
+        name: (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+        for name, values in per_row.items()
+    }
+    return means, errors
+
+
+def _scores(values: Mapping[str, float], errors: Mapping[str, float], per_row: Mapping[str, Tensor]) -> Scores:
+    return Scores(
+        values,
+        standard_errors={name: errors[name] for name in values if name in errors},
+        per_row={name: rows.cpu() for name, rows in per_row.items()},
+    )

@@ -1,0 +1,43 @@
+"""All scores in one place: ``kn.metrics``.
+
+Every function takes a Prediction or plain tensors and arrays, and returns a float (the curves return their data).
+"""
+
+from knowable.evaluation.agreement import agreement, total_variation
+from knowable.evaluation.calibration import (
+    CoverageCurve,
+    ReliabilityCurve,
+    coverage,
+    coverage_curve,
+    ece,
+    interval_width,
+    reliability_curve,
+)
+from knowable.evaluation.detection import RiskCoverage, aupr, auroc, risk_coverage, tpr_at_fpr
+from knowable.evaluation.scores import accuracy, brier, crps, nll, rmse
+
+__all__ = [
+    # scores
+    "nll",
+    "rmse",
+    "crps",
+    "accuracy",
+    "brier",
+    # calibration
+    "ece",
+    "coverage",
+    "interval_width",
+    "reliability_curve",
+    "ReliabilityCurve",
+    "coverage_curve",
+    "CoverageCurve",
+    # detection
+    "auroc",
+    "aupr",
+    "tpr_at_fpr",
+    "risk_coverage",
+    "RiskCoverage",
+    # agreement
+    "agreement",
+    "total_variation",
+]

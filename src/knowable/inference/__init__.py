@@ -1,0 +1,1 @@
+"""Inference methods, one file each, in families that do not import each other."""

@@ -1,0 +1,215 @@
+"""Exact Bayesian inference for models that are linear in their parameters (MacKay, 1992; Bishop, 2006, chapter 3)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_count
+from knowable.core.data import Data
+from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.method import Method, admit
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument, Unsupported
+from knowable.inference.exact.design import Design
+from knowable.inference.exact.linear_normal import LinearNormal
+from knowable.likelihoods import Gaussian
+
+_NOISE = "likelihood.log_noise"
+
+
+@dataclass(frozen=True, repr=False)
+class ExactLinear(Method):
+    r"""The exact posterior, predictive distribution and evidence of a linear model with Gaussian noise.
+
+    .. math:: P = \Lambda_0 + \tfrac{1}{\sigma^2} J^\top J, \qquad m = P^{-1}\big(\Lambda_0 m_0 + \tfrac{1}{\sigma^2} J^\top (y - f_0)\big)
+
+    for any network whose output is :math:`f_0 + J\theta` in its random parameters: a linear layer, a linear layer on
+    frozen features, a polynomial. The prior must be normal (or flat, where the data determine the weights by
+    themselves). Cost: O(N D² + D³) time and O(D²) memory.
+
+    If the noise, or the prior's scale (``EmpiricalBayes``), is to be learned, it is set where the evidence times its
+    own prior is largest and then held: the posterior is exact given that value, and ``log_evidence`` is called an
+    estimate.
+
+    Args:
+        max_parameters: Refuse larger models: the covariance is a D by D matrix.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> kn.ExactLinear().fit(model, (x, 2 * x)).log_evidence.kind
+        'exact'
+    """
+
+    max_parameters: int = 5_000
+
+    def __post_init__(self) -> None:
+        check_count("max_parameters", self.max_parameters)
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> LinearNormal:
+        """Solve for the posterior; see :meth:`knowable.core.method.Method.fit`. There is nothing to iterate, watch or resume."""
+        started = time.monotonic()
+        rows, _ = admit(model, data, validation, seed)
+        layout = self._check(model)
+        design = Design(model, layout, model.buffers())
+        statistics = _Statistics.gather(design, rows, model)
+        points = _choose_points(model, layout, statistics)
+        loc, scale_tril = statistics.posterior(
+            *_prior(model, layout, points), _noise(model, points, statistics.outputs)
+        )
+        value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
+        evidence = None if value is None else LogEvidence(value.item(), "estimate" if points else "exact")
+        terms = {name: point.mean().item() for name, point in points.items()} | (
+            {"log_evidence": value.item()} if evidence else {}
+        )
+        like = model.params()
+        return LinearNormal(
+            model, layout, loc.to(model.dtype), scale_tril.to(model.dtype), seed=seed, log_evidence=evidence,
+            points={name: point.to(like[name]) for name, point in points.items()},
+            diagnostics=Diagnostics(
+                repr(self), terms, converged=True, message="solved in closed form", seconds=time.monotonic() - started
+            ),
+        )  # fmt: skip
+
+    def _check(self, model: Model) -> Layout:
+        if not isinstance(model.likelihood, Gaussian):
+            raise Unsupported(f"ExactLinear needs a Gaussian likelihood, got {model.likelihood!r}.")
+        unfit = [name for name in model.point_names if name not in (_NOISE, *model.hyper_names)]
+        if unfit:
+            raise Unsupported(
+                f"ExactLinear cannot fit the point parameters {', '.join(unfit[:5])}: freeze them with frozen=, or make them random."
+            )
+        params = model.params()
+        layout = Layout.of({name: params[name] for name in model.random_names if name != _NOISE})
+        if layout.size > self.max_parameters:
+            raise InvalidArgument(
+                f"ExactLinear would need a {layout.size:,} x {layout.size:,} matrix; max_parameters is {self.max_parameters:,}. "
+                f"Raise it, or make fewer parameters random."
+            )
+        return layout
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Sums over the data from which everything follows; one set per output, so that each may have its own noise."""
+
+    gram: Tensor  # (outputs, D, D): Jᵀ J
+    cross: Tensor  # (outputs, D): Jᵀ (y - f0)
+    square: Tensor  # (outputs,): |y - f0|²
+    rows: int
+
+    @property
+    def outputs(self) -> int:
+        return len(self.square)
+
+    @classmethod
+    def gather(cls, design: Design, data: Data, model: Model) -> _Statistics:
+        separate = isinstance(model.likelihood, Gaussian) and model.likelihood.outputs > 1
+        checked = False
+        total: list[Tensor] | None = None
+        rows = 0
+        for x, y in data:
+            if not checked:
+                design.check_linear(x)
+                checked = True
+            for part, target in zip(design.chunks(x), y.split([len(c) for c in design.chunks(x)]), strict=True):
+                offset, matrix = design(part)  # (rows, outputs), (rows, outputs, D)
+                residual = target.double().flatten(1) - offset
+                sums = [
+                    torch.einsum("bod,boe->ode", matrix, matrix),
+                    torch.einsum("bod,bo->od", matrix, residual),
+                    residual.square().sum(0),
+                ]
+                if not separate:
+                    sums = [each.sum(0, keepdim=True) for each in sums]
+                rows += len(part) * (1 if separate else residual.shape[1])
+                total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
+        assert total is not None
+        return cls(*total, rows=rows)
+
+    def posterior(self, mean: Tensor, precision: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and Cholesky factor of the covariance."""
+        chol, rhs = self._solve(mean, precision, noise)
+        loc = torch.cholesky_solve(rhs.unsqueeze(-1), chol).squeeze(-1)
+        covariance = torch.cholesky_inverse(chol)
+        return loc, torch.linalg.cholesky((covariance + covariance.T) / 2)
+
+    def _solve(self, mean: Tensor, precision: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        weight = noise**-2  # (outputs,)
+        total = torch.einsum("o,ode->de", weight, self.gram) + precision
+        chol, failed = torch.linalg.cholesky_ex(total)
+        if failed:
+            raise InvalidArgument("The data do not determine all weights under a flat prior. Give them a Normal prior.")
+        return chol, precision @ mean + torch.einsum("o,od->d", weight, self.cross)
+
+    def log_evidence(self, mean: Tensor, precision: Tensor, noise: Tensor) -> Tensor | None:
+        r"""Log N(y | f0 + J m0, J Λ0⁻¹ Jᵀ + σ²), by the determinant and inversion lemmas; None under an improper prior."""
+        prior_chol, improper = torch.linalg.cholesky_ex(precision)
+        if improper:
+            return None
+        chol, rhs = self._solve(mean, precision, noise)
+        weight = noise**-2
+        loc = torch.cholesky_solve(rhs.unsqueeze(-1), chol).squeeze(-1)
+        log_det = 2 * (chol.diagonal().log().sum() - prior_chol.diagonal().log().sum())
+        quadratic = weight @ self.square + mean @ precision @ mean - loc @ rhs
+        noise_terms = self.rows * (2 * noise.log() + math.log(2 * math.pi))
+        return -0.5 * (log_det + quadratic + noise_terms.sum())
+
+
+def _prior(model: Model, layout: Layout, points: Params) -> tuple[Tensor, Tensor]:
+    """Mean ``(D,)`` and precision ``(D, D)`` of the prior over the flat parameters."""
+    joint = model.prior.joint_normal(layout)
+    if joint is not None:
+        return joint[0].double(), joint[1].double()
+    means, precisions = [], []
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        prior = model.prior.bound(name, points)
+        moments = None if prior is None else prior.normal_moments()
+        if moments is None:
+            raise Unsupported(f"ExactLinear needs a normal prior on {name!r}, got {prior!r}.")
+        for found, value in zip((means, precisions), moments, strict=True):
+            found.append(torch.as_tensor(value, dtype=torch.float64).flatten().expand(size))
+    return torch.cat(means), torch.cat(precisions).diag()
+
+
+def _noise(model: Model, points: Params, outputs: int) -> Tensor:
+    own = {name: value.double() for name, value in model.likelihood_params(points).items()}
+    scale = model.likelihood.noise_scale(own, like=torch.zeros((), dtype=torch.float64))  # type: ignore[attr-defined]
+    return scale.double().expand(outputs)
+
+
+def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Params:
+    """Noise and prior scales that maximise the evidence times their own prior, by L-BFGS (empty if there are none)."""
+    start = model.params()
+    names = [name for name in start if name == _NOISE or name in model.hyper_names]
+    if not names:
+        return {}
+    points = {name: start[name].double().clone().requires_grad_() for name in names}
+    optimiser = torch.optim.LBFGS(
+        list(points.values()), max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
+        if value is None:
+            raise Unsupported(
+                "Learning the noise or the prior's scale needs a proper prior on every weight; a flat one has no evidence."
+            )
+        if _NOISE in points:
+            value = value + model.prior.bound(_NOISE, points).log_prob(points[_NOISE]).sum()
+        negative = -(value + model.prior.log_hyperprior(points))
+        negative.backward()
+        return negative
+
+    optimiser.step(loss)
+    return {name: value.detach() for name, value in points.items()}

@@ -1,0 +1,255 @@
+r"""Weights that are Gaussian variables, carried through an unmodified network by a tensor subclass.
+
+A :class:`GaussianWeight` looks like its mean to the module that holds it. When it reaches ``F.linear`` or a
+convolution, the operation is replaced by one that samples its result:
+
+- local reparameterisation (Kingma, Salimans and Welling, 2015): the output is normal with mean :math:`x m^\top` and
+  variance :math:`x^2 v^\top`, so draw the output, independently for each example;
+- flipout (Wen et al., 2018): one draw of the weights' perturbation, whose signs are flipped at random for each example.
+
+Any other operation gets one reparameterised draw of the weight, the same for the whole forward pass.
+
+Local reparameterisation of weights that act several times per example (convolution positions, tokens) draws independent
+noise at each: an approximation. :func:`trace_usage` finds out which weights those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_map
+
+from knowable.core.model import Model
+from knowable.core.randomness import own_randomness
+from knowable.core.types import Params
+
+LINEAR = F.linear
+CONVOLUTIONS = frozenset(
+    getattr(module, f"conv{kind}{n}d") for module in (F, torch) for kind in ("", "_transpose") for n in (1, 2, 3)
+)
+_METADATA = frozenset(
+    {
+        "__get__",
+        "size",
+        "dim",
+        "stride",
+        "numel",
+        "__len__",
+        "is_floating_point",
+        "is_complex",
+        "ndimension",
+        "__repr__",
+    }
+)
+
+
+class GaussianWeight(torch.Tensor):
+    """A weight with a mean and a variance; see the module's text.
+
+    Attributes:
+        loc: The mean, a plain tensor.
+        variance: The variance.
+        rule: What replaces a linear or convolution operation: a function ``(op, x, weight, bias, rest)``.
+    """
+
+    loc: Tensor
+    variance: Tensor
+    rule: Callable[..., Tensor]
+    _draw: Tensor | None
+
+    @staticmethod
+    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:
+        self = loc.as_subclass(cls)
+        self.loc, self.variance, self.rule, self._draw = loc, variance, rule, None
+        return self
+
+    def draw(self) -> Tensor:
+        """One reparameterised draw, the same each time it is asked for."""
+        if self._draw is None:
+            self._draw = torch.addcmul(self.loc, self.variance.sqrt(), torch.randn_like(self.loc))
+        return self._draw
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace operations on the weight."""
+        kwargs = kwargs or {}
+        if func.__name__ in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is LINEAR or func in CONVOLUTIONS:
+            x, weight, bias, rest = _operands(func, args, kwargs)
+            if not isinstance(x, GaussianWeight):
+                rule = weight.rule if isinstance(weight, GaussianWeight) else bias.rule
+                return rule(func, x, weight, bias, rest)
+        return func(*tree_map(_drawn, args), **tree_map(_drawn, kwargs))
+
+
+def local_rule(
+    op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> Tensor:
+    """Draw the result of a linear operation from its own normal distribution."""
+    loc, variance = _moments(weight)
+    bias_loc, bias_variance = _moments(bias)
+    if op is LINEAR and variance is not None and x.dtype == loc.dtype:
+        return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
+    mean = op(x, loc, bias_loc, **rest)
+    if variance is None:  # only the bias is random: it acts alike everywhere, on each example anew
+        spread = bias_variance if op is LINEAR else _along_channels(bias_variance, mean)
+    else:
+        spread = op(x.square(), variance, bias_variance, **rest)
+    return torch.addcmul(mean, spread.clamp_min(1e-16).sqrt(), torch.randn_like(mean))
+
+
+class LocalLinear(torch.autograd.Function):
+    """``x m' + b + sqrt(x² v' + c) ε`` with its gradient written by hand."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, loc: Tensor, variance: Tensor, bias_loc: Tensor | None, bias_variance: Tensor | None):
+        """Draw the outputs; the noise is independent for each of them."""
+        squares = x * x
+        std = F.linear(squares, variance, bias_variance).clamp_min_(1e-16).sqrt_()
+        noise = torch.randn_like(std)
+        output = F.linear(x, loc, bias_loc).addcmul_(std, noise)
+        half_slope = noise.div_(std).mul_(0.5)  # d output / d variance of the output
+        ctx.save_for_backward(x, squares, loc, variance, half_slope)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        """Gradients of inputs, means and variances."""
+        x, squares, loc, variance, half_slope = ctx.saved_tensors
+        need_x, need_loc, need_variance, need_bias, need_bias_variance = ctx.needs_input_grad
+        grad_spread = grad * half_slope
+        rows, spread_rows = grad.flatten(0, -2), grad_spread.flatten(0, -2)  # (rows, outputs)
+        return (
+            (grad @ loc).addcmul_(grad_spread @ variance, x, value=2.0) if need_x else None,
+            rows.T @ x.flatten(0, -2) if need_loc else None,
+            spread_rows.T @ squares.flatten(0, -2) if need_variance else None,
+            rows.sum(0) if need_bias else None,
+            spread_rows.sum(0) if need_bias_variance else None,
+        )
+
+
+def flipout_rule(
+    op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> Tensor:
+    """Share one perturbation over the batch, with signs of its own for every example."""
+    loc, variance = _moments(weight)
+    bias_loc, bias_variance = _moments(bias)
+    mean = op(x, loc, bias_loc, **rest)
+    channel = -1 if op is LINEAR else 1
+    out_signs = _signs(mean, channel)
+    if variance is not None:
+        shift = variance.sqrt() * torch.randn_like(variance)
+        mean = torch.addcmul(mean, op(x * _signs(x, channel), shift, None, **rest), out_signs)
+    if bias_variance is not None:
+        shift = bias_variance.sqrt() * torch.randn_like(bias_variance)
+        mean = torch.addcmul(mean, shift if op is LINEAR else _along_channels(shift, mean), out_signs)
+    return mean
+
+
+@dataclass
+class Usage:
+    """How the weights of a network are used in one forward pass.
+
+    Attributes:
+        calls: For each parameter, the operations that took it, and whether each acted once per example.
+    """
+
+    calls: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
+
+    def once_per_example(self, name: str) -> bool:
+        """Whether the parameter is used by one linear layer that acts once on each example."""
+        return self.calls.get(name) == [("linear", True)]
+
+    def one_operation(self, name: str) -> bool:
+        """Whether the parameter is used by one linear layer or convolution and nothing else."""
+        calls = self.calls.get(name, [])
+        return len(calls) == 1 and calls[0][0] in ("linear", "convolution")
+
+
+def trace_usage(model: Model, x: Tensor) -> Usage:
+    """Run the network once on a few rows and watch what happens to each random parameter."""
+    rows = x[:4]
+    usage = Usage()
+    params = model.params()
+    marked: Params = {}
+    for name, value in params.items():
+        random = name in model.random_names
+        marked[name] = _Watched.watch(value, name, len(rows), usage) if random else value
+    with own_randomness(0), torch.no_grad():
+        model.forward(marked, rows, buffers=model.buffers(), training=True)
+    return usage
+
+
+class _Watched(torch.Tensor):
+    """A weight that records the operations it meets."""
+
+    path: str
+    rows: int
+    usage: Usage
+
+    @staticmethod
+    def watch(value: Tensor, name: str, rows: int, usage: Usage) -> _Watched:
+        self = value.as_subclass(_Watched)
+        self.path, self.rows, self.usage = name, rows, usage
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ not in _METADATA:
+            kind = "linear" if func is LINEAR else "convolution" if func in CONVOLUTIONS else func.__name__
+            x = args[0] if args else kwargs.get("input")
+            tree_map(lambda leaf: _note(leaf, kind, x), (args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+
+
+def _note(leaf: Any, kind: str, x: Any) -> None:
+    if isinstance(leaf, _Watched):
+        once = kind == "linear" and isinstance(x, Tensor) and x.dim() == 2 and x.shape[0] == leaf.rows
+        leaf.usage.calls.setdefault(leaf.path, []).append((kind, once and leaf is not x))
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.as_subclass(torch.Tensor) if isinstance(leaf, _Watched) else leaf
+
+
+def _drawn(leaf: Any) -> Any:
+    return leaf.draw() if isinstance(leaf, GaussianWeight) else leaf
+
+
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+
+def _operands(
+    op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
+    """Input, weight, bias and the other arguments of a linear or convolution call, by name."""
+    names = _TRANSPOSED if "transpose" in op.__name__ else _ARGUMENTS
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
+
+
+def _moments(weight: Tensor | None) -> tuple[Any, Tensor | None]:
+    return (weight.loc, weight.variance) if isinstance(weight, GaussianWeight) else (weight, None)
+
+
+def _along_channels(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *(1,) * (like.dim() - 2))
+
+
+def _signs(like: Tensor, channel: int) -> Tensor:
+    """Random signs for every example and channel, the same at all positions."""
+    shape = [like.shape[0], *(1,) * (like.dim() - 1)]
+    shape[channel] = like.shape[channel]
+    return torch.randint(0, 2, shape, dtype=torch.int8, device=like.device).to(like.dtype).mul_(2).sub_(1)

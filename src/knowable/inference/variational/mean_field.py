@@ -1,0 +1,152 @@
+"""Mean-field Gaussian variational inference (Graves, 2011; Blundell et al., 2015; Kingma et al., 2015)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.data import Data
+from knowable.core.diagnostics import LogEvidence
+from knowable.core.method import Method, admit, identity_of
+from knowable.core.model import Model
+from knowable.core.normal_posterior import DiagonalNormal
+from knowable.core.point_estimate import fit_point, training_diagnostics
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.training import Training, train
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument, InvalidType
+from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
+
+_SCORE_DRAWS = 16
+_BOUND_ROWS = 200_000  # forward passes of single rows spent on the final estimate of the bound
+
+
+@dataclass(frozen=True, repr=False)
+class MeanFieldVI(Method, Training):
+    r"""An independent normal distribution for every weight, fitted by maximising the evidence lower bound.
+
+    .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
+
+    There is no weight of the KL to set: everything is on the full-data scale and ``beta=1`` is Bayes. Prediction always
+    uses weight draws shared by all inputs, whatever the estimator that training used.
+
+    Args:
+        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
+        estimator: How the gradient is estimated.
+            ``"auto"``: local reparameterisation for linear layers whose weights act once per example, weight draws
+            elsewhere: exact and quick.
+            ``"local"``: local reparameterisation for every linear layer and convolution (independent noise at each
+            position: an approximation).
+            ``"weight"``: one draw of all weights per step (Bayes by backprop).
+            ``"flipout"``: as ``"weight"``, with pseudo-independent perturbations for each example.
+            ``"score"``: log-derivative with a leave-one-out baseline; needs no gradient of the likelihood, and many
+            more draws.
+        draws: Weight draws per step; None is 1, and 16 for ``"score"``.
+        beta: Factor on the KL. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which the KL's factor rises to its full value.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is), or a fitted
+            posterior.
+        initial_scale: Standard deviation all weights start with.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.MeanFieldVI(epochs=300).fit(model, (x, 2 * x))
+        >>> posterior.predict(x).mean.shape
+        torch.Size([40, 1])
+    """
+
+    estimator: str = "auto"
+    draws: int | None = None
+    beta: float = 1.0
+    kl_warmup: int = 0
+    start: str | Posterior = "network"
+    initial_scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("estimator", self.estimator, ESTIMATORS)
+        if self.draws is not None:
+            check_count("draws", self.draws)
+        if self.estimator == "score" and self.draws == 1:
+            raise InvalidArgument("draws must be >= 2 with estimator='score': each draw is compared with the others.")
+        check_number("beta", self.beta, above=0)
+        check_count("kl_warmup", self.kl_warmup, at_least=0)
+        check_number("initial_scale", self.initial_scale, above=0)
+        if not isinstance(self.start, Posterior):
+            if not isinstance(self.start, str):
+                raise InvalidType(f"start must be 'network', 'map' or a posterior, got {type(self.start).__name__}.")
+            check_choice("start", self.start, ("network", "map"))
+
+    def fit(
+        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
+    ) -> DiagonalNormal:
+        """Maximise the bound; see :meth:`knowable.core.method.Method.fit`."""
+        rows, held_out = admit(model, data, validation, seed, batch_size=self.batch_size)
+        with own_randomness(derive_seed(seed, "start")):
+            first = next(iter(rows))[0]
+            start = self._start(model, rows, held_out, seed, progress, engine)
+            objective = self.objective(model, first, rows.size, start=start)
+        result = train(
+            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine,
+            label=type(self).__name__, identity=identity_of(self, model, rows),
+        )  # fmt: skip
+        loc, scale = objective.loc_and_scale()
+        points = objective.point_params()
+        bound, terms = _final_bound(objective, rows, seed)
+        return DiagonalNormal(
+            model, loc, scale, points=points, buffers=objective.net_buffers, seed=seed, log_evidence=bound,
+            diagnostics=training_diagnostics(self, model, result, {**loc, **points}, terms, self._notes()),
+        )  # fmt: skip
+
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
+        return MeanFieldObjective(
+            model, x, size, estimator=self.estimator, draws=self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1),
+            beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
+        )  # fmt: skip
+
+    def _start(self, model: Model, rows: Data, held_out: Data | None, seed: int, progress, engine) -> Params | None:
+        if isinstance(self.start, Posterior):
+            return {name: value for name, value in self.start.mean().items() if name in model.params()}
+        if self.start == "network" or model.hyper_names:
+            return None
+        settings = Training(self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience)
+        return fit_point(
+            self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress, engine=engine
+        ).mean()  # fmt: skip
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.beta == 1.0:
+            return ()
+        return (f"beta={self.beta:g}: the target is not the Bayes posterior (beta=1 is).",)
+
+
+def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence, dict[str, float]]:
+    """The evidence lower bound at the end, with its standard error: full passes over the data with fresh weight draws."""
+    draws = int(min(256, max(4, _BOUND_ROWS // data.size)))
+    points = objective.point_params()
+    model = objective.model
+    values = []
+    with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
+        kl = objective.divergence().item()
+        for _ in range(draws):
+            weights = torch.addcmul(objective.q[0], objective.q[1].exp(), torch.randn_like(objective.q[0]))
+            params = {**points, **objective.layout.views(weights)}
+            values.append(
+                sum(
+                    model.score(model.forward(params, x, buffers=objective.net_buffers), y, params).sum().item()
+                    for x, y in data
+                )
+            )
+    mean = sum(values) / draws
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (draws - 1) / draws)
+    terms = {"expected_log_likelihood": mean, "kl": kl, "elbo": mean - kl}
+    return LogEvidence(mean - kl, "bound", error), terms

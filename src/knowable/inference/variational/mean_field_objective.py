@@ -1,0 +1,157 @@
+"""The evidence lower bound of a mean-field Gaussian, with the gradient estimator of one's choice."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.model import Model
+from knowable.core.objective import Objective
+from knowable.core.params import Layout
+from knowable.core.randomness import parallel_randn
+from knowable.core.types import Params
+from knowable.inference.variational.divergence import fixed_normal, other_divergence, stretches_of
+from knowable.inference.variational.gaussian_weight import GaussianWeight, Usage, flipout_rule, local_rule, trace_usage
+from knowable.inference.variational.reparameterise import DrawAndDivergence
+from knowable.inference.variational.score_function import score_surrogate
+
+ESTIMATORS = ("auto", "local", "weight", "flipout", "score")
+_VALIDATION_DRAWS = 8
+
+
+class MeanFieldObjective(Objective):
+    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
+
+    .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big] - \beta\, \mathrm{KL}(q \,\|\, p)
+
+    Attributes:
+        q: Means and log scales of all random parameters, one buffer ``(2, D)``: those drawn as weights first, then
+            those whose layers are sampled locally.
+        points: Parameters that are point estimates.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        estimator: str = "auto",
+        draws: int = 1,
+        beta: float = 1.0,
+        kl_warmup: int = 0,
+        initial_scale: float = 0.02,
+        start: Params | None = None,
+    ):
+        super().__init__(model, size)
+        self.estimator, self.draws, self.beta, self.kl_warmup = estimator, draws, beta, kl_warmup
+        params = {**model.params(), **(start or {})}
+        drawn, local = _plan(model, x, estimator)
+        self.drawn = Layout.of({name: params[name] for name in drawn})
+        self.local = Layout.of({name: params[name] for name in local})
+        self.layout = Layout.of({name: params[name] for name in (*drawn, *local)})
+        loc = self.layout.flatten(params)
+        self.q = nn.Parameter(torch.stack([loc, torch.full_like(loc, math.log(initial_scale))]))
+        self.point_names = model.point_names
+        self.points = nn.ParameterList([nn.Parameter(params[name]) for name in self.point_names])
+        self.stretches = stretches_of(self.layout, model)
+        self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
+
+    # --- the variational distribution --------------------------------------------------------------------------------
+
+    def point_params(self) -> Params:
+        """The point estimates, by name."""
+        return dict(zip(self.point_names, self.points, strict=True))
+
+    def loc_and_scale(self) -> tuple[Params, Params]:
+        """Means and standard deviations of the random parameters, by name, differentiable."""
+        return self.layout.views(self.q[0]), self.layout.views(self.q[1].exp())
+
+    def divergence(self, params: Params | None = None) -> Tensor:
+        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
+        loc, scale = self.loc_and_scale()
+        flat = self.q[0], self.q[1], self.q[1].exp()
+        total = other_divergence(self.model, self.others, loc, scale, params or self.point_params(), max(8, self.draws))
+        return total + sum(stretch.value(*flat) for stretch in self.stretches)
+
+    # --- the bound ---------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch and its terms."""
+        points = self.point_params()
+        noise = parallel_randn(self.draws, self.drawn.size, like=self.q)
+        if self.estimator == "score":
+            log_likelihood, kl = score_surrogate(self, x, y, points, noise)
+        else:
+            log_likelihood, kl = self._reparameterised(x, y, points, noise)
+        if self.others:
+            loc, scale = self.loc_and_scale()
+            kl = kl + other_divergence(self.model, self.others, loc, scale, points, self.draws)
+        loss = -log_likelihood + (self.beta * self._warmth() / self.size) * kl
+        terms = {"expected_log_likelihood": log_likelihood.detach() * self.size, "kl": kl.detach()}
+        if points:
+            log_prior = self._log_prior_of_points(points)
+            loss, terms["log_prior_of_points"] = loss - log_prior / self.size, log_prior.detach()
+        return loss, terms
+
+    def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Expected log likelihood per example and KL, differentiable through the draws."""
+        drawn, loc, variance, kl = DrawAndDivergence.apply(self.q, noise, self.stretches)
+        local = self._local_weights(loc, variance)
+        total = self.log_likelihood_of(x, y, {**points, **self.drawn.views(drawn[0]), **local})
+        for k in range(1, self.draws):
+            local = self._local_weights(loc, variance)
+            total = total + self.log_likelihood_of(x, y, {**points, **self.drawn.views(drawn[k]), **local})
+        return total / self.draws, kl
+
+    def _local_weights(self, loc: Tensor, variance: Tensor) -> Params:
+        rule = flipout_rule if self.estimator == "flipout" else local_rule
+        locs, variances = self.local.views(loc), self.local.views(variance)
+        return {name: GaussianWeight(locs[name], variances[name], rule) for name in locs}
+
+    def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Mean log likelihood of a batch, in training mode."""
+        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        return self.model.score(output, y, params).mean()
+
+    def _log_prior_of_points(self, points: Params) -> Tensor:
+        hyper = set(self.model.hyper_names)
+        terms = [
+            self.model.prior.bound(name, points).log_prob(value).sum()
+            for name, value in points.items()
+            if name not in hyper
+        ]
+        total = torch.zeros((), dtype=self.q.dtype, device=self.q.device) + self.model.prior.log_hyperprior(points)
+        return total + sum(terms)
+
+    def _warmth(self) -> float:
+        return min(1.0, (self.epoch + 1.0) / (self.kl_warmup + 1.0)) if self.kl_warmup else 1.0
+
+    def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """Log-mean-exp over a few weight draws, in evaluation mode."""
+        noise = torch.randn((_VALIDATION_DRAWS, self.layout.size), dtype=self.q.dtype, device=self.q.device)
+        weights = torch.addcmul(self.q[0], self.q[1].exp(), noise)
+        points = self.point_params()
+        each = []
+        for draw in weights:
+            params = {**points, **self.layout.views(draw)}
+            each.append(self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params))
+        return torch.stack(each).logsumexp(0) - math.log(_VALIDATION_DRAWS)
+
+
+def _plan(model: Model, x: Tensor, estimator: str) -> tuple[list[str], list[str]]:
+    """Which parameters are drawn as weights and which are left to their layer's own rule, each in an order that keeps equal priors together."""
+    usage = Usage() if estimator in ("weight", "score") else trace_usage(model, x)
+    suits = usage.once_per_example if estimator == "auto" else usage.one_operation
+    local = [name for name in model.random_names if suits(name)]
+    drawn = [name for name in model.random_names if name not in set(local)]
+    return _by_prior(drawn, model), _by_prior(local, model)
+
+
+def _by_prior(names: list[str], model: Model) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(repr(model.prior.prior_of(name)), []).append(name)
+    return [name for group in groups.values() for name in group]

@@ -1,0 +1,177 @@
+"""Classification: handwritten digits, and which of them the model is unsure of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+import knowable as kn
+from knowable.core.posterior import Posterior
+from knowable.core.prediction import ClassPrediction
+from knowable.datasets import Dataset, digits
+from knowable.interfaces.console import Ticker
+from knowable.interfaces.demo.contenders import Contender, Watch
+from knowable.interfaces.report.content import Column, ScoreTable, Section, score_table
+from knowable.interfaces.report.from_predictions import curves_panel, pictures_panel, reliability_panel
+
+HERO = "Mean-field VI"
+HIDDEN = 64
+SHOWN = 6  # digits of each kind in the report
+
+COLUMNS = (
+    Column("accuracy", "Accuracy", better="higher", decimals=1, percent=True, help="Share of labels that are right."),
+    Column("nll", "NLL", help="Negative log probability of the right label, in nats a row."),
+    Column(
+        "brier", "Brier", help="Squared error of the probabilities, summed over classes: 0 is perfect, 2 the worst."
+    ),
+    Column("ece", "ECE", help="Mean distance between confidence and share right; some of it is chance."),
+    Column(
+        "auroc_of_errors",
+        "AUROC of errors",
+        better="higher",
+        help="How well uncertainty finds the errors: the chance that a wrong label has a higher entropy than a "
+        "right one.",
+    ),
+    Column("seconds", "Seconds", better="none", decimals=1, help="Time of the fit."),
+)
+
+
+def network_model() -> kn.Model:
+    """A network with one hidden layer."""
+    net = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    return kn.Model(net, kn.Categorical(), kn.Normal(1.0))
+
+
+def contenders(epochs: int | None) -> tuple[Contender, ...]:
+    """The three methods; ``epochs`` None lets each stop by itself."""
+    return (
+        Contender("Maximum likelihood", kn.MaximumLikelihood(epochs=epochs), network_model),
+        Contender("MAP", kn.MAP(epochs=epochs), network_model),
+        Contender(HERO, kn.MeanFieldVI(epochs=epochs), network_model),
+    )
+
+
+@dataclass(frozen=True)
+class DigitsResult:
+    """What was fitted and scored.
+
+    Attributes:
+        train: Number of training rows.
+        test: The held-out rows.
+        predictions: Predictions of each method for them.
+        scores: Their scores.
+        fitted: The posteriors.
+    """
+
+    train: int
+    test: Dataset
+    predictions: Mapping[str, ClassPrediction]
+    scores: Mapping[str, kn.Scores]
+    fitted: Mapping[str, Posterior]
+
+
+def number_of_fits() -> int:
+    """How many pieces of work :func:`run` announces."""
+    return len(contenders(1))
+
+
+def run(watch: Watch, ticker: Ticker, *, seed: int, epochs: int | None, rows: int | None = None) -> DigitsResult:
+    """Fit every method to the same training rows and predict the same held-out rows."""
+    train, test = digits().split(seed, test=0.3)
+    train = train if rows is None else train.rows(torch.arange(rows))
+    predictions: dict[str, ClassPrediction] = {}
+    fitted: dict[str, Posterior] = {}
+    for contender in contenders(epochs):
+        ticker.begin(contender.name)
+        fitted[contender.name] = watch.fit(contender, train, seed=seed)
+        predictions[contender.name] = cast(ClassPrediction, fitted[contender.name].predict(test.x))
+    scores = {name: kn.evaluate(each, test.y) for name, each in predictions.items()}
+    return DigitsResult(len(train), test, predictions, scores, fitted)
+
+
+def section(result: DigitsResult, watch: Watch) -> Section:
+    """The part of the report on this problem."""
+    hero = result.predictions[HERO]
+    order = hero.total.argsort(descending=True).tolist()
+    images, y, classes = result.test.x.view(-1, 8, 8), result.test.y, result.test.classes
+    least = pictures_panel(
+        f"Least certain digits, {HERO}",
+        hero,
+        order[:SHOWN],
+        images=images,
+        y=y,
+        classes=classes,
+        caption="The held-out digits with the largest entropy. These are the ones to show to a person.",
+    )
+    most = pictures_panel(
+        f"Most certain digits, {HERO}",
+        hero,
+        order[: -SHOWN - 1 : -1],
+        images=images,
+        y=y,
+        classes=classes,
+        caption="The held-out digits with the smallest entropy.",
+    )
+    reliability = reliability_panel(
+        "Is the confidence honest?",
+        {name: (each, y) for name, each in result.predictions.items()},
+        bins=5,
+        caption="Share right against confidence, in five bins of confidence with bars of one standard error. Below "
+        "the diagonal: "
+        "overconfident.",
+    )
+    training = curves_panel(
+        "Training",
+        {name: each.diagnostics.history for name, each in result.fitted.items()},
+        caption="Terms of each objective on the scale of the whole data set.",
+    )
+    return Section(
+        title="Digits: which pictures are unclear",
+        lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by three methods to "
+        f"{result.train} digits and "
+        f"scored on {len(result.test)} others.",
+        findings=findings(result),
+        tables=(table(result, watch),),
+        panels=(least, most, reliability, training),
+    )
+
+
+def table(result: DigitsResult, watch: Watch) -> ScoreTable:
+    """Scores of each method on the held-out digits."""
+    return score_table(
+        f"Digits, {len(result.test)} held out",
+        {
+            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": watch.mean_seconds(name)}
+            for name, each in result.scores.items()
+        },
+        COLUMNS,
+        note=f"One random split: fitted to {result.train} digits, scored on {len(result.test)} others.",
+        standard_errors={name: each.standard_errors for name, each in result.scores.items()},
+    )
+
+
+def error_auroc(result: DigitsResult, name: str) -> float:
+    """Chance that a wrongly labelled digit has the larger entropy; NaN if all or none are wrong."""
+    prediction = result.predictions[name]
+    wrong = prediction.labels != result.test.y
+    if wrong.all() or not wrong.any():
+        return float("nan")
+    return kn.metrics.auroc(prediction.total[~wrong], prediction.total[wrong])
+
+
+def findings(result: DigitsResult) -> tuple[str, ...]:
+    """What came out, in sentences."""
+    hero = result.predictions[HERO]
+    wrong = hero.labels != result.test.y
+    tenth = hero.total.argsort(descending=True)[: max(1, len(result.test) // 10)]
+    best = min(result.scores, key=lambda name: result.scores[name]["nll"])
+    return (
+        f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits right; {int(wrong.sum())} are "
+        "wrong, and "
+        f"{int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
+        f"Best held-out probability: {best} (NLL {result.scores[best]['nll']:.3f}).",
+    )

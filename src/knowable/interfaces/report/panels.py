@@ -1,0 +1,123 @@
+"""The figures of a report as data: what is to be drawn, with a title, a caption and a text alternative.
+
+Each panel is a frozen dataclass of numbers and strings with a ``kind``. They are made from predictions by
+:mod:`knowable.interfaces.report.from_predictions` and drawn by :mod:`knowable.interfaces.report.figures`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What every figure has.
+
+    Attributes:
+        title: A short heading.
+        caption: What to see in it.
+        alt: The figure in words, for those who cannot see it.
+        kind: Which drawing it asks for.
+    """
+
+    title: str
+    caption: str
+    alt: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Names of the two axes, units included."""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandPanel(Panel):
+    """Prediction along one input: mean, epistemic band inside, total band outside, data."""
+
+    kind: str = "band"
+    axes: Axes
+    level: float
+    x: Numbers
+    mean: Numbers
+    epistemic_low: Numbers
+    epistemic_high: Numbers
+    low: Numbers
+    high: Numbers
+    data_x: Numbers = ()
+    data_y: Numbers = ()
+    truth: Numbers = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisePanel(Panel):
+    """Predicted noise along one input, beside the spread of the data around the prediction."""
+
+    kind: str = "noise"
+    axes: Axes
+    x: Numbers
+    noise: Numbers
+    local_x: Numbers
+    local_std: Numbers
+    local_error: Numbers
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named curve with standard errors."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    error: Numbers = ()
+    count: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationPanel(Panel):
+    """Promised against kept: coverage of intervals (``coverage``) or accuracy by confidence (``reliability``)."""
+
+    kind: str = "calibration"
+    axes: Axes
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesPanel(Panel):
+    """The terms of the objective during training, one small plot for each method."""
+
+    kind: str = "curves"
+    axes: Axes
+    groups: tuple[tuple[str, tuple[Line, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One classified image."""
+
+    pixels: tuple[Numbers, ...]  # rows of values between 0 (paper) and 1 (ink)
+    truth: str
+    label: str
+    probs: tuple[tuple[str, float], ...]
+    total: float
+    aleatoric: float
+    epistemic: float
+
+    @property
+    def largest(self) -> float:
+        """Entropy when all classes are equally likely, in nats."""
+        return math.log(len(self.probs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PicturesPanel(Panel):
+    """Images with what the model says of them."""
+
+    kind: str = "pictures"
+    pictures: tuple[Picture, ...]

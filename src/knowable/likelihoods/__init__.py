@@ -1,0 +1,20 @@
+"""Likelihoods: how the network's output becomes a distribution over the target. One a file."""
+
+from knowable.likelihoods.bernoulli import Bernoulli
+from knowable.likelihoods.categorical import Categorical
+from knowable.likelihoods.gaussian import Gaussian
+from knowable.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
+from knowable.likelihoods.poisson import Poisson
+from knowable.likelihoods.student_t import StudentT
+
+__all__ = [
+    # numbers
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "StudentT",
+    # counts
+    "Poisson",
+    # labels
+    "Bernoulli",
+    "Categorical",
+]

@@ -1,0 +1,105 @@
+"""The Bernoulli likelihood: yes or no, one or many at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.prediction import ClassPrediction
+from knowable.core.types import Params
+from knowable.likelihoods._targets import as_numbers, refuse_where
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    r"""Independent yes/no targets: each element of the network's output is the logit of a 1.
+
+    .. math:: p(y = 1 \mid f) = \frac{1}{1 + e^{-f}}
+    """
+
+    def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
+        """Return ``y`` as zeros and ones shaped like the output."""
+        return check_binary(y, output, output.shape[1:], name=name)
+
+    def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log probability of each row, ``(batch,)``."""
+        return sum_over_event(bernoulli_log_prob(y, output))
+
+    def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> BernoulliPrediction:
+        """A mixture of K Bernoulli distributions for each output."""
+        return BernoulliPrediction(outputs, log_weights)
+
+
+class BernoulliPrediction(ClassPrediction):
+    """A mixture of Bernoulli distributions; every tensor has the shape of the network's output.
+
+    Attributes:
+        logits: The draws' logits, ``(K, batch, ...)``.
+        log_weights: Normalised log weights of the draws, ``(K,)``.
+    """
+
+    def __init__(self, logits: Tensor, log_weights: Tensor):
+        self.logits = logits
+        self.log_weights = log_weights
+        self.samples = logits.sigmoid()
+        self._log_mean_one = self._log_mix(F.logsigmoid(logits))
+        self._log_mean_zero = self._log_mix(F.logsigmoid(-logits))
+
+    @property
+    def probs(self) -> Tensor:
+        """Probability of a 1, ``(batch, ...)``."""
+        return self._log_mean_one.exp()
+
+    @property
+    def labels(self) -> Tensor:
+        """The more probable of 0 and 1, ``(batch, ...)``."""
+        return (self._log_mean_one > self._log_mean_zero).long()
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of the mixture in nats, ``(batch, ...)``."""
+        return binary_entropy(self._log_mean_one, self._log_mean_zero)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy of the draws in nats, ``(batch, ...)``."""
+        return self._mix(binary_entropy(F.logsigmoid(self.logits), F.logsigmoid(-self.logits)))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Joint log probability of each row's outcomes, ``(batch,)``."""
+        y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
+        return self._log_mix(sum_over_event(bernoulli_log_prob(y, self.logits), batch_dims=2))
+
+    def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw outcomes 0 or 1, ``(n, batch, ...)``; all outcomes of one row come from the same posterior draw."""
+        rows = len(self)
+        index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
+        probs = self.samples[index, torch.arange(rows, device=index.device).repeat(n)]  # (n rows, ...)
+        return torch.bernoulli(probs, generator=generator).long().view(n, rows, *probs.shape[1:])
+
+
+def bernoulli_log_prob(y: Tensor, logits: Tensor) -> Tensor:
+    """Log probability of zeros and ones, elementwise; it keeps its digits when the logit is large."""
+    return F.logsigmoid((2.0 * y - 1.0) * logits)
+
+
+def binary_entropy(log_one: Tensor, log_zero: Tensor) -> Tensor:
+    """Entropy in nats from the log probabilities of 1 and 0; exactly 0 where one of them has probability 0."""
+    return _entropy_term(log_one) + _entropy_term(log_zero)
+
+
+def _entropy_term(log_prob: Tensor) -> Tensor:
+    prob = log_prob.exp()
+    return -prob * log_prob.masked_fill(prob == 0, 0.0)
+
+
+def check_binary(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
+    """Return ``y`` as zeros and ones ``(rows, *trailing)`` of the output's dtype, or raise saying which is neither."""
+    y = as_numbers(y, output, trailing, name=name)
+    advice = "For labels of more classes use Categorical(), for counts Poisson()."
+    refuse_where((y != 0) & (y != 1), y, name=name, expected="0 or 1", advice=advice)
+    return y

@@ -1,0 +1,123 @@
+"""The categorical likelihood: one label out of several, also for every pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from knowable.core.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
+from knowable.core.prediction import ClassPrediction
+from knowable.core.types import Params
+from knowable.errors import InvalidData
+from knowable.likelihoods._targets import check_has_rows, refuse_where
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    r"""Classification: the network's output holds one logit for each class, in dimension 1.
+
+    .. math:: p(y = c \mid f) = \frac{\exp f_c}{\sum_{c'} \exp f_{c'}}
+
+    Outputs are ``(batch, classes)`` with labels ``(batch,)``, or ``(batch, classes, height, width)`` (any number of
+    extra dimensions) with labels ``(batch, height, width)``. Labels count from 0.
+    """
+
+    def align(self, y: Tensor, output: Tensor) -> Tensor:
+        """Labels as integers, without the class dimension."""
+        return align_target(y.long(), output.shape[2:])
+
+    def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
+        """Return ``y`` as integer labels."""
+        if output.dim() < 2 or output.shape[1] < 2:
+            raise InvalidData(
+                f"Categorical needs a network with one output for each of two or more classes in dimension 1, but its "
+                f"output has shape {tuple(output.shape)}. For yes/no targets with one output use Bernoulli()."
+            )
+        return check_labels(y, output.shape[1], output.shape[2:], name=name).to(output.device)
+
+    def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log probability of each row's labels, ``(batch,)``."""
+        return sum_over_event(-F.cross_entropy(output, y, reduction="none"))
+
+    def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
+        """A mixture of K categorical distributions."""
+        return CategoricalPrediction(outputs.log_softmax(2), log_weights)
+
+
+class CategoricalPrediction(ClassPrediction):
+    """A mixture of categorical distributions.
+
+    Attributes:
+        log_probs: The draws' log probabilities, ``(K, batch, classes, ...)``.
+        log_weights: Normalised log weights of the draws, ``(K,)``.
+    """
+
+    def __init__(self, log_probs: Tensor, log_weights: Tensor):
+        self.log_probs = log_probs
+        self.log_weights = log_weights
+        self.samples = log_probs.exp()
+        self._log_mean_probs = self._log_mix(log_probs)
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities, ``(batch, classes, ...)``."""
+        return self._log_mean_probs.exp()
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, ``(batch, ...)``."""
+        return self._log_mean_probs.argmax(1)
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of the mixture in nats, ``(batch, ...)``."""
+        return entropy(self._log_mean_probs, dim=1)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy of the draws in nats, ``(batch, ...)``."""
+        return self._mix(entropy(self.log_probs, dim=2))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Joint log probability of each row's labels, ``(batch,)``."""
+        y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
+        index = y.unsqueeze(1).expand(self.log_probs.shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
+        return self._log_mix(sum_over_event(self.log_probs.gather(2, index).squeeze(2), batch_dims=2))
+
+    def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""
+        rows = len(self)
+        index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
+        row = torch.arange(rows, device=index.device).repeat(n)
+        probs = self.samples[index, row].movedim(1, -1)  # (n rows, ..., classes)
+        labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+        return labels.view(n, rows, *probs.shape[1:-1])
+
+
+def entropy(log_probs: Tensor, *, dim: int) -> Tensor:
+    """Entropy in nats from log probabilities; a class of probability 0 adds exactly 0."""
+    probs = log_probs.exp()
+    return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(dim)
+
+
+def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
+    """Return ``y`` as integer labels ``(rows, *trailing)`` from 0 to ``classes - 1``, or raise saying which is not."""
+    try:
+        y = align_target(check_has_rows(y, name=name), trailing, name=name)
+    except InvalidData as error:
+        if y.dim() == 0:
+            raise
+        raise InvalidData(
+            f"{name} has shape {tuple(y.shape)}, but one label for each place where the network gives {classes} logits "
+            f"has shape {(y.shape[0], *trailing)}. If {name} is one-hot, pass {name}.argmax(1)."
+        ) from error
+    y = check_finite_target(y, name=name)
+    expected = f"a whole number from 0 to {classes - 1} (the network has {classes} classes)"
+    if y.is_floating_point():
+        refuse_where(y != y.round(), y, name=name, expected=expected, advice="For numbers as targets use Gaussian().")
+    advice = "Number the classes from 0, or give the network's last layer more outputs."
+    refuse_where((y < 0) | (y >= classes), y, name=name, expected=expected, advice=advice)
+    return y.long()

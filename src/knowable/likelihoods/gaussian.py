@@ -1,0 +1,110 @@
+"""The Gaussian likelihood: numbers with noise of one size everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_count, check_number
+from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.normal import Normal
+from knowable.core.prediction import RegressionPrediction
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument, InvalidData
+from knowable.likelihoods._targets import as_numbers
+from knowable.likelihoods.normal_components import NormalComponents
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    r"""Regression with normal noise whose size does not depend on the input.
+
+    .. math:: p(y \mid f) = \mathcal{N}(y \mid f, \mathrm{noise}^2)
+
+    Args:
+        noise: Standard deviation of the noise. None: learned, with the prior ``Normal(2.0, loc=-1.0)`` on its
+            logarithm, which for standardised targets covers all plausible noise (0.007 to 20 with probability 0.95).
+            A positive number: fixed. A sequence: fixed, one for each output.
+        outputs: How many outputs have a noise of their own (the last dimension of the network's output); with 1, one
+            noise serves all of them.
+
+    Example:
+        >>> Gaussian().params()
+        {'log_noise': tensor(-1.)}
+        >>> Gaussian(noise=0.1).params()
+        {}
+    """
+
+    noise: float | tuple[float, ...] | None = None
+    outputs: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_count("outputs", self.outputs)
+        if isinstance(self.noise, Iterable) and not isinstance(self.noise, str):
+            each = tuple(check_number(f"noise[{i}]", value, above=0.0) for i, value in enumerate(self.noise))
+            if not each or self.outputs not in (1, len(each)):
+                raise InvalidArgument(f"noise must have one value for each of {self.outputs} outputs, got {len(each)}.")
+            object.__setattr__(self, "outputs", len(each))
+            object.__setattr__(self, "noise", each[0] if self.outputs == 1 else each)
+        elif self.noise is not None:
+            object.__setattr__(self, "noise", check_number("noise", self.noise, above=0.0))
+
+    def params(self) -> Params:
+        """The logarithm of the noise, if it is learned."""
+        if self.noise is not None:
+            return {}
+        return {"log_noise": torch.full(() if self.outputs == 1 else (self.outputs,), -1.0)}
+
+    def priors(self) -> dict[str, Normal]:
+        """The default prior on the logarithm of the noise."""
+        return {"log_noise": Normal(2.0, loc=-1.0)} if self.noise is None else {}
+
+    def noise_scale(self, params: Params, *, like: Tensor) -> Tensor:
+        """Standard deviation of the noise, of shape ``()`` or ``(outputs,)`` (after any leading sample dimension)."""
+        return self._log_noise(params, like).exp()
+
+    def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
+        """Return ``y`` as numbers shaped like the output."""
+        if self.outputs > 1 and (output.dim() < 2 or output.shape[-1] != self.outputs):
+            raise InvalidData(
+                f"This Gaussian has a noise for each of {self.outputs} outputs, but the network's output has shape "
+                f"{tuple(output.shape)}. Give outputs={output.shape[-1] if output.dim() > 1 else 1}, or change the "
+                f"network's last layer."
+            )
+        return as_numbers(y, output, output.shape[1:], name=name)
+
+    def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log density of each row, ``(batch,)``."""
+        count = output.shape[1:].numel()
+        if isinstance(self.noise, float):
+            squares = sum_over_event((y - output).square())
+            return squares * (-0.5 / self.noise**2) - count * (math.log(self.noise) + HALF_LOG_TWO_PI)
+        log_noise = self._log_noise(params, output)
+        if log_noise.dim() == 0:  # sum first: one number a row to scale
+            squares = sum_over_event((y - output).square()) * torch.exp(-2.0 * log_noise)
+            return -0.5 * squares - count * (log_noise + HALF_LOG_TWO_PI)
+        squares = sum_over_event(((y - output) * torch.exp(-log_noise)).square())
+        return -0.5 * squares - (count // self.outputs) * log_noise.sum() - count * HALF_LOG_TWO_PI
+
+    def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
+        """A mixture of K normal distributions."""
+        scale = self.noise_scale(params, like=outputs)
+        return RegressionPrediction(NormalComponents(outputs, self._over_draws(scale, outputs)), log_weights)
+
+    def _log_noise(self, params: Params, like: Tensor) -> Tensor:
+        if self.noise is None:
+            return params["log_noise"]
+        return torch.tensor(self.noise, dtype=like.dtype, device=like.device).log()
+
+    def _over_draws(self, scale: Tensor, outputs: Tensor) -> Tensor:
+        """Reshape the noise so that it broadcasts against ``(K, batch, ...)``."""
+        own = (self.outputs,) if self.outputs > 1 else ()
+        if scale.dim() == len(own):  # the same for all draws
+            return scale
+        return scale.reshape(outputs.shape[0], *(1,) * (outputs.dim() - 1 - len(own)), *own)

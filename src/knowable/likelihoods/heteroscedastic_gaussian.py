@@ -1,0 +1,51 @@
+"""The heteroscedastic Gaussian likelihood: the network says how large the noise is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.likelihood import Likelihood, align_target, sum_over_event
+from knowable.core.prediction import RegressionPrediction
+from knowable.core.types import Params
+from knowable.errors import InvalidData
+from knowable.likelihoods._targets import as_numbers
+from knowable.likelihoods.normal_components import NormalComponents
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Likelihood):
+    r"""Regression with normal noise whose size depends on the input (Nix and Weigend, 1994).
+
+    .. math:: p(y \mid f) = \mathcal{N}(y \mid f_{1:d},\ \exp(f_{d+1:2d})^2)
+
+    The last dimension of the network's output is :math:`2d`: first the :math:`d` means, then the :math:`d` logarithms
+    of the standard deviation.
+    """
+
+    def align(self, y: Tensor, output: Tensor) -> Tensor:
+        """Numbers shaped like the means."""
+        return align_target(y.to(output.dtype), (*output.shape[1:-1], output.shape[-1] // 2))
+
+    def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
+        """Return ``y`` as numbers shaped like the means."""
+        if output.dim() < 2 or output.shape[-1] % 2:
+            raise InvalidData(
+                f"HeteroscedasticGaussian needs a network whose last dimension is even (means, then log scales), but "
+                f"its output has shape {tuple(output.shape)}. For d targets give the last layer 2 * d outputs."
+            )
+        return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
+
+    def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log density of each row, ``(batch,)``."""
+        mean, log_scale = output.chunk(2, dim=-1)
+        squares = ((y - mean) * torch.exp(-log_scale)).square()
+        return sum_over_event(-0.5 * squares - log_scale - 0.5 * math.log(2 * math.pi))
+
+    def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
+        """A mixture of K normal distributions."""
+        mean, log_scale = outputs.chunk(2, dim=-1)
+        return RegressionPrediction(NormalComponents(mean, log_scale.exp()), log_weights)

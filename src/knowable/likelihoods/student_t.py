@@ -1,0 +1,114 @@
+"""The Student-t likelihood: numbers with outliers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_number
+from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.normal import Normal
+from knowable.core.prediction import RegressionPrediction
+from knowable.core.types import Params
+from knowable.likelihoods._targets import as_numbers
+from knowable.priors.student_t import standard_student_t, student_t_log_prob
+
+
+@dataclass(frozen=True)
+class StudentT(Likelihood):
+    r"""Regression with heavy-tailed noise: one outlier cannot drag the fit away (Lange et al., 1989).
+
+    .. math:: p(y \mid f) = \frac{\Gamma(\frac{\nu + 1}{2})}{\Gamma(\frac{\nu}{2}) \sqrt{\nu \pi}\, s}
+        \Big(1 + \frac{(y - f)^2}{\nu s^2}\Big)^{-(\nu + 1) / 2}
+
+    The noise variance is :math:`s^2 \nu / (\nu - 2)`, infinite for ``df`` of 2 or less; for ``df`` of 1 or less there
+    is no mean either, and the prediction's ``mean`` is the mixture of the centres.
+
+    Args:
+        df: Degrees of freedom, above 0. Small is heavy-tailed; the default of 4 is robust and still has a finite
+            variance.
+        scale: Scale of the noise. None: learned, with the prior ``Normal(2.0, loc=-1.0)`` on its logarithm. A positive
+            number: fixed.
+    """
+
+    df: float = 4.0
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "df", check_number("df", self.df, above=0.0))
+        if self.scale is not None:
+            object.__setattr__(self, "scale", check_number("scale", self.scale, above=0.0))
+
+    def params(self) -> Params:
+        """The logarithm of the scale, if it is learned."""
+        return {"log_scale": torch.tensor(-1.0)} if self.scale is None else {}
+
+    def priors(self) -> dict[str, Normal]:
+        """The default prior on the logarithm of the scale."""
+        return {"log_scale": Normal(2.0, loc=-1.0)} if self.scale is None else {}
+
+    def noise_scale(self, params: Params, *, like: Tensor) -> Tensor:
+        """Scale of the noise, of shape ``()`` (after any leading sample dimension)."""
+        if self.scale is None:
+            return params["log_scale"].exp()
+        return torch.tensor(self.scale, dtype=like.dtype, device=like.device)
+
+    def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
+        """Return ``y`` as numbers shaped like the output."""
+        return as_numbers(y, output, output.shape[1:], name=name)
+
+    def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log density of each row, ``(batch,)``."""
+        scale = self.noise_scale(params, like=output)
+        return sum_over_event(student_t_log_prob(y - output, self.df, scale))
+
+    def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
+        """A mixture of K Student-t distributions."""
+        scale = self.noise_scale(params, like=outputs).reshape(-1, *(1,) * (outputs.dim() - 1))  # (K or 1, 1, ...)
+        return RegressionPrediction(StudentTComponents(self.df, outputs, scale), log_weights)
+
+
+@dataclass
+class StudentTComponents:
+    """One Student-t distribution for each posterior draw, row and output.
+
+    Attributes:
+        df: Degrees of freedom.
+        loc: Centres, ``(K, batch, ...)``.
+        scale: Scales, broadcastable to ``loc``.
+    """
+
+    discrete = False
+
+    df: float
+    loc: Tensor
+    scale: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The centres, which are the means where ``df`` is above 1."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """The noise variances, ``(K, batch, ...)``."""
+        factor = self.df / (self.df - 2.0) if self.df > 2.0 else torch.inf
+        return (factor * self.scale.square()).expand_as(self.loc)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(batch, ...)`` under each component."""
+        return student_t_log_prob(y - self.loc, self.df, self.scale)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` ``(batch, ...)`` under each component, computed on the CPU."""
+        from scipy.special import stdtr
+
+        distance = ((y - self.loc) / self.scale).detach().cpu().double().numpy()
+        return torch.as_tensor(stdtr(self.df, distance)).to(dtype=self.loc.dtype, device=self.loc.device)
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
+        noise = standard_student_t(self.df, index.shape, generator=generator, like=self.loc)
+        return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise

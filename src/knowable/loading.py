@@ -1,0 +1,28 @@
+"""Loading a saved posterior, whichever method made it."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+
+import knowable.inference.exact
+import knowable.inference.point
+import knowable.inference.variational
+import knowable.likelihoods
+import knowable.priors  # noqa: F401  (these register what an artifact may name)
+from knowable.core.artifact import load_posterior
+from knowable.core.posterior import Posterior
+
+
+def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
+    """Load a posterior saved by ``posterior.save(path)``. No code in the folder is ever run.
+
+    Args:
+        path: The folder.
+        net: The network it was fitted with, if that was not made of plain ``torch.nn`` layers. It is not changed.
+
+    Raises:
+        DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
+    """
+    return load_posterior(path, net)

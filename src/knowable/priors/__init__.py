@@ -1,0 +1,25 @@
+"""Priors: what is believed about a parameter before the data. One a file."""
+
+from knowable.priors.empirical_bayes import EmpiricalBayes
+from knowable.priors.flat import Flat
+from knowable.priors.horseshoe import Horseshoe
+from knowable.priors.laplace import LaplacePrior
+from knowable.priors.log_uniform import LogUniform
+from knowable.priors.normal import Normal
+from knowable.priors.scale_mixture import ScaleMixture
+from knowable.priors.student_t import StudentTPrior
+
+__all__ = [
+    # one shape
+    "Normal",
+    "LaplacePrior",
+    "StudentTPrior",
+    # that let weights vanish
+    "ScaleMixture",
+    "Horseshoe",
+    "LogUniform",
+    # that say nothing
+    "Flat",
+    # learned
+    "EmpiricalBayes",
+]

@@ -1,0 +1,92 @@
+"""Every method by name: for strings, the command line, citations and the conformance suite.
+
+A new method adds one entry here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+
+from knowable.core.method import Method
+from knowable.errors import InvalidArgument
+from knowable.references import BIBTEX
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """What is known of a method without importing it.
+
+    Attributes:
+        name: Snake-case name, as on the command line.
+        cls_name: Name of its class, found in ``module``.
+        family: Which kind of inference it is.
+        summary: One line.
+        references: Keys into the bibliography.
+        aliases: Shorter names.
+    """
+
+    name: str
+    cls_name: str
+    module: str
+    family: str
+    summary: str
+    references: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def cls(self) -> type[Method]:
+        """The method's class."""
+        return getattr(importlib.import_module(self.module), self.cls_name)
+
+    @property
+    def bibtex(self) -> tuple[str, ...]:
+        """The papers to cite."""
+        return tuple(BIBTEX[key] for key in self.references)
+
+
+_ENTRIES = (
+    MethodEntry(
+        "maximum_likelihood", "MaximumLikelihood", "knowable.inference.point", "point",
+        "ordinary training without a prior: the baseline", ("mackay1992",), ("ml", "mle"),
+    ),
+    MethodEntry(
+        "map", "MAP", "knowable.inference.point", "point",
+        "the most probable weights: ordinary training with the prior as regulariser", ("mackay1992",),
+    ),
+    MethodEntry(
+        "exact_linear", "ExactLinear", "knowable.inference.exact", "exact",
+        "closed-form posterior, prediction and evidence where the network is linear in its weights",
+        ("mackay1992", "bishop2006"), ("exact", "blr"),
+    ),
+    MethodEntry(
+        "mean_field_vi", "MeanFieldVI", "knowable.inference.variational", "variational",
+        "an independent normal for every weight, by maximising the evidence lower bound",
+        ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
+    ),
+)  # fmt: skip
+
+METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find_method(name: str) -> MethodEntry:
+    """The entry for a name, an alias or a class name."""
+    wanted = str(name).strip().lower().replace("-", "_")
+    for entry in _ENTRIES:
+        if wanted in (entry.name, entry.cls_name.lower(), *entry.aliases):
+            return entry
+    known = [each for entry in _ENTRIES for each in (entry.name, *entry.aliases)]
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise InvalidArgument(f"method {name!r} is not known.{hint} The methods are: {', '.join(METHODS)}.")
+
+
+def cite(*names: str) -> str:
+    """BibTeX for one or several methods, each paper once.
+
+    >>> "blundell2015" in cite("mfvi")
+    True
+    """
+    keys = dict.fromkeys(key for name in names for key in find_method(name).references)
+    return "\n\n".join(BIBTEX[key] for key in keys)
