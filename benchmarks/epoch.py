@@ -21,7 +21,7 @@ Epoch = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 Feed = Callable[[Tensor, Tensor], Epoch]
 
 BATCH_SIZE = 128
-_QUICK_ROWS = 1_000
+_QUICK_ROWS = 400
 _WIDTHS = {"wide": 784, "narrow": 8}
 
 

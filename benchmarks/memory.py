@@ -1,13 +1,13 @@
 """Peak memory of one contender, measured alone in a fresh process.
 
-What is measured is resident memory as the Linux kernel counts it. The process first builds the contender once and
-throws it away, so that everything is imported and every library has started; the memory it then holds is the baseline.
-Then the kernel's high-water mark is reset, the contender is built again, and makes a few steps:
+What is measured is resident memory as the Linux kernel counts it. The process first builds the contender, makes one
+step and throws it away, so that everything is imported and every library has started; the memory it then holds is the
+baseline. Then the kernel's high-water mark is reset, the contender is built again, and makes a few steps:
 
 - ``built``: memory held after building, above the baseline (parameters, data, kept draws);
 - ``peak``: the high-water mark of building and stepping, above the baseline.
 
-Both are in MB (10^6 bytes). Memory of threads and of the allocator's own caches counts, as it does for the user.
+Both are in MB (10^6 bytes), good to a few MB: what the allocator gives back to the system before the baseline varies.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def peak_memory(module: str, case: str, contender: str, *, quick: bool = False) 
 
 def measure_here(factory: Factory, *, steps: int = _STEPS) -> dict[str, float]:
     """Measure in this process; the figures mean what the module says only if nothing else was run before."""
-    factory()
+    factory()()
     _release()
     baseline = _status("VmRSS")
     _reset_high_water_mark()

@@ -44,7 +44,8 @@ def test_command_line_prints_and_writes_where_told(tmp_path, capsys):
 
 def test_quick_and_partial_runs_do_not_touch_the_results(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.run.RESULTS", tmp_path)
-    main(["epoch", "--quick"])
+    main(["epoch", "--quick", "--case", "narrow"])
+    main(["prediction", "--quick"])
     main(["epoch", "--case", "none", "--no-memory"])
     assert list(tmp_path.iterdir()) == []
 

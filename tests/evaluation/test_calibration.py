@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from knowable.core.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 from knowable.evaluation.calibration import (
     coverage,
@@ -90,6 +91,24 @@ def test_coverage_of_counts_at_the_very_borders_is_that_of_the_interval():
     prediction, y = counts(torch.full((1, 12), 3.0)), torch.arange(12)
     inside = [stats.poisson.ppf(0.05, 3.0) <= k <= stats.poisson.ppf(0.95, 3.0) for k in range(12)]
     assert coverage_rows(prediction, y, level=0.9).tolist() == [float(each) for each in inside]
+
+
+class _Coin:
+    """0 with probability 3/4, else 1: a distribution function that meets a level exactly."""
+
+    discrete = True
+    mean = torch.full((1, 2), 0.25, dtype=DTYPE)
+    variance = torch.full((1, 2), 0.1875, dtype=DTYPE)
+
+    def cdf(self, y: torch.Tensor) -> torch.Tensor:
+        return (0.75 * (y >= 0) + 0.25 * (y >= 1)).to(DTYPE).unsqueeze(0)
+
+
+def test_coverage_of_counts_is_that_of_the_interval_where_a_quantile_is_met_exactly():
+    prediction = RegressionPrediction(_Coin(), torch.zeros(1, dtype=DTYPE))  # pyright: ignore
+    low, high = prediction.interval(0.5)
+    assert low.tolist() == high.tolist() == [0.0, 0.0]  # the 3/4-quantile is 0
+    assert coverage_rows(prediction, [0, 1], level=0.5).tolist() == [1.0, 0.0]
 
 
 def test_coverage_includes_the_borders_and_averages_outputs():

@@ -22,13 +22,13 @@ def _joined(inside: list[float], outside: list[float]) -> tuple[list[int], list[
     return [0] * len(inside) + [1] * len(outside), inside + outside
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SCORES, SCORES)
 def test_auroc_is_that_of_scikit_learn_with_ties(inside: list[float], outside: list[float]):
     assert auroc(inside, outside) == pytest.approx(sk.roc_auc_score(*_joined(inside, outside)), abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SCORES, SCORES)
 def test_auroc_is_the_share_of_pairs_and_swapping_gives_the_rest(inside: list[float], outside: list[float]):
     wins = sum((high > low) + 0.5 * (high == low) for low in inside for high in outside)
@@ -36,13 +36,13 @@ def test_auroc_is_the_share_of_pairs_and_swapping_gives_the_rest(inside: list[fl
     assert auroc(inside, outside) + auroc(outside, inside) == pytest.approx(1.0, abs=1e-15)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SCORES, SCORES)
 def test_aupr_is_the_average_precision_of_scikit_learn_with_ties(inside: list[float], outside: list[float]):
     assert aupr(inside, outside) == pytest.approx(sk.average_precision_score(*_joined(inside, outside)), abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SCORES, SCORES, st.sampled_from([0.0, 0.05, 0.1, 0.29, 0.5, 1.0]))
 def test_tpr_at_fpr_is_the_best_of_all_thresholds_that_keep_the_promise(
     inside: list[float], outside: list[float], fpr: float
@@ -61,7 +61,7 @@ def test_tpr_at_fpr_uses_the_whole_share_allowed_despite_rounding(fpr: float, co
     assert tpr_at_fpr(range(count), [float(threshold)], fpr=fpr) == 0.0
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SCORES, SCORES, st.randoms())
 def test_detection_does_not_depend_on_order(inside: list[float], outside: list[float], random):
     shuffled = random.sample(inside, len(inside)), random.sample(outside, len(outside))
@@ -97,7 +97,7 @@ def _slow_risk(uncertainty: list[float], loss: list[float]) -> np.ndarray:
     return np.array([np.mean(blocks[: m + 1]) for m in range(len(blocks))])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=20), st.randoms())
 def test_risk_coverage_equals_the_slow_version_and_ignores_order(pairs: list[tuple[int, int]], random):
     uncertainty, loss = zip(*pairs, strict=True)

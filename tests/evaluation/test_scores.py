@@ -69,7 +69,7 @@ def test_rmse_is_that_of_scikit_learn_and_a_vector_is_a_column():
         assert rmse(prediction.mean.squeeze(1), observed) == pytest.approx(expected, rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=10), st.randoms())
 def test_scores_of_numbers_do_not_depend_on_the_order_of_rows(pairs: list[tuple[float, float]], random):
     shuffled = random.sample(pairs, len(pairs))
@@ -81,7 +81,7 @@ def test_scores_of_numbers_do_not_depend_on_the_order_of_rows(pairs: list[tuple[
 # crps
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=10))
 def test_crps_of_a_point_forecast_is_the_absolute_error(pairs: list[tuple[float, float]]):
     forecast, y = torch.tensor(pairs, dtype=DTYPE).T
@@ -114,6 +114,16 @@ def test_crps_in_single_precision_is_recognised_as_normal_and_agrees(monkeypatch
     single.components.loc, single.components.scale = loc.unsqueeze(-1).float(), scale.unsqueeze(-1).float()
     monkeypatch.setattr(scores, "continuous_crps", None)  # must not be called
     assert crps(single, y) == pytest.approx(crps(double, y), rel=1e-5)
+
+
+def test_crps_of_a_weighted_mixture_of_normals_matches_numerical_integration():
+    weights, parts, y = torch.tensor([0.7, 0.2, 0.1], dtype=DTYPE), stats.norm([0.0, 2.0, -1.0], [1.0, 0.3, 0.1]), 1.3
+    expected = (
+        integrate.quad(lambda x: (weights.numpy() @ parts.cdf(x)) ** 2, -12, y, limit=300)[0]
+        + integrate.quad(lambda x: (weights.numpy() @ parts.sf(x)) ** 2, y, 12, limit=300)[0]
+    )
+    prediction = normals(torch.tensor([[0.0], [2.0], [-1.0]]), torch.tensor([[1.0], [0.3], [0.1]]), weights)
+    assert crps(prediction, [y]) == pytest.approx(expected, abs=1e-7)  # scales were given in single precision
 
 
 @pytest.mark.parametrize("df", [1.5, 4.0])

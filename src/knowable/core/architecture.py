@@ -10,92 +10,47 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import nn
 
 from knowable.errors import DamagedArtifact
 
-_CONTAINERS = ("Sequential", "ModuleList")
+_CONTAINERS = ("Sequential",)
 _LAYERS = frozenset(
-    [
-        "Linear",
-        "Bilinear",
-        "Identity",
-        "Flatten",
-        "Unflatten",
-        "Conv1d",
-        "Conv2d",
-        "Conv3d",
-        "ConvTranspose1d",
-        "ConvTranspose2d",
-        "ConvTranspose3d",
-        "MaxPool1d",
-        "MaxPool2d",
-        "MaxPool3d",
-        "AvgPool1d",
-        "AvgPool2d",
-        "AvgPool3d",
-        "AdaptiveAvgPool1d",
-        "AdaptiveAvgPool2d",
-        "AdaptiveAvgPool3d",
-        "AdaptiveMaxPool1d",
-        "AdaptiveMaxPool2d",
-        "AdaptiveMaxPool3d",
-        "BatchNorm1d",
-        "BatchNorm2d",
-        "BatchNorm3d",
-        "LayerNorm",
-        "GroupNorm",
-        "InstanceNorm1d",
-        "InstanceNorm2d",
-        "RMSNorm",
-        "Dropout",
-        "Dropout1d",
-        "Dropout2d",
-        "Dropout3d",
-        "AlphaDropout",
-        "Embedding",
-        "ReLU",
-        "ReLU6",
-        "LeakyReLU",
-        "PReLU",
-        "ELU",
-        "SELU",
-        "CELU",
-        "GELU",
-        "SiLU",
-        "Mish",
-        "Tanh",
-        "Sigmoid",
-        "Softplus",
-        "Softsign",
-        "Hardtanh",
-        "Hardswish",
-        "Hardsigmoid",
-        "Softmax",
-        "LogSoftmax",
-        "LogSigmoid",
-        "Tanhshrink",
-        "Upsample",
-        "ZeroPad2d",
-        "PixelShuffle",
-    ]
+    {
+        *("Linear", "Bilinear", "Identity", "Flatten", "Embedding", "Upsample", "ZeroPad2d", "PixelShuffle"),
+        *(f"{kind}{n}d" for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "BatchNorm") for n in (1, 2, 3)),
+        *(f"Adaptive{kind}Pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)),
+        *("LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d"),
+        *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"),
+        *("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Tanh", "Sigmoid"),
+        *("Softplus", "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Softmax", "LogSoftmax", "LogSigmoid"),
+    }
 )
-_PLACEMENT = ("device", "dtype", "inplace", "_weight", "_freeze")
+_LEFT_OUT = ("device", "dtype", "inplace", "_weight", "_freeze", "min_value", "max_value", "args", "kwargs")
 _MOST_MODULES = 100_000
 
 
 def describe(net: nn.Module) -> dict[str, Any] | None:
-    """The structure of ``net``, or None if it has a part that cannot be described."""
+    """The structure of ``net``, or None if it has a part that cannot be described (tied weights are such a part)."""
+    tensors = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    if len({id(value) for _, value in tensors}) < len(tensors):
+        return None
+    return _describe(net)
+
+
+def _describe(net: nn.Module) -> dict[str, Any] | None:
     name = type(net).__name__
     if type(net) is not getattr(nn, name, None) or net._forward_hooks or net._forward_pre_hooks:
         return None
     if name in _CONTAINERS:
-        children = {key: describe(child) for key, child in net.named_children()}
+        children = {key: None if child is None else _describe(child) for key, child in net._modules.items()}
         return None if None in children.values() else {"layer": name, "children": children}
     if name not in _LAYERS:
         return None
-    arguments = {key: _argument(net, key) for key in _parameters_of(type(net))}
+    try:
+        arguments = {key: _argument(net, key) for key in _parameters_of(type(net))}
+    except AttributeError:
+        return None
     return {"layer": name, "arguments": arguments} if all(_plain(value) for value in arguments.values()) else None
 
 
@@ -106,15 +61,6 @@ def build(description: dict[str, Any]) -> nn.Module:
         return _build(description, count)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedArtifact(f"The saved network structure cannot be built: {error}. Pass net= instead.") from None
-
-
-def same_tensors(net: nn.Module, other: nn.Module) -> bool:
-    """Whether two networks have parameters and buffers of the same names and shapes."""
-    return _shapes(net) == _shapes(other)
-
-
-def _shapes(net: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in [*net.named_parameters(), *net.named_buffers()]}
 
 
 def _build(description: dict[str, Any], count: list[int]) -> nn.Module:
@@ -134,12 +80,10 @@ def _build(description: dict[str, Any], count: list[int]) -> nn.Module:
 
 def _parameters_of(layer: type[nn.Module]) -> list[str]:
     names = list(inspect.signature(layer.__init__).parameters)[1:]
-    return [name for name in names if name not in _PLACEMENT and name not in ("args", "kwargs")]
+    return [name for name in names if name not in _LEFT_OUT]
 
 
 def _argument(net: nn.Module, name: str) -> Any:
-    if name == "num_parameters" and isinstance(net, nn.PReLU):
-        return net.num_parameters
     value = getattr(net, name)
     if name == "bias":
         return value is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -20,7 +21,7 @@ from knowable.core.posterior import Posterior
 from knowable.core.posterior_prior import DiagonalNormalPrior, FullNormalPrior, PosteriorPrior
 from knowable.core.prior import JointPrior, Prior, PriorByName
 from knowable.core.storage import read_folder, write_folder
-from knowable.errors import DamagedArtifact, InvalidArgument
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
 
 KIND = "posterior"
 
@@ -39,7 +40,11 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
     content = {
         "family": posterior.family,
         "seed": posterior.seed,
-        "network": {"class": type(model.net).__name__, "structure": describe(model.net)},
+        "network": {
+            "class": type(model.net).__name__,
+            "structure": describe(model.net),
+            "parameters": {name: list(value.shape) for name, value in model.net.named_parameters()},
+        },
         "dtype": str(model.dtype).removeprefix("torch."),
         "likelihood": describe_object(model.likelihood),
         "prior": prior,
@@ -97,11 +102,11 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
         structure = content["network"]["structure"]
         if structure is None:
             raise InvalidArgument(
-                f"This posterior's network ({content['network']['class']}) is not made of plain torch.nn layers: pass it, with the same "
-                f"structure, as load(path, net=...)."
+                f"This posterior's network ({content['network']['class']}) is not made of plain torch.nn layers, each "
+                f"used once: pass it, with the same structure, as load(path, net=...)."
             )
         net = build(structure).to(getattr(torch, content["dtype"]))
-    _check_network(net, content, tensors)
+    _check_network(net, content)
     with torch.no_grad():
         own = dict(net.named_parameters())
         if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
@@ -118,26 +123,32 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
 
 def _copy_with(net: nn.Module, values: dict[str, Tensor]) -> nn.Module:
     """A copy of the network with other parameter values; the user's own is never changed."""
-    import copy
-
     made = copy.deepcopy(net)
     for name, value in made.named_parameters():
         value.copy_(values[name])
     return made
 
 
-def _check_network(net: nn.Module, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
+    """Refuse a network other than the one that was saved."""
+    if not isinstance(net, nn.Module):
+        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    saved = {name: tuple(shape) for name, shape in content["network"]["parameters"].items()}
     own = {name: tuple(value.shape) for name, value in net.named_parameters()}
-    for name in [*content["random"], *_unprefixed("point", tensors), *_unprefixed("frozen", tensors)]:
-        if not name.startswith(("likelihood.", "prior.")) and name not in own:
+    for name in [*saved, *own]:
+        if own.get(name) != saved.get(name):
             raise InvalidArgument(
-                f"net has no parameter {name!r}, which the saved posterior has. Pass the network it was fitted with."
+                f"net is not the network this posterior was fitted with: parameter {name!r} has shape "
+                f"{own.get(name, 'none')} in net and {saved.get(name, 'none')} in the saved posterior."
             )
-    for prefix in ("posterior.loc", "posterior.stack", "point", "frozen"):
-        for name, value in _unprefixed(prefix, tensors).items():
-            shape = tuple(value.shape[1:] if prefix == "posterior.stack" else value.shape)
-            if name in own and shape != own[name]:
-                raise InvalidArgument(f"net has shape {own[name]} for {name!r}, the saved posterior {shape}.")
+    dtype = next((str(value.dtype).removeprefix("torch.") for value in net.parameters()), content["dtype"])
+    if dtype != content["dtype"]:
+        raise InvalidArgument(f"net is {dtype}, the saved posterior {content['dtype']}: convert net first.")
+    structure, given = content["network"]["structure"], describe(net)
+    if structure is not None and given is not None and structure != given:
+        raise InvalidArgument(
+            "net has the saved network's parameters but other layers. Leave net out, or pass the same one."
+        )
 
 
 def _frozen(model: Model) -> dict[str, Tensor]:

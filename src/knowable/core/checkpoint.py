@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from knowable.core.checks import check_number
-from knowable.core.storage import is_folder, read_folder, write_folder
+from knowable.core.storage import as_path, check_place, is_folder, read_folder, write_folder
 from knowable.errors import InvalidArgument, InvalidType
 
 
@@ -30,12 +30,14 @@ class Checkpoint:
     _last: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        as_path(self.path)
         check_number("seconds", self.seconds, at_least=0)
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Say which fit this is; its state can only be taken up by the same fit."""
         self._identity = {key: str(value) for key, value in identity.items()}
         self._last = time.monotonic()
+        check_place(self.path, "checkpoint")
 
     @property
     def due(self) -> bool:

@@ -11,6 +11,8 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from knowable.errors import InvalidArgument, InvalidType
 
 
@@ -39,9 +41,10 @@ def check_count(name: str, value: Any, *, at_least: int = 1, at_most: int | None
     """Return ``value`` as an int within the bounds, or raise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidType(f"{name} must be a whole number, got {_show(value)}.")
-    if value < at_least or (at_most is not None and value > at_most):
+    count = int(value)
+    if count < at_least or (at_most is not None and count > at_most):
         raise InvalidArgument(f"{name} must be a whole number{_bounds(None, at_least, None, at_most)}, got {value!r}.")
-    return int(value)
+    return count
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
@@ -61,6 +64,15 @@ def check_type(name: str, value: Any, kinds: type | tuple[type, ...], expected: 
     if not isinstance(value, kinds):
         raise InvalidType(f"{name} must be {expected}, got {_show(value)}.")
     return value
+
+
+def check_generator(value: Any) -> torch.Generator | None:
+    """Return ``value`` if it is a generator or None, or raise saying how to make one."""
+    if value is None or isinstance(value, torch.Generator):
+        return value
+    raise InvalidType(
+        f"generator must be a torch.Generator, got {_show(value)}. Write torch.Generator().manual_seed(0)."
+    )
 
 
 def _bounds(above: float | None, at_least: float | None, below: float | None, at_most: float | None) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.checks import check_count
 from knowable.core.randomness import generator_for
+from knowable.core.tensors import check_finite, check_rows, to_tensor
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Data:
     size: int
 
     def __post_init__(self) -> None:
-        check_count("size", self.size)
+        object.__setattr__(self, "size", check_count("size", self.size))
 
     @property
     def in_memory(self) -> bool:
@@ -65,22 +65,29 @@ class Data:
                     yield _pair(batch)
             return
         x, y = self.source
-        if batch_size >= self.size:
+        sizes = _batch_sizes(self.size, batch_size)
+        if len(sizes) == 1:
             if skip == 0:
                 yield x, y
             return
         order = torch.randperm(self.size, generator=generator_for(seed, epoch))
-        for rows in order.to(x.device).split(batch_size)[skip:]:
+        for rows in order.to(x.device).split(sizes)[skip:]:
             yield x.index_select(0, rows), y.index_select(0, rows)
 
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has."""
-        return -(-self.size // batch_size) if self.in_memory else max(1, len(self.source))
+        if self.in_memory:
+            return len(_batch_sizes(self.size, batch_size))
+        try:
+            return len(self.source)
+        except TypeError:  # an iterable without a length
+            return sum(1 for _ in self.source)
 
     def __iter__(self) -> Iterator[Batch]:
-        """All rows in order, in batches large enough to be quick."""
+        """All rows once, in order, in batches large enough to be quick."""
         if not self.in_memory:
-            yield from map(_pair, self.source)
+            whole = self.source.whole() if isinstance(self.source, _Checked) else self.source
+            yield from map(_pair, whole)
             return
         x, y = self.source
         yield from zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
@@ -94,15 +101,25 @@ class Data:
 class _Checked:
     """A loader whose batches are cast and checked for the model as they come."""
 
-    def __init__(self, loader: DataLoader, model: Model, name: str):
+    def __init__(self, loader: Any, model: Model, name: str):
         self.loader, self.model, self.name = loader, model, name
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.loader:
-            yield _checked_pair(*_pair(batch), self.model, self.name)
+        return self._checked(self.loader)
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def whole(self) -> Iterator[Batch]:
+        """Every row once: without the shuffling and the dropped last batch that suit training."""
+        loader = self.loader
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            loader = DataLoader(loader.dataset, loader.batch_size or 1, collate_fn=loader.collate_fn)
+        return self._checked(loader)
+
+    def _checked(self, loader: Any) -> Iterator[Batch]:
+        for batch in loader:
+            yield _checked_pair(*_pair(batch), self.model, self.name)
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -115,18 +132,20 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         batch_size: Batch size for a Dataset that has to be loaded row by row.
     """
     if isinstance(data, Data):
-        inner = as_data(data.source, model, name=name, batch_size=batch_size) if data.in_memory else data
-        if data.in_memory and inner.size != data.size:
+        if not data.in_memory:
+            return _loaded(data.source, data.size, model, name)
+        inner = as_data(data.source, model, name=name, batch_size=batch_size)
+        if inner.size != data.size:
             raise InvalidArgument(f"{name}.size is {data.size}, but its tensors have {inner.size} rows.")
-        return inner if data.in_memory else _loaded(data.source, data.size, model, name)
+        return inner
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):
         raise InvalidArgument(
-            f"{name} is an IterableDataset, whose number of rows is unknown. Pass Data(DataLoader(...), size=N): the posterior "
-            f"depends on N."
+            f"{name} is an IterableDataset, whose number of rows is unknown. Pass Data(DataLoader(...), size=N), for "
+            f"the posterior depends on N."
         )
     if isinstance(data, Dataset):
         if len(data) == 0:  # type: ignore[arg-type]
@@ -142,16 +161,26 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
 
 def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
     """Check inputs alone, as for a prediction."""
-    x = _to_tensor(x, name)
-    _check_rows(x, name)
-    _check_finite(x, name)
-    return _cast(x, model)
+    return _cast(check_finite(check_rows(to_tensor(x, name), name), name), model)
+
+
+def _batch_sizes(size: int, batch_size: int) -> list[int]:
+    """Equal batches and a remainder; a remainder of one row joins the batch before it (batch statistics need two)."""
+    full, rest = divmod(size, batch_size)
+    sizes = [batch_size] * full
+    if rest == 1 and full:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return sizes
 
 
 def _loaded(loader: Any, size: int, model: Model | None, name: str) -> Data:
-    if isinstance(loader, _Checked) or model is None:
-        return Data(loader, size)
-    return Data(_Checked(loader, model, name), size)
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
+        raise InvalidData(
+            f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
+        )
+    return Data(loader if isinstance(loader, _Checked) or model is None else _Checked(loader, model, name), size)
 
 
 def _size_of(loader: DataLoader, name: str) -> int:
@@ -159,7 +188,8 @@ def _size_of(loader: DataLoader, name: str) -> int:
         size = len(loader.dataset)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidArgument(
-            f"{name} is a loader whose number of rows is unknown. Pass Data(loader, size=N): the posterior depends on N."
+            f"{name} is a loader whose number of rows is unknown. Pass Data(loader, size=N), for the posterior depends "
+            f"on N."
         ) from None
     if size == 0:
         raise InvalidData(f"{name} is empty: its dataset has no rows.")
@@ -173,65 +203,28 @@ def _pair(batch: Any) -> Batch:
 
 
 def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> Batch:
-    x, y = _to_tensor(x, "x"), _to_tensor(y, "y")
-    _check_rows(x, "x")
+    of = "" if name == "data" else f" of {name}"
+    x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
+    check_rows(x, f"x{of}")
     if y.dim() == 0 or x.shape[0] != y.shape[0]:
         raise InvalidData(
             f"x and y must have the same number of rows, got x {tuple(x.shape)} and y {tuple(y.shape)} in {name}."
         )
-    _check_finite(x, "x")
+    check_finite(x, f"x{of}")
     if model is None:
         return x, y
     x = _cast(x, model)
     output = model.network.probe(x, model.network_params(model.params()), model.buffers())
-    return x, model.likelihood.check_target(y.to(model.device), output)
+    return x, model.likelihood.check_target(y.to(model.device), output, name=f"y{of}")
 
 
 def _cast(x: Tensor, model: Model) -> Tensor:
-    """Numbers take the model's dtype; indices (for embeddings) stay whole."""
-    return x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
-
-
-def _to_tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value).__module__.partition(".")[0] == "pandas":
-        value = _from_pandas(value, name)
-    try:
-        array = np.asarray(value)
-        if array.dtype == object:
-            raise TypeError("it holds Python objects, not numbers")
-        return torch.as_tensor(np.ascontiguousarray(array))
-    except (TypeError, ValueError) as error:
-        raise InvalidType(
-            f"{name} must be a tensor, an array or a data frame of numbers, got {type(value).__name__}: {error}."
-        ) from None
-
-
-def _from_pandas(frame: Any, name: str) -> np.ndarray:
-    kinds = frame.dtypes if frame.ndim == 2 else {frame.name: frame.dtype}
-    for column, dtype in kinds.items():
-        if dtype.kind not in "biuf":
-            raise InvalidType(f"{name} column {column!r} holds {dtype}, not numbers. Encode it first or drop it.")
-    return frame.to_numpy()
-
-
-def _check_rows(x: Tensor, name: str) -> None:
-    if x.dim() == 0:
-        raise InvalidData(f"{name} must have rows (a first dimension), got a single number.")
-    if x.shape[0] == 0:
-        raise InvalidData(f"{name} is empty: shape {tuple(x.shape)} has no rows.")
-
-
-def _check_finite(x: Tensor, name: str) -> None:
-    if not x.is_floating_point() or torch.isfinite(x.sum()):
-        return  # a finite sum has finite terms (an overflow only costs the slow look below)
-    bad = torch.nonzero(~torch.isfinite(x))
-    if len(bad) == 0:
-        return
-    where = bad[0].tolist()
-    column = f", column {where[1] if len(where) == 2 else tuple(where[1:])}" if len(where) > 1 else ""
-    raise InvalidData(
-        f"{name} has {len(bad)} missing or infinite value{'s' if len(bad) > 1 else ''}, the first in row {where[0]}{column} "
-        f"(counting from 0). Drop or fill {'them' if len(bad) > 1 else 'it'}."
-    )
+    """Numbers take the model's dtype. Whole numbers stay whole if the network takes them (embeddings), else too."""
+    x = x.to(model.device)
+    if not x.is_floating_point():
+        try:
+            model.network.probe(x, model.network_params(model.params()), model.buffers())
+            return x
+        except InvalidData:
+            pass
+    return x.to(model.dtype)

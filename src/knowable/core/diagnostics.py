@@ -20,10 +20,13 @@ class LogEvidence(float):
     kind: str
     standard_error: float
 
-    def __new__(cls, value: float, kind: str, standard_error: float = 0.0) -> LogEvidence:
+    def __new__(cls, value: float, kind: str, standard_error: float = 0.0) -> LogEvidence:  # noqa: D102
         self = super().__new__(cls, value)
         self.kind, self.standard_error = kind, standard_error
         return self
+
+    def __getnewargs__(self) -> tuple[float, str, float]:
+        return float(self), self.kind, self.standard_error
 
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.standard_error else ""

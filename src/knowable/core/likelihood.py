@@ -34,7 +34,7 @@ class Likelihood(ABC):
         return {}
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
-        """``y`` with the shape and dtype that :meth:`log_prob` wants for ``output``; shapes are checked, values are not."""
+        """Give ``y`` the shape and dtype that :meth:`log_prob` wants; shapes are checked, values are not."""
         return align_target(y.to(output.dtype), output.shape[1:])
 
     @abstractmethod
@@ -65,6 +65,8 @@ def align_target(y: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str
 
     This is where the classic mistake is caught: ``(B,)`` against ``(B, 1)`` would broadcast to ``(B, B)``.
     """
+    if y.dim() == 0:
+        raise InvalidData(f"{name} must have one row for each example, got the single number {y.item()}.")
     wanted = (y.shape[0], *trailing)
     if tuple(y.shape) == wanted:
         return y

@@ -56,17 +56,29 @@ class Method(ABC):
 
 def admit(
     model: Any, data: Any, validation: Any, seed: int, *, batch_size: int | None = None
-) -> tuple[Data, Data | None]:
-    """Check what every fit is given, once at the door."""
+) -> tuple[Data, Data | None, int]:
+    """Check what every fit is given, once at the door: the data, the held-out data, and the seed."""
     if not isinstance(model, Model):
         raise InvalidType(f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}.")
-    check_count("seed", seed, at_least=0)
+    seed = check_count("seed", seed, at_least=0)
     training = as_data(data, model, batch_size=batch_size)
-    return training, None if validation is None else as_data(validation, model, name="validation")
+    held_out = None if validation is None else as_data(validation, model, name="validation")
+    return training, held_out, seed
 
 
-def identity_of(method: Method, model: Model, data: Data) -> dict[str, Any]:
-    """What makes a fit this fit, for its checkpoint."""
-    start = tensor_fingerprint(*model.params().values())
-    rows = tensor_fingerprint(*data.tensors) if data.in_memory else data.size
-    return {"method": repr(method), "model": repr(model), "start": start, "data": rows}
+def identity_of(method: Method, model: Model, data: Data, validation: Data | None = None) -> dict[str, Any]:
+    """What makes a fit this fit, for its checkpoint: a resumed fit must agree in all of it."""
+    frozen = [value for name, value in model.net.named_parameters() if name in model.frozen_names]
+    known = [*model.params().values(), *frozen, *model.network_params({}).values(), *model.buffers().values()]
+    return {
+        "method": repr(method),
+        "model": repr(model),
+        "start": tensor_fingerprint(*known),
+        "prior": str(model.log_prior(model.params()).item()),
+        "data": _rows_identity(data),
+        "validation": None if validation is None else _rows_identity(validation),
+    }
+
+
+def _rows_identity(data: Data) -> str:
+    return tensor_fingerprint(*data.tensors) if data.in_memory else str(data.size)

@@ -17,7 +17,7 @@ from knowable.core.params import select_names
 from knowable.core.posterior_prior import PosteriorPrior
 from knowable.core.prior import JointPrior, Prior, PriorByName
 from knowable.core.types import Buffers, Params
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.posterior import Posterior
@@ -63,33 +63,38 @@ class Model:
         own = likelihood.params()
         names = [name for name, _ in _named_parameters(net)] + [LIKELIHOOD_PREFIX + name for name in own]
         if len(set(names)) < len(names):
-            raise InvalidArgument(
-                "The network has a parameter whose name begins with 'likelihood.'; rename that submodule."
-            )
+            raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
         self.net = net
         self.likelihood = likelihood
-        self.frozen_names = select_names("frozen", frozen, names, net)
-        self.network = Network(net, self.frozen_names)
         self._like = next(iter(net.parameters()), torch.zeros(()))  # dtype and device of everything
         self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
+        self.frozen_names = select_names("frozen", frozen, names, net)
         self._choose_prior(prior)
+        self.network = Network(net, self.frozen_names)
         random_names = select_names("random", random, names, net) - self.frozen_names
         self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
         if not self.random_names:
             raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen ones are set aside.")
+        points = [name for name in self.point_names if name not in self._hyperparams]
+        if points and self.prior.prior_of(points[0]) is None:
+            raise Unsupported(
+                f"prior is a posterior with correlations between its parameters, so {points[0]!r} cannot be a point "
+                f"estimate apart from the others. Make all of them random, or freeze it."
+            )
 
     def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None) -> None:
-        start = {**self.network.params(), **self._own}
-        start = {name: value for name, value in start.items() if name not in self.frozen_names}
+        values = {**{name: value.detach().clone() for name, value in self.net.named_parameters()}, **self._own}
+        start = {name: value for name, value in values.items() if name not in self.frozen_names}
         self._frozen_values: Params = {}  # frozen at other values than the network's own
-        self._buffers = self.network.buffers()
+        self._buffers = {name: value.detach().clone() for name, value in self.net.named_buffers()}
         prior = _as_prior(prior)
         if isinstance(prior, PosteriorPrior):
-            values = prior.start(start)
-            self._frozen_values = {name: values[name] for name in start if name in prior.fixed}
+            means = prior.start(start)
+            self._frozen_values = {name: means[name] for name in start if name in prior.fixed}
+            prior = prior.given({name: values[name] for name in self.frozen_names})
             self.frozen_names = self.frozen_names | self._frozen_values.keys()
             self._buffers |= {name: value.to(self.device) for name, value in prior.buffers.items()}
-            start = {name: value for name, value in values.items() if name not in self.frozen_names}
+            start = {name: value for name, value in means.items() if name not in self.frozen_names}
         if isinstance(prior, JointPrior):
             self.prior: JointPrior = prior
         else:
@@ -148,12 +153,25 @@ class Model:
         }
 
     def log_likelihood(self, params: Params, x: Tensor, y: Tensor, *, buffers: Buffers | None = None) -> Tensor:
-        """Log p(y | x, θ) per example, ``(batch,)``, for one draw of parameters, with the network in evaluation mode."""
-        x = torch.as_tensor(x, device=self.device)
+        """Log p(y | x, θ) per example, ``(batch,)``, for one draw of parameters; the network is in evaluation mode."""
+        self.check_params(params)
+        x, y = torch.as_tensor(x, device=self.device), torch.as_tensor(y, device=self.device)
         output = self.forward(
             params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
         )
-        return self.score(output, self.likelihood.align(torch.as_tensor(y, device=self.device), output), params)
+        if y.dim() == 0 or len(y) != len(output):
+            raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
+        return self.score(output, self.likelihood.align(y, output), params)
+
+    def check_params(self, params: Params) -> None:
+        """Refuse parameters that lack one of the model's, or have one it does not."""
+        lacking = [name for name in self._start if name not in params]
+        strange = [name for name in params if name not in self._start]
+        if lacking or strange:
+            what = [f"lacks {', '.join(lacking[:5])}"] * bool(lacking) + [
+                f"has no place for {', '.join(strange[:5])}"
+            ] * bool(strange)
+            raise InvalidArgument(f"params {' and '.join(what)}. Start from model.params().")
 
     def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         """Log p(y | output, θ) per example, for an output already computed and a target already aligned with it."""
@@ -165,6 +183,7 @@ class Model:
 
     def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int) -> Tensor:
         """(size / batch) Σ log p(y | x, θ) + log p(θ): an unbiased estimate on the full-data scale from one batch."""
+        check_count("size", size)
         log_likelihood = self.log_likelihood(params, x, y)
         return log_likelihood.sum() * (size / log_likelihood.shape[0]) + self.log_prior(params)
 

@@ -65,7 +65,7 @@ class Network:
 
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
-        rows = x[:2]
+        rows = x[:3]
         try:
             with torch.no_grad():
                 output = self(params, rows, buffers=buffers)
@@ -75,13 +75,13 @@ class Network:
             ) from error
         if not isinstance(output, Tensor):
             raise InvalidType(
-                f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward picks "
-                f"the tensor that the likelihood needs."
+                f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward "
+                f"picks the tensor that the likelihood needs."
             )
         if output.dim() == 0 or output.shape[0] != rows.shape[0]:
             raise InvalidData(
-                f"The network's output must have one row per row of x: {rows.shape[0]} rows gave shape {tuple(output.shape)}. "
-                f"Batches come first (use batch_first=True in recurrent and attention layers)."
+                f"The network's output must have one row per row of x: {rows.shape[0]} rows gave shape "
+                f"{tuple(output.shape)}. Batches come first (use batch_first=True in recurrent and attention layers)."
             )
         return output
 

@@ -13,6 +13,7 @@ from knowable.core.params import Layout
 from knowable.core.posterior import Posterior
 from knowable.core.posterior_prior import DiagonalNormalPrior, FullNormalPrior
 from knowable.core.types import Params
+from knowable.errors import InvalidArgument
 
 
 class DiagonalNormal(Posterior):
@@ -47,6 +48,7 @@ class DiagonalNormal(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
+        _check_names(self._layout, params)
         loc, scale = self._flat
         standard = (self._layout.flatten(params) - loc) / scale
         return -0.5 * (standard**2).sum(-1) - scale.log().sum() - 0.5 * len(loc) * math.log(2 * math.pi)
@@ -102,6 +104,7 @@ class FullNormal(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
+        _check_names(self.layout, params)
         difference = (self.layout.flatten(params) - self.loc).unsqueeze(-1)
         standard = torch.linalg.solve_triangular(self.scale_tril, difference, upper=False).squeeze(-1)
         log_det = self.scale_tril.diagonal().log().sum()
@@ -124,3 +127,9 @@ class FullNormal(Posterior):
         names = tuple(parts[2] for parts in entries)
         shapes = tuple(tensors[".".join(parts)].shape for parts in entries)
         return cls(model, Layout(names, shapes), tensors["loc"], tensors["scale_tril"], **common)
+
+
+def _check_names(layout: Layout, params: Params) -> None:
+    lacking = [name for name in layout.names if name not in params]
+    if lacking:
+        raise InvalidArgument(f"params lacks {', '.join(lacking[:5])}. Use the dict that sample() or mean() gives.")

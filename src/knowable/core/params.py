@@ -95,7 +95,7 @@ def map_params(function: Callable[[Tensor], Tensor], params: Params) -> Params:
 def select_names(argument: str, choice: str | Iterable[str], names: Iterable[str], net: nn.Module) -> set[str]:
     """Resolve names, globs or ``"last_layer"`` over parameter names; ``argument`` is what error messages call it."""
     names = list(names)
-    patterns = [choice] if isinstance(choice, str) else list(choice)
+    patterns = [choice] if isinstance(choice, str) else list(choice) if isinstance(choice, Iterable) else [choice]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise InvalidType(f"{argument} must be a name, a glob, 'last_layer' or a list of these; got {choice!r}.")
     chosen: set[str] = set()
@@ -114,11 +114,11 @@ def select_names(argument: str, choice: str | Iterable[str], names: Iterable[str
 
 
 def last_layer_names(net: nn.Module, names: Iterable[str]) -> set[str]:
-    """Parameters of the last module (in order of registration) that has parameters of its own, and the likelihood's."""
-    own = [(path, [name for name, _ in module.named_parameters(recurse=False)]) for path, module in net.named_modules()]
-    own = [(path, params) for path, params in own if params]
+    """Parameters of the last module (in order of registration) that has any of its own, and the likelihood's."""
+    own = [list(module.parameters(recurse=False)) for module in net.modules()]
+    own = [params for params in own if params]
     if not own:
         raise InvalidArgument("random='last_layer' needs a network with at least one layer that has parameters.")
-    path, params = own[-1]
-    wanted = {f"{path}.{name}" if path else name for name in params}
-    return {name for name in names if name in wanted or name.startswith("likelihood.")}
+    wanted = {id(param) for param in own[-1]}  # by identity: a tied weight goes by the name of its first use
+    chosen = {name for name, param in net.named_parameters() if id(param) in wanted}
+    return {name for name in names if name in chosen or name.startswith("likelihood.")}

@@ -35,7 +35,7 @@ class Particles(Posterior):
         self.stack = {name: value.detach() for name, value in stack.items()}
         count = number_of_draws(stack)
         if log_weights is None:
-            log_weights = torch.zeros(count, device=model.device)
+            log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
         if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
             raise InvalidArgument(
                 f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."

@@ -65,16 +65,17 @@ def fit_point(
     engine: Engine | None = None,
 ) -> Particles:
     """Train one set of parameters and return it as a posterior with one atom."""
-    rows, held_out = admit(model, data, validation, seed, batch_size=training.batch_size)
+    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size)
     if use_prior and model.hyper_names:
         raise Unsupported(
-            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as weights and scale shrink "
-            f"together. Use a method that integrates over the weights, such as MeanFieldVI, or give the prior a fixed scale."
+            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
+            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, or "
+            f"give the prior a fixed scale."
         )
     objective = PointObjective(model, rows.size, use_prior=use_prior)
     result = train(
-        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine,
-        label=type(method).__name__, identity=identity_of(method, model, rows),
+        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+        engine=engine, label=type(method).__name__, identity=identity_of(method, model, rows, held_out),
     )  # fmt: skip
     params = {name: value.detach() for name, value in objective.params().items()}
     random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
+from knowable.core.checks import check_count, check_generator
 from knowable.core.data import as_input
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.model import Model
@@ -94,7 +94,8 @@ class Posterior(ABC):
     def as_prior(self) -> JointPrior:
         """This posterior as the prior of the next data set."""
         raise Unsupported(
-            f"{type(self).__name__} has no density, so it cannot be a prior. Fit a method whose posterior has one, such as MeanFieldVI."
+            f"{type(self).__name__} has no density, so it cannot be a prior. Fit a method whose posterior has one, "
+            f"such as MeanFieldVI."
         )
 
     # --- draws -------------------------------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ class Posterior(ABC):
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """Draw n sets of parameters: a dict in which every tensor has a leading dimension n."""
         check_count("n", n)
+        check_generator(generator)
         return self._ordered({**self._sample_random(n, generator), **expand_params(self.points, n)})
 
     def mean(self) -> Params:
@@ -117,10 +119,11 @@ class Posterior(ABC):
 
     def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
         """How many draws a prediction uses, and their normalised log weights."""
-        return samples, torch.full((samples,), 0.0, device=self.model.device).log_softmax(0)
+        zeros = torch.zeros(samples, dtype=self.model.dtype, device=self.model.device)
+        return samples, zeros.log_softmax(0)
 
     def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
-        """Draws ``start`` to ``stop`` of those a prediction uses. Each has its own stream, so blocks may be of any size."""
+        """Draws ``start`` to ``stop`` of a prediction. Each has its own stream, so blocks may be of any size."""
         device = self.model.device
         draws = [self.sample(1, generator_for(seed, "predict", k, device=device)) for k in range(start, stop)]
         return concatenate_params(draws)
@@ -146,8 +149,9 @@ class Posterior(ABC):
         """
         check_count("samples", samples)
         x = as_input(x, self.model)
-        memory = parse_memory(max_memory)
-        seed = self._seed_from(generator)
+        return self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory))
+
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         with torch.no_grad():
             outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
             return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
@@ -159,18 +163,16 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         max_memory: int | str = "1GB",
     ) -> Iterator[Prediction]:
-        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``: for inputs of any length."""
+        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``."""
         check_count("samples", samples)
         x = as_input(x, self.model)
         memory = parse_memory(max_memory)
         seed = self._seed_from(generator)
         for rows in x.split(rows_that_fit(self, x, samples, memory)):
-            with torch.no_grad():
-                outputs, params, log_weights = predict_outputs(self, rows, samples, seed, memory)
-                yield self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+            yield self._predict(rows, samples, seed, memory)
 
     def _seed_from(self, generator: torch.Generator | None) -> int:
-        if generator is None:
+        if check_generator(generator) is None:
             return self.seed
         return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 

@@ -27,14 +27,18 @@ class PosteriorPrior(JointPrior):
     def __init__(self, loc: Params, fixed: Params, buffers: Buffers):
         self.loc_by_name, self.fixed, self.buffers = loc, dict(fixed), buffers
 
+    def given(self, frozen: Params) -> PosteriorPrior:
+        """The prior once the parameters in ``frozen`` are known: the same, where they are independent of the others."""
+        return self
+
     def start(self, params: Params) -> Params:
         """Start values for the parameters of the next model: the posterior's means."""
         known = self.loc_by_name.keys() | self.fixed.keys()
         missing = [name for name in params if name not in known]
         if missing:
             raise InvalidArgument(
-                f"prior is a posterior that says nothing about {', '.join(missing[:5])}. Use the same network and likelihood, or "
-                f"freeze these parameters."
+                f"prior is a posterior that says nothing about {', '.join(missing[:5])}. Use the same network and "
+                f"likelihood, or freeze these parameters."
             )
         start = {}
         for name, value in params.items():
@@ -78,6 +82,25 @@ class FullNormalPrior(PosteriorPrior):
         self.layout, self.loc, self.scale_tril = layout, loc, scale_tril
         self.precision = torch.cholesky_inverse(scale_tril)
 
+    def given(self, frozen: Params) -> FullNormalPrior:
+        r"""The prior of the other parameters once those in ``frozen`` are known.
+
+        .. math:: P_{oo}, \qquad \mu_o - P_{oo}^{-1} P_{of} (\theta_f - \mu_f)
+        """
+        known = {name: value for name, value in frozen.items() if name in self.layout.names}
+        if not known:
+            return self
+        others = Layout.of({name: self.loc_by_name[name] for name in self.layout.names if name not in known})
+        held = Layout.of(known)
+        places = self.layout.views(torch.arange(self.layout.size, device=self.loc.device))
+        o, f = others.flatten(places), held.flatten(places)
+        precision = self.precision[o][:, o]
+        shift = self.precision[o][:, f] @ (held.flatten(known).to(self.loc) - self.loc[f])
+        factor = torch.linalg.cholesky(precision)
+        loc = self.loc[o] - torch.cholesky_solve(shift.unsqueeze(-1), factor).squeeze(-1)
+        scale_tril = torch.linalg.cholesky(torch.cholesky_inverse(factor))
+        return FullNormalPrior(others, loc, scale_tril, fixed=self.fixed, buffers=self.buffers)
+
     def prior_of(self, name: str) -> None:
         """None: the parameters are correlated."""
         return
@@ -90,14 +113,14 @@ class FullNormalPrior(PosteriorPrior):
 
     def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Mean and precision in the order of ``layout``."""
-        places = self.layout.views(torch.arange(self.layout.size))
-        order = torch.cat([places[name].flatten() for name in layout.names]).to(self.loc.device)
+        places = self.layout.views(torch.arange(self.layout.size, device=self.loc.device))
+        order = layout.flatten(places)
         return self.loc[order], self.precision[order][:, order]
 
     def joint_kl(self, loc: Params, scale: Params) -> Tensor:
         r"""KL from independent normals, in closed form.
 
-        .. math:: \tfrac12\big(\textstyle\sum_d P_{dd} s_d^2 + (m-\mu)^\top P (m-\mu) - D - \log\det P\big) - \sum_d \log s_d
+        .. math:: \tfrac12\Big(\sum_d P_{dd} s_d^2 + (m-\mu)^\top P (m-\mu) - D - \log\det P\Big) - \sum_d \log s_d
         """
         means, scales = self.layout.flatten(loc), self.layout.flatten(scale)
         difference = means - self.loc

@@ -7,6 +7,7 @@ into arithmetic, which batching cannot reduce).
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import TYPE_CHECKING
 
@@ -32,15 +33,15 @@ def parse_memory(value: int | str | None) -> int | None:
     if value is None:
         return None
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
         if not match or match[2].upper() not in _UNITS:
             raise InvalidArgument(f"max_memory must be bytes or text such as '500MB', got {value!r}.")
         value = int(float(match[1]) * _UNITS[match[2].upper()])
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidType(f"max_memory must be bytes or text such as '500MB', got {type(value).__name__}.")
     if value <= 0:
         raise InvalidArgument(f"max_memory must be > 0, got {value}.")
-    return value
+    return int(value)
 
 
 def predict_outputs(
@@ -91,8 +92,9 @@ class _Budget:
         result = draws * len(x) * footprint.output
         if memory is not None and result > memory // 2:
             raise InvalidArgument(
-                f"max_memory={memory:,} is too small: the outputs of {draws} draws for {len(x):,} rows alone take {result:,} bytes, "
-                f"and at most half may go into them. Use predict_stream, which yields predictions for blocks of rows, or fewer samples."
+                f"max_memory={memory:,} is too small: the outputs of {draws} draws for {len(x):,} rows alone take "
+                f"{result:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions "
+                f"for blocks of rows, or fewer samples."
             )
         left = (memory or _DEFAULT_MEMORY + result) - result
         self.keep = draws * footprint.draw <= left // 4
@@ -117,7 +119,7 @@ class _Footprint:
         random = {name: value for name, value in params.items() if name not in posterior.points}
         network = posterior.model.network_params(params)
         rows = x[:2]
-        output = posterior.model.network.probe(rows, network, posterior.buffers)
+        output = posterior.model.network.probe(x, network, posterior.buffers)[:2]
         with _CountBytes() as counted, torch.no_grad():
             posterior.model.network(network, rows, buffers=posterior.buffers)
         draw = sum(value.numel() * value.element_size() for value in random.values())

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_number
+from knowable.core.checks import check_count, check_generator, check_number
 from knowable.core.likelihood import align_target, check_finite_target, sum_over_event
+from knowable.core.tensors import to_tensor
 from knowable.errors import InvalidData
 
 
@@ -58,7 +59,7 @@ class Prediction(ABC):
         return self.samples.shape[1]
 
     def _check_rows(self, y: Tensor) -> Tensor:
-        y = torch.as_tensor(y, device=self.samples.device)
+        y = to_tensor(y, "y").to(self.samples.device)
         if y.dim() == 0 or y.shape[0] != len(self):
             raise InvalidData(f"y must have {len(self)} rows, one for each prediction; got shape {tuple(y.shape)}.")
         return y
@@ -181,6 +182,8 @@ class RegressionPrediction(Prediction):
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes, ``(n, batch, ...)``; all outputs of one row come from the same component."""
+        check_count("n", n)
+        check_generator(generator)
         mean = self.components.mean
         index = torch.multinomial(
             self.log_weights.exp(), n * mean.shape[1], replacement=True, generator=generator

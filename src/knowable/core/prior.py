@@ -97,11 +97,11 @@ class JointPrior(ABC):
         return 0.0
 
     def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
-        """Mean ``(D,)`` and precision ``(D, D)`` over the parameters of ``layout``, where the prior is one correlated normal."""
+        """Mean ``(D,)`` and precision ``(D, D)`` over ``layout``, where the prior is one correlated normal."""
         return None
 
     def joint_kl(self, loc: Params, scale: Params) -> Tensor | None:
-        """KL(q ‖ self) for independent normals q over all random parameters, where there is a closed form for them jointly."""
+        """KL(q ‖ self) for independent normals q over all random parameters, where it has a closed form as a whole."""
         return None
 
 
@@ -118,6 +118,8 @@ class PriorByName(JointPrior):
         """
         self.globs = {"*": prior} if isinstance(prior, Prior) else dict(prior)
         for glob, each in self.globs.items():
+            if not isinstance(glob, str):
+                raise InvalidType(f"prior must map names or globs to priors; {glob!r} is not a name.")
             if not isinstance(each, Prior):
                 raise InvalidType(f"prior[{glob!r}] must be a knowable prior such as Normal(1.0), got {each!r}.")
         self._glob_of: dict[str, str] = {}
@@ -127,7 +129,8 @@ class PriorByName(JointPrior):
         unused = [glob for glob in self.globs if glob != "*" and not _matches_any(glob, params)]
         if unused:
             raise InvalidArgument(
-                f"prior has no parameter to match {', '.join(map(repr, unused))}. The parameters are: {_listing(params)}."
+                f"prior has no parameter to match {', '.join(map(repr, unused))}. "
+                f"The parameters are: {_listing(params)}."
             )
         self._hyperparams = self._make_hyperparams(params)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from knowable.errors import InvalidType
+
 
 class Bar(Protocol):
     """What a loop tells about its progress."""
@@ -29,6 +31,8 @@ def progress_bar(label: str, show: bool | None = None) -> Iterator[Bar]:
         label: What is being done.
         show: True, False, or None to show it only on a terminal.
     """
+    if show is not None and not isinstance(show, bool):
+        raise InvalidType(f"progress must be True, False or None (only on a terminal), got {show!r}.")
     if show is False or (show is None and not sys.stderr.isatty()):
         yield _Silent()
         return

@@ -27,8 +27,7 @@ def generator_for(seed: int, *path: int | str, device: torch.device | str = "cpu
 
 
 def parallel_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """Standard normal noise ``(rows, columns)`` from the global generator; large CPU buffers are filled by several
-    threads.
+    """Standard normal noise ``(rows, columns)`` from the global generator, by several threads where that pays.
 
     A generator fills memory with one thread. Here each part has a generator of its own, seeded from the global one, so
     the result depends only on the global generator's state and never on timing.

@@ -76,7 +76,7 @@ class Schedule:
 
     @property
     def converged(self) -> bool | None:
-        """Whether the loss settled: before the rate fell, or by now if the number of steps was fixed; None if it was too short to tell."""
+        """Whether the loss settled: before the rate fell, or by now if the steps were fixed (None: too few to tell)."""
         if self.forced:
             return False
         if self.fixed_steps is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from knowable.errors import DamagedArtifact, InvalidArgument
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+_TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial")
 _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
 
 
 def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     """Write a folder of the given ``kind``, replacing an older one of the same kind atomically."""
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"path {str(folder)!r} is a file; give the name of a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
-        raise InvalidArgument(f"path {str(folder)!r} is a folder with other files in it; give a new or empty one.")
+    folder = as_path(path)
+    check_place(folder, kind)
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _write_tensors(folder, tensors)
     body = {"format": FORMAT_VERSION, "kind": kind, "tensors": tensor_file, "content": content}
     _write_manifest(folder, body)
-    for stale in folder.glob("tensors-*.safetensors"):
-        if stale.name != tensor_file["name"]:
+    for stale in folder.iterdir():
+        if _TENSORS.fullmatch(stale.name) and stale.name != tensor_file["name"]:
             stale.unlink(missing_ok=True)
-    for stale in folder.glob("*.partial"):
-        stale.unlink(missing_ok=True)
+    for stale in folder.iterdir():
+        if _PARTIAL.fullmatch(stale.name):
+            stale.unlink(missing_ok=True)
     return folder
 
 
 def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a folder written by :func:`write_folder`, or raise :class:`DamagedArtifact` saying what is wrong with it."""
-    folder = Path(path)
+    folder = as_path(path)
     body = _read_manifest(folder)
     if body["kind"] != kind:
         raise DamagedArtifact(f"{folder} holds a {body['kind']}, not a {kind}.")
@@ -68,6 +69,37 @@ def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any]
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether something was saved at ``path``."""
     return (Path(path) / MANIFEST).is_file()
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """A path, or an error if it is not one."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidType(f"path must be the name of a folder, got {type(path).__name__} {path!r}.")
+    return Path(path)
+
+
+def check_place(path: str | os.PathLike[str], kind: str) -> None:
+    """Refuse to write where something else is: a file, a folder of other files, or a saved folder of another kind."""
+    folder = as_path(path)
+    parent = next((each for each in [folder, *folder.parents] if each.exists()), folder)
+    if not parent.is_dir():
+        raise InvalidArgument(f"path {str(folder)!r} cannot be a folder: {str(parent)!r} is a file.")
+    if not folder.is_dir():
+        return
+    names = {entry.name for entry in folder.iterdir()}
+    ours = {name for name in names if name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name)}
+    foreign = list(names - ours)
+    if MANIFEST in names and not foreign:
+        try:
+            found = _read_manifest(folder)["kind"]
+        except DamagedArtifact:
+            found = "damaged or foreign manifest"
+        foreign = [] if found == kind else [f"{MANIFEST} of a {found}"]
+    if foreign:
+        raise InvalidArgument(
+            f"path {str(folder)!r} is a folder with something else in it ({sorted(foreign)[0]}): give a new or empty "
+            f"one."
+        )
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -116,12 +148,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _canonical(body: dict[str, Any]) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
-
-
-def _is_ours(folder: Path) -> bool:
-    names = {entry.name for entry in folder.iterdir()}
-    known = {name for name in names if name == MANIFEST or name.startswith("tensors-") or name.endswith(".partial")}
-    return names == known
 
 
 def _hash_file(file: Path) -> str:

@@ -25,7 +25,7 @@ from knowable.core.objective import Objective
 from knowable.core.progress import Bar, progress_bar
 from knowable.core.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.schedule import WINDOW, Schedule, Settling
-from knowable.errors import ConvergenceWarning, Diverged, Interrupted
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData
 
 _MOST_HALVINGS = 8
 _OPTIMISERS = ("adam", "sgd")
@@ -187,14 +187,17 @@ class _Run:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def epoch_of_steps(self, saver: Checkpoint | None, bar: Bar) -> None:
-        for x, y in self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=self.batch):
-            if not self._one_step(x, y):
-                return  # diverged: begin again from the last good state
-            if self.step % self.window == 0 or self.step >= self.schedule.total_steps:
-                self._close_window(saver, bar)
-            if self.step >= self.schedule.total_steps or self.finished:
-                self.finished = True
-                return
+        """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
+        first = self.step
+        if self.batch < self.per_epoch:
+            for x, y in self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=self.batch):
+                going_on = self._one_step(x, y)
+                if going_on and (self.step % self.window == 0 or self.step >= self.schedule.total_steps):
+                    going_on = self._close_window(saver, bar)
+                if not going_on:
+                    return
+            if self.step == first:
+                raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _one_step(self, x: Tensor, y: Tensor) -> bool:
@@ -216,27 +219,29 @@ class _Run:
         self.step, self.batch = self.step + 1, self.batch + 1
         return True
 
-    def _close_window(self, saver: Checkpoint | None, bar: Bar) -> None:
+    def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
+        """Record the window and keep the state to go back to. False where the steps end here."""
+        if not all(torch.isfinite(value).all() for value in self.params):
+            self._diverged()
+            return False
         done = self.step - (self.history[-1]["step"] if self.history else 0)
-        means = {name: (value / done).item() for name, value in self.sums.items()}
-        self.sums = {}
         record = {
             "step": self.step,
             "epoch": self.epoch + self.batch / self.per_epoch,
             "learning_rate": self.rate * self.schedule.factor(self.step - 1),
-            **means,
+            **{name: (value / done).item() for name, value in self.sums.items()},
         }
-        if not all(torch.isfinite(value).all() for value in self.params):
-            self._diverged()
-            return
+        self.sums = {}
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
         self.history.append(record)
         self.schedule.record(self.step, record["loss"])
+        self.finished = self.finished or self.step >= self.schedule.total_steps
         self.good = self._snapshot()
         bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
         if saver is not None and saver.due:
             saver.save(*self.state())
+        return not self.finished
 
     # --- validation --------------------------------------------------------------------------------------------------
 
@@ -311,14 +316,15 @@ class _Run:
         self.restore_good()
         if self.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
             raise Diverged(
-                f"The loss left the finite numbers at step {at} with learning rate {self.rate * self.schedule.scale:.3g}"
-                f"{f' after {halvings - 1} halvings' if halvings > 1 else ''}. Standardise the data, lower learning_rate, or set clip=1.0."
+                f"The loss left the finite numbers at step {at} with learning rate "
+                f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
+                f"Standardise the data, lower learning_rate, or set clip=1.0."
             )
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
         self.good = self._snapshot()
         warnings.warn(
-            f"The loss left the finite numbers at step {at}: going on from step {self.step} with half the learning rate "
-            f"({self.rate * self.schedule.scale:.3g}).",
+            f"The loss left the finite numbers at step {at}: going on from step {self.step} with half the learning "
+            f"rate ({self.rate * self.schedule.scale:.3g}).",
             ConvergenceWarning,
             stacklevel=2,
         )

@@ -34,6 +34,16 @@ def to_tensor(name: str, value: Any, *, device: torch.device | None = None) -> T
     return tensor.to(device=device, dtype=torch.float64 if tensor.is_floating_point() else torch.int64)
 
 
+def in_double(value: Tensor) -> Tensor:
+    """A prediction's tensor in double precision, detached."""
+    return to_tensor("prediction", value).double()
+
+
+def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
+    """The distribution function at ``x`` in double precision; ``x`` goes in with the precision of the prediction."""
+    return in_double(prediction.cdf(x.to(prediction.components.mean.dtype)))
+
+
 def _from_array(name: str, value: Any) -> Tensor:
     try:
         array = np.asarray(value)

@@ -15,6 +15,7 @@ from knowable.errors import InvalidData, InvalidType
 from knowable.evaluation._inputs import (
     Array,
     by_row,
+    cdf,
     check_rows,
     classes_and_target,
     means_and_target,
@@ -150,8 +151,8 @@ def coverage_curve(prediction: Prediction, y: Array, levels: Sequence[float] | T
 def _transform(prediction: RegressionPrediction, y: Array) -> tuple[Tensor, Tensor]:
     """F just below ``y`` and at ``y``, each ``(B, ...)``: one value where F is continuous."""
     observed = means_and_target(prediction, y)[1].view(prediction.mean.shape)
-    above = prediction.cdf(observed).double()
-    return (prediction.cdf(observed.ceil() - 1).double() if prediction.components.discrete else above), above
+    above = cdf(prediction, observed)
+    return (cdf(prediction, observed.ceil() - 1) if prediction.components.discrete else above), above
 
 
 def _share_inside(below: Tensor, above: Tensor, level: float) -> Tensor:

@@ -19,6 +19,7 @@ from knowable.evaluation._inputs import (
     by_row,
     check_rows,
     classes_and_target,
+    in_double,
     means_and_target,
     to_tensor,
 )
@@ -158,10 +159,10 @@ def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple
     """Both flat."""
     if isinstance(uncertainty, RegressionPrediction):
         mean, observed = means_and_target(uncertainty, loss)
-        return uncertainty.total.double().flatten(), (mean - observed).square().flatten()
+        return in_double(uncertainty.total).flatten(), (mean - observed).square().flatten()
     if isinstance(uncertainty, Prediction):
         table, labels = classes_and_target(uncertainty, loss)
-        return uncertainty.total.double().flatten(), (table.labels != labels).double().flatten()
+        return in_double(uncertainty.total).flatten(), (table.labels != labels).double().flatten()
     scores = _one_sample("uncertainty", uncertainty)
     losses = check_finite_target(check_rows("loss", to_tensor("loss", loss, device=scores.device)), name="loss")
     if losses.numel() != len(scores):

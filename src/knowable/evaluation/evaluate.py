@@ -10,7 +10,7 @@ from torch import Tensor
 
 from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
-from knowable.evaluation._inputs import Array, by_row
+from knowable.evaluation._inputs import Array, by_row, in_double
 from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
 from knowable.evaluation.scores import accuracy_rows, brier_rows, crps_rows, nll_rows, squared_error_rows
 
@@ -94,7 +94,7 @@ def _evaluate_numbers(prediction: RegressionPrediction, y: Array) -> Scores:
         "crps": crps_rows(prediction, y),
         "coverage_90": coverage_rows(prediction, y, level=0.9),
         "interval_width_90": interval_width_rows(prediction, level=0.9),
-        "std": by_row(prediction.std.double()).mean(1),
+        "std": by_row(in_double(prediction.std)).mean(1),
     }
     means, errors = _means_and_errors(per_row)
     rmse = math.sqrt(means["squared_error"])
@@ -118,8 +118,8 @@ def _evaluate_classes(prediction: ClassPrediction, y: Array) -> Scores:
         "nll": nll_rows(prediction, y),
         "accuracy": accuracy_rows(prediction, y),
         "brier": brier_rows(prediction, y),
-        "entropy": by_row(prediction.total.double()).mean(1),
-        "mutual_information": by_row(prediction.epistemic.double()).mean(1),
+        "entropy": by_row(in_double(prediction.total)).mean(1),
+        "mutual_information": by_row(in_double(prediction.epistemic)).mean(1),
     }
     means, errors = _means_and_errors(per_row)
     values = {

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-5
-"""Error the integrals aim at, as a share of the predictive standard deviation (or of the miss, if that is larger)."""
+"""Estimated error at which an integral stops, as a share of the predictive standard deviation (or of a larger miss).
+
+The true error is mostly a hundred times smaller; the largest seen on wide mixtures of counts was four times this.
+"""
 
 _CHUNK = 1 << 18  # numbers held at once by each intermediate of the closed form
 _MOST_SPLITS = 300
@@ -111,6 +114,8 @@ def continuous_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -
 def count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, mean: Tensor, std: Tensor, scale: Tensor) -> Tensor:
     r"""CRPS of distributions over counts: :math:`\sum_{k \ge 0} (F(k) - 1\{k \ge y\})^2`.
 
+    Distributions that spread over more than 512 counts are integrated instead, as in :func:`continuous_crps`.
+
     Args:
         cdf: Distribution functions of all outcomes at once, elementwise.
         y: Observed counts.
@@ -122,14 +127,11 @@ def count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, mean: Tensor, std: Te
         The score of each outcome, shaped like ``y``.
     """
     low, high = _count_range(cdf, mean, std)
-    terms = int((high - low).max().item()) + 1
-    if terms > _MOST_TERMS:
+    wide = high - low >= _MOST_TERMS
+    if wide.all():
         return _wide_count_crps(cdf, y, scale)
-    score = (y - 1 - high).clamp_min(0.0) + (low - y).clamp_min(0.0)  # where F is 0 or 1, every term is 1 or 0
-    for step in range(terms):
-        k = low + step
-        score = score + torch.where(k <= high, (cdf(k) - (k >= y).to(y.dtype)).square(), 0.0)
-    return score
+    summed = _narrow_count_crps(cdf, y, low, torch.where(wide, low, high))
+    return torch.where(wide, _wide_count_crps(cdf, y, scale), summed) if wide.any() else summed
 
 
 def _count_range(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,6 +144,15 @@ def _count_range(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> 
             break
         reach = torch.where(short, 1.5 * reach, reach)
     return low, high
+
+
+def _narrow_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The sum over counts from low to high, and the ones between there and the outcome."""
+    score = (y - 1 - high).clamp_min(0.0) + (low - y).clamp_min(0.0)
+    for step in range(int((high - low).max().item()) + 1):
+        k = low + step
+        score = score + torch.where(k <= high, (cdf(k) - (k >= y).to(y.dtype)).square(), 0.0)
+    return score
 
 
 def _wide_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -> Tensor:

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from knowable._version import __version__
-from knowable.errors import InvalidArgument, KnowableError
-
-if TYPE_CHECKING:
-    from knowable.registry import MethodEntry
+from knowable.errors import KnowableError
 
 USER_MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
 
@@ -91,23 +88,9 @@ def cite(
 ) -> None:
     """Print the BibTeX of the papers behind one or more methods."""
     with _plain_errors():
-        entries = [_find_method(name) for name in method]
-        references = dict.fromkeys(reference.strip() for entry in entries for reference in entry.bibtex)
-        typer.echo("\n\n".join(references))
+        from knowable.registry import cite as bibtex_of
 
-
-def _find_method(name: str) -> MethodEntry:
-    """The method that ``name`` means, or an error with the nearest name."""
-    import difflib
-
-    from knowable.registry import METHODS
-
-    known = {key: entry for entry in METHODS.values() for key in (entry.name, *entry.aliases, entry.cls_name)}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else 'Run "knowable methods" for the list.'
-    raise InvalidArgument(f"There is no method {name!r}. {hint}")
+        typer.echo(bibtex_of(*method))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Networks that are linear in their parameters: the design matrix, found by running the network, and the proof that it is linear."""
+"""Networks that are linear in their parameters: the design matrix, and the proof that there is one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CHUNK_VALUES = 20_000_000  # elements of a design matrix held at once
 
 
 class Design:
-    r"""The affine map :math:`f(\theta) = f_0 + J\theta` of a network that is linear in its random parameters, in
-    double precision.
+    r"""The affine map :math:`f(\theta) = f_0 + J\theta` of a network that is linear in its random parameters.
 
-    Since f is affine, column d of J is :math:`f(e_d) - f(0)`: exact, and possible for any module that can be run.
+    Everything is in double precision. Since f is affine, column d of J is :math:`f(e_d) - f(0)`: exact, and possible
+    for any module that can be run.
     """
 
     def __init__(self, model: Model, layout: Layout, buffers: Buffers):
@@ -59,8 +59,9 @@ class Design:
             error = (actual - offset - design @ theta[0]).abs().max() / actual.abs().max().clamp_min(1e-12)
             if not error < 1e-8:
                 raise Unsupported(
-                    f"ExactLinear needs a network whose output is linear in its random parameters; this one departs from that by "
-                    f"{error:.1%}. Keep only the last layer random and freeze the others: Model(..., random='last_layer', frozen=[...])."
+                    f"ExactLinear needs a network whose output is linear in its random parameters; this one departs "
+                    f"from that by {error:.1%}. Keep only the last layer random and freeze the others: Model(..., "
+                    f"random='last_layer', frozen=[...])."
                 )
 
     def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:

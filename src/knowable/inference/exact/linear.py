@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knowable.core.checkpoint import as_checkpoint
 from knowable.core.checks import check_count
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.engine import as_engine
 from knowable.core.method import Method, admit
 from knowable.core.model import Model
 from knowable.core.params import Layout
+from knowable.core.randomness import own_randomness
 from knowable.core.types import Params
 from knowable.errors import InvalidArgument, Unsupported
 from knowable.inference.exact.design import Design
@@ -28,7 +31,8 @@ _NOISE = "likelihood.log_noise"
 class ExactLinear(Method):
     r"""The exact posterior, predictive distribution and evidence of a linear model with Gaussian noise.
 
-    .. math:: P = \Lambda_0 + \tfrac{1}{\sigma^2} J^\top J, \qquad m = P^{-1}\big(\Lambda_0 m_0 + \tfrac{1}{\sigma^2} J^\top (y - f_0)\big)
+    .. math:: P = \Lambda_0 + \tfrac{1}{\sigma^2} J^\top J, \qquad
+        m = P^{-1}\big(\Lambda_0 m_0 + \tfrac{1}{\sigma^2} J^\top (y - f_0)\big)
 
     for any network whose output is :math:`f_0 + J\theta` in its random parameters: a linear layer, a linear layer on
     frozen features, a polynomial. The prior must be normal (or flat, where the data determine the weights by
@@ -56,21 +60,24 @@ class ExactLinear(Method):
         check_count("max_parameters", self.max_parameters)
 
     def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> LinearNormal:
-        """Solve for the posterior; see :meth:`knowable.core.method.Method.fit`. There is nothing to iterate, watch or resume."""
+        """Solve for the posterior, in one go; see :meth:`knowable.core.method.Method.fit`."""
         started = time.monotonic()
-        rows, _ = admit(model, data, validation, seed)
+        rows, _, seed = admit(model, data, validation, seed)
+        as_engine(engine)
+        as_checkpoint(checkpoint)
         layout = self._check(model)
         design = Design(model, layout, model.buffers())
-        statistics = _Statistics.gather(design, rows, model)
+        with own_randomness(seed):  # a loader may draw
+            statistics = _Statistics.gather(design, rows, model)
         points = _choose_points(model, layout, statistics)
         loc, scale_tril = statistics.posterior(
             *_prior(model, layout, points), _noise(model, points, statistics.outputs)
         )
         value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
         evidence = None if value is None else LogEvidence(value.item(), "estimate" if points else "exact")
-        terms = {name: point.mean().item() for name, point in points.items()} | (
-            {"log_evidence": value.item()} if evidence else {}
-        )
+        terms = {name: point.mean().item() for name, point in points.items()}
+        if evidence is not None:
+            terms["log_evidence"] = float(evidence)
         like = model.params()
         return LinearNormal(
             model, layout, loc.to(model.dtype), scale_tril.to(model.dtype), seed=seed, log_evidence=evidence,
@@ -86,14 +93,15 @@ class ExactLinear(Method):
         unfit = [name for name in model.point_names if name not in (_NOISE, *model.hyper_names)]
         if unfit:
             raise Unsupported(
-                f"ExactLinear cannot fit the point parameters {', '.join(unfit[:5])}: freeze them with frozen=, or make them random."
+                f"ExactLinear cannot fit the point parameters {', '.join(unfit[:5])}: freeze them with frozen=, or "
+                f"make them random."
             )
         params = model.params()
         layout = Layout.of({name: params[name] for name in model.random_names if name != _NOISE})
         if layout.size > self.max_parameters:
             raise InvalidArgument(
-                f"ExactLinear would need a {layout.size:,} x {layout.size:,} matrix; max_parameters is {self.max_parameters:,}. "
-                f"Raise it, or make fewer parameters random."
+                f"ExactLinear would need a {layout.size:,} x {layout.size:,} matrix; max_parameters is "
+                f"{self.max_parameters:,}. Raise it, or make fewer parameters random."
             )
         return layout
 
@@ -152,7 +160,10 @@ class _Statistics:
         return chol, precision @ mean + torch.einsum("o,od->d", weight, self.cross)
 
     def log_evidence(self, mean: Tensor, precision: Tensor, noise: Tensor) -> Tensor | None:
-        r"""Log N(y | f0 + J m0, J Λ0⁻¹ Jᵀ + σ²), by the determinant and inversion lemmas; None under an improper prior."""
+        """The log density of y, by the determinant and inversion lemmas; None if the prior is improper.
+
+        log N(y | f0 + J m0, J Λ0⁻¹ Jᵀ + σ²)
+        """
         prior_chol, improper = torch.linalg.cholesky_ex(precision)
         if improper:
             return None
@@ -184,7 +195,7 @@ def _prior(model: Model, layout: Layout, points: Params) -> tuple[Tensor, Tensor
 def _noise(model: Model, points: Params, outputs: int) -> Tensor:
     own = {name: value.double() for name, value in model.likelihood_params(points).items()}
     scale = model.likelihood.noise_scale(own, like=torch.zeros((), dtype=torch.float64))  # type: ignore[attr-defined]
-    return scale.double().expand(outputs)
+    return scale.double().reshape(-1).repeat(outputs // max(1, scale.numel()))  # the last dimension runs fastest
 
 
 def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Params:
@@ -203,10 +214,13 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
         value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
         if value is None:
             raise Unsupported(
-                "Learning the noise or the prior's scale needs a proper prior on every weight; a flat one has no evidence."
+                "Learning the noise or the prior's scale needs a proper prior on every weight: a flat one has no "
+                "evidence."
             )
         if _NOISE in points:
-            value = value + model.prior.bound(_NOISE, points).log_prob(points[_NOISE]).sum()
+            prior = model.prior.bound(_NOISE, points)
+            assert prior is not None  # the likelihood's parameters have priors of their own
+            value = value + prior.log_prob(points[_NOISE]).sum()
         negative = -(value + model.prior.log_hyperprior(points))
         negative.backward()
         return negative

@@ -1,18 +1,15 @@
-"""The exact posterior of a linear model, whose predictions are exact too: the weights are integrated out in closed form."""
+"""The exact posterior of a linear model, whose predictions are exact too: weights integrated out in closed form."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.data import as_input
 from knowable.core.normal_posterior import FullNormal
-from knowable.core.predicting import parse_memory, predict_outputs
+from knowable.core.predicting import predict_outputs
 from knowable.core.prediction import RegressionPrediction
 from knowable.inference.exact.design import Design
 from knowable.likelihoods.normal_components import NormalComponents
@@ -26,18 +23,10 @@ class LinearNormal(FullNormal):
 
     family = "linear_normal"
 
-    def predict(
-        self,
-        x: Any,
-        samples: int = 64,
-        generator: torch.Generator | None = None,
-        max_memory: int | str | None = None,
-    ) -> RegressionPrediction:
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> RegressionPrediction:
         """The exact predictive distribution; ``samples`` functions are drawn as well, for ``prediction.samples``."""
-        check_count("samples", samples)
-        x = as_input(x, self.model)
         with torch.no_grad():
-            outputs, _, _ = predict_outputs(self, x, samples, self._seed_from(generator), parse_memory(max_memory))
+            outputs, _, _ = predict_outputs(self, x, samples, seed, memory)
             design = Design(self.model, self.layout, self.buffers)
             pieces = [self._moments(design, part) for part in design.chunks(x)]
             mean = torch.cat([piece[0] for piece in pieces])

@@ -46,7 +46,7 @@ class Stretch:
         return 0.5 * quadratic - log_scale[part].sum() + self.offset
 
     def add_gradient(self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
-        """Add ``weight`` times the derivative with respect to ``(loc, log scale)`` to ``gradient`` ``(2, D)``, in place."""
+        """Add ``weight`` times the derivative in ``(loc, log scale)`` to ``gradient`` ``(2, D)``, in place."""
         part = slice(self.start, self.stop)
         if isinstance(self.precision, Tensor):
             gradient[0, part].addcmul_(self._centred(loc[part]), self.precision, value=weight)
@@ -78,7 +78,7 @@ def stretches_of(layout: Layout, model: Model) -> list[Stretch]:
 
 def _extend(found: list[Stretch], start: int, stop: int, mean: float | Tensor, precision: float | Tensor) -> None:
     if isinstance(mean, Tensor) or isinstance(precision, Tensor):
-        mean, precision = torch.as_tensor(mean).flatten(), torch.as_tensor(precision).flatten()
+        mean, precision = (torch.as_tensor(each).flatten().expand(stop - start) for each in (mean, precision))
         offset = -0.5 * (precision.log().sum().item() + (stop - start))
         found.append(Stretch(start, stop, mean, precision, offset))
         return

@@ -64,7 +64,7 @@ class GaussianWeight(torch.Tensor):
     _draw: Tensor | None
 
     @staticmethod
-    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:
+    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:  # noqa: D102
         self = loc.as_subclass(cls)
         self.loc, self.variance, self.rule, self._draw = loc, variance, rule, None
         return self
@@ -96,7 +96,7 @@ def local_rule(
     """Draw the result of a linear operation from its own normal distribution."""
     loc, variance = _moments(weight)
     bias_loc, bias_variance = _moments(bias)
-    if op is LINEAR and variance is not None and x.dtype == loc.dtype:
+    if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
         return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
     mean = op(x, loc, bias_loc, **rest)
     if variance is None:  # only the bias is random: it acts alike everywhere, on each example anew

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count
+from knowable.core.checks import check_choice, check_count, check_type
 from knowable.core.method import admit
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.randomness import derive_seed, own_randomness
+from knowable.errors import InvalidArgument
 from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
 
@@ -44,7 +45,7 @@ class GradientVariance:
     rows: tuple[EstimatorNoise, ...]
 
     def __getitem__(self, estimator: str) -> EstimatorNoise:
-        return next(row for row in self.rows if row.estimator == estimator)
+        return {row.estimator: row for row in self.rows}[estimator]
 
     def __repr__(self) -> str:
         least = min(row.variance for row in self.rows)
@@ -66,8 +67,7 @@ def gradient_variance(
     repeats: int = 200,
     seed: int = 0,
 ) -> GradientVariance:
-    """Measure the variance of the ELBO's gradient under several estimators, all at the same variational
-    distribution and the same data.
+    """Measure the variance of the ELBO's gradient under several estimators, at the same point on the same data.
 
     Args:
         model: The model.
@@ -79,9 +79,14 @@ def gradient_variance(
         seed: Fixes the noise.
     """
     check_count("repeats", repeats, at_least=2)
-    rows, _ = admit(model, data, None, seed)
+    rows, _, seed = admit(model, data, None, seed)
     x, y = rows.tensors
     found = []
+    estimators = [estimators] if isinstance(estimators, str) else list(estimators)
+    if not estimators:
+        raise InvalidArgument(f"estimators must name at least one of {', '.join(ESTIMATORS)}; got none.")
+    if at is not None:
+        check_type("at", at, DiagonalNormal, "a posterior fitted by MeanFieldVI, or None")
     for estimator in estimators:
         check_choice("estimators", estimator, ESTIMATORS)
         enough = max(2, draws) if estimator == "score" else draws

@@ -11,6 +11,7 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.data import Data
 from knowable.core.diagnostics import LogEvidence
+from knowable.core.engine import Engine
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
@@ -89,14 +90,14 @@ class MeanFieldVI(Method, Training):
         self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
     ) -> DiagonalNormal:
         """Maximise the bound; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out = admit(model, data, validation, seed, batch_size=self.batch_size)
+        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
         with own_randomness(derive_seed(seed, "start")):
             first = next(iter(rows))[0]
             start = self._start(model, rows, held_out, seed, progress, engine)
             objective = self.objective(model, first, rows.size, start=start)
         result = train(
-            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine,
-            label=type(self).__name__, identity=identity_of(self, model, rows),
+            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+            engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
         )  # fmt: skip
         loc, scale = objective.loc_and_scale()
         points = objective.point_params()
@@ -108,19 +109,23 @@ class MeanFieldVI(Method, Training):
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
+        draws = self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1)
         return MeanFieldObjective(
-            model, x, size, estimator=self.estimator, draws=self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1),
-            beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
+            model, x, size, estimator=self.estimator, draws=draws, beta=self.beta, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
-    def _start(self, model: Model, rows: Data, held_out: Data | None, seed: int, progress, engine) -> Params | None:
+    def _start(
+        self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None, engine: Engine | None
+    ) -> Params | None:
         if isinstance(self.start, Posterior):
-            return {name: value for name, value in self.start.mean().items() if name in model.params()}
+            return _means_for(model, self.start)
         if self.start == "network" or model.hyper_names:
             return None
         settings = Training(self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience)
         return fit_point(
-            self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress, engine=engine
+            self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress,
+            engine=engine,
         ).mean()  # fmt: skip
 
     def _notes(self) -> tuple[str, ...]:
@@ -129,8 +134,20 @@ class MeanFieldVI(Method, Training):
         return (f"beta={self.beta:g}: the target is not the Bayes posterior (beta=1 is).",)
 
 
+def _means_for(model: Model, posterior: Posterior) -> Params:
+    """The posterior's means, as start values of another model with the same parameters."""
+    means = posterior.mean()
+    for name, value in model.params().items():
+        if name not in means or means[name].shape != value.shape:
+            found = f"shape {tuple(means[name].shape)}" if name in means else "nothing"
+            raise InvalidArgument(
+                f"start is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
+            )
+    return {name: means[name].to(value) for name, value in model.params().items()}
+
+
 def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence, dict[str, float]]:
-    """The evidence lower bound at the end, with its standard error: full passes over the data with fresh weight draws."""
+    """The bound at the end, with its standard error: full passes over the data with fresh weight draws."""
     draws = int(min(256, max(4, _BOUND_ROWS // data.size)))
     points = objective.point_params()
     model = objective.model

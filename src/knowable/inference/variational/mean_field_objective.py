@@ -24,7 +24,8 @@ _VALIDATION_DRAWS = 8
 class MeanFieldObjective(Objective):
     r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
 
-    .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big] - \beta\, \mathrm{KL}(q \,\|\, p)
+    .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
+        - \beta\, \mathrm{KL}(q \,\|\, p)
 
     Attributes:
         q: Means and log scales of all random parameters, one buffer ``(2, D)``: those drawn as weights first, then
@@ -142,7 +143,7 @@ class MeanFieldObjective(Objective):
 
 
 def _plan(model: Model, x: Tensor, estimator: str) -> tuple[list[str], list[str]]:
-    """Which parameters are drawn as weights and which are left to their layer's own rule, each in an order that keeps equal priors together."""
+    """Which parameters are drawn as weights and which are left to their layer's own rule, equal priors together."""
     usage = Usage() if estimator in ("weight", "score") else trace_usage(model, x)
     suits = usage.once_per_example if estimator == "auto" else usage.one_operation
     local = [name for name in model.random_names if suits(name)]

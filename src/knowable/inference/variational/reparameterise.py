@@ -22,7 +22,7 @@ class DrawAndDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, noise: Tensor, stretches: list[Stretch]):
-        """Compute from ``q`` ``(2, D)`` and standard normal ``noise`` ``(draws, number of drawn weights)``, which is used up."""
+        """Compute from ``q`` ``(2, D)`` and standard normal ``noise`` ``(draws, drawn weights)``, which is used up."""
         loc, log_scale = q[0], q[1]
         split = noise.shape[1]
         scale = log_scale.exp()

@@ -1,0 +1,72 @@
+"""Whatever holds numbers becomes a tensor, or an error that says where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knowable.errors import InvalidData, InvalidType
+
+
+def to_tensor(value: Any, name: str) -> Tensor:
+    """A tensor from a tensor, an array, a data frame or nested lists of numbers."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ma.MaskedArray):
+        value = value.astype(float).filled(np.nan) if np.ma.is_masked(value) else value.data
+    if type(value).__module__.partition(".")[0] == "pandas":
+        value = _from_pandas(value, name)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"it holds {_kind(array)}, not numbers")
+        return torch.as_tensor(array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C"))
+    except (TypeError, ValueError) as error:
+        raise InvalidType(
+            f"{name} must be a tensor, an array or a data frame of numbers, got {type(value).__name__}: {error}."
+        ) from None
+
+
+def check_rows(x: Tensor, name: str) -> Tensor:
+    """Refuse a single number and an empty tensor."""
+    if x.dim() == 0:
+        raise InvalidData(f"{name} must have rows (a first dimension), got the single number {x.item()}.")
+    if x.shape[0] == 0:
+        raise InvalidData(f"{name} is empty: shape {tuple(x.shape)} has no rows.")
+    return x
+
+
+def check_finite(x: Tensor, name: str) -> Tensor:
+    """Refuse missing and infinite values, naming the first one's row and column."""
+    if not x.is_floating_point() or torch.isfinite(x.sum()):
+        return x  # a finite sum has finite terms (an overflow only costs the slow look below)
+    bad = torch.nonzero(~torch.isfinite(x))
+    if len(bad) == 0:
+        return x
+    where = bad[0].tolist()
+    column = f", column {where[1] if len(where) == 2 else tuple(where[1:])}" if len(where) > 1 else ""
+    many = len(bad) > 1
+    raise InvalidData(
+        f"{name} has {len(bad)} missing or infinite value{'s' if many else ''}, the first in row {where[0]}{column} "
+        f"(counting from 0). Drop or fill {'them' if many else 'it'}."
+    )
+
+
+def _from_pandas(frame: Any, name: str) -> np.ndarray:
+    kinds = dict(frame.dtypes) if frame.ndim == 2 else {frame.name: frame.dtype}
+    for column, dtype in kinds.items():
+        if dtype.kind not in "biuf":
+            raise InvalidType(f"{name} column {column!r} holds {dtype}, not numbers. Encode it first or drop it.")
+    plain = set(kinds.values())
+    if len(plain) == 1 and isinstance(next(iter(plain)), np.dtype):
+        return frame.to_numpy()
+    return frame.to_numpy(dtype=float, na_value=np.nan)  # mixed kinds, or pandas' own with missing values
+
+
+def _kind(array: np.ndarray) -> str:
+    if array.dtype.kind in "US":
+        return "text"
+    return "Python objects" if array.dtype == object else str(array.dtype)

@@ -1,0 +1,1 @@
+"""The checks of the conformance suite, by subject; each is a function of one ``Subject``."""

@@ -1,0 +1,103 @@
+"""Draws and predictions: repeatable, new when asked, the same under any cap on memory."""
+
+from __future__ import annotations
+
+import torch
+
+from knowable.core.posterior import Posterior
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from knowable.testing.subject import Subject, expect, expect_error
+
+
+def check_prediction_repeats_itself(subject: Subject) -> None:
+    """Without a generator the same prediction every time; with one, a new prediction where there is spread."""
+    case = subject.case()
+    posterior = subject.fit(case)
+    first = posterior.predict(case.x, samples=5).samples
+    posterior.predict(case.x, samples=7)
+    expect(torch.equal(first, posterior.predict(case.x, samples=5).samples), "Two predictions differ.")
+    generator = torch.Generator().manual_seed(1)
+    second = posterior.predict(case.x, samples=5, generator=generator).samples
+    third = posterior.predict(case.x, samples=5, generator=generator).samples
+    again = posterior.predict(case.x, samples=5, generator=torch.Generator().manual_seed(1)).samples
+    expect(torch.equal(second, again), "Two predictions with equal generators differ.")
+    if _has_spread(posterior) and len(first) == 5:  # a posterior of fewer atoms always uses all of them
+        different = not torch.equal(first, second) and not torch.equal(second, third)
+        expect(different, "A generator does not make the prediction's draws new.")
+
+
+def check_draws_are_new_where_there_is_spread(subject: Subject) -> None:
+    """``sample`` follows its generator, and draws differ where the posterior has spread."""
+    posterior = subject.fit(subject.case())
+    one, two = (posterior.sample(6, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    if _has_spread(posterior):
+        expect(any(not torch.equal(one[name], two[name]) for name in one), "sample() ignores its generator.")
+        expect(any(not torch.equal(value[0], value[1]) for value in one.values()), "All draws are the same.")
+    expect_error((InvalidArgument, InvalidType), lambda: posterior.sample(0), "sample(0)")
+
+
+def check_memory_cap_changes_nothing(subject: Subject) -> None:
+    """A prediction cut into blocks to fit in memory is the same prediction."""
+    case = subject.case(rows=64)
+    posterior = subject.fit(case)
+    whole = posterior.predict(case.x, samples=20)
+    size = whole.samples.numel() * whole.samples.element_size()
+    for cap in (4 * size, 40 * size):
+        capped = posterior.predict(case.x, samples=20, max_memory=cap)
+        expect(_close(whole.samples, capped.samples), f"max_memory={cap} changes the prediction's draws.")
+        expect(_close(whole.total, capped.total), f"max_memory={cap} changes the prediction's uncertainty.")
+    expect_error(InvalidArgument, lambda: posterior.predict(case.x, samples=20, max_memory=1), "max_memory=1")
+
+
+def check_streamed_prediction_is_the_prediction(subject: Subject) -> None:
+    """Predictions for blocks of rows, joined, are the prediction for all of them."""
+    case = subject.case(rows=64)
+    posterior = subject.fit(case)
+    whole = posterior.predict(case.x, samples=6)
+    size = whole.samples.numel() * whole.samples.element_size()
+    parts = list(posterior.predict_stream(case.x, samples=6, max_memory=size))
+    expect(len(parts) > 1, "predict_stream gave one block although only half of the rows fit.")
+    for name in ("total", "aleatoric", "epistemic"):
+        joined = torch.cat([getattr(part, name) for part in parts])
+        expect(_close(getattr(whole, name), joined), f"predict_stream and predict give different {name} uncertainty.")
+    expect(_close(whole.samples, torch.cat([part.samples for part in parts], 1)), "predict_stream gives other draws.")
+    log_prob = torch.cat([p.log_prob(y) for p, y in zip(parts, case.y.split([len(p) for p in parts]), strict=True)])
+    expect(_close(whole.log_prob(case.y), log_prob), "predict_stream gives another log density.")
+
+
+def check_inputs_of_a_prediction(subject: Subject) -> None:
+    """Arrays are taken as inputs; missing values, wrong shapes and no draws are refused."""
+    case = subject.case()
+    posterior = subject.fit(case)
+    expected = posterior.predict(case.x, samples=3).samples
+    expect(torch.equal(expected, posterior.predict(case.x.numpy(), samples=3).samples), "Arrays change a prediction.")
+    missing = case.x.clone()
+    missing[2] = float("nan")
+    expect_error(InvalidData, lambda: posterior.predict(missing), "Predicting at a missing value")
+    expect_error(InvalidData, lambda: posterior.predict(case.x[:, :2]), "Predicting with a column missing")
+    expect_error(InvalidData, lambda: posterior.predict(case.x[:0]), "Predicting at no rows")
+    expect_error((InvalidArgument, InvalidType), lambda: posterior.predict(case.x, samples=0), "samples=0")
+
+
+def check_density_is_that_of_the_draws(subject: Subject) -> None:
+    """Where ``log_prob`` exists it takes one draw or a stack, and draws are likelier than far-off values."""
+    posterior = subject.fit(subject.case())
+    if type(posterior).log_prob is Posterior.log_prob:
+        return
+    draws = posterior.sample(8, torch.Generator().manual_seed(0))
+    values = posterior.log_prob(draws)
+    single = posterior.log_prob({name: value[0] for name, value in draws.items()})
+    expect(
+        values.shape == (8,) and single.shape == (), f"log_prob gives {tuple(values.shape)} and {tuple(single.shape)}."
+    )
+    expect(torch.allclose(values[0], single, rtol=1e-4, atol=1e-3), "log_prob of a stack differs from that of a draw.")
+    far = posterior.log_prob({name: value + 1e3 for name, value in draws.items()})
+    expect((values > far).all(), "log_prob prefers values far away to the posterior's own draws.")
+
+
+def _has_spread(posterior: Posterior) -> bool:
+    return any((value > 0).any() for value in posterior.std().values())
+
+
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,202 @@
+"""Small networks that every method must handle, each with data and a likelihood: one a kind.
+
+They are as small as they can be while keeping what makes their kind difficult: running statistics, recurrence,
+attention with dropout, weights used twice, parts that are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.checks import check_choice, check_count
+from knowable.core.likelihood import Likelihood
+from knowable.core.model import Model
+from knowable.core.prior import Prior
+from knowable.core.randomness import own_randomness
+from knowable.likelihoods import Categorical, Gaussian
+
+
+@dataclass(frozen=True)
+class NetworkCase:
+    """A network with data it can be fitted to.
+
+    Attributes:
+        name: The kind of network.
+        net: The network.
+        likelihood: What its output means.
+        x: Inputs.
+        y: Targets.
+        random: Which parameters are random.
+        frozen: Which stay as they are.
+    """
+
+    name: str
+    net: nn.Module
+    likelihood: Likelihood
+    x: Tensor
+    y: Tensor
+    random: str = "*"
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, as a fit takes them."""
+        return self.x, self.y
+
+    def model(self, prior: Prior | None = None) -> Model:
+        """The case as a model."""
+        return Model(self.net, self.likelihood, prior, random=self.random, frozen=self.frozen)
+
+
+def network_case(name: str, *, rows: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> NetworkCase:
+    """The network of the given name, with ``rows`` rows of data; the global generator is left untouched.
+
+    >>> network_case("mlp").x.shape
+    torch.Size([16, 3])
+    """
+    check_choice("name", name, NETWORKS)
+    check_count("rows", rows, at_least=2)
+    with own_randomness(seed):
+        case = NETWORKS[name](rows)
+    case.net.to(dtype)
+    tensors = [value.to(dtype) if value.is_floating_point() else value for value in case.data]
+    return NetworkCase(case.name, case.net, case.likelihood, *tensors, random=case.random, frozen=case.frozen)
+
+
+def _linear(rows: int) -> NetworkCase:
+    return NetworkCase("linear", nn.Linear(3, 1), Gaussian(0.3), *_regression(rows, 3))
+
+
+def _mlp(rows: int) -> NetworkCase:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    return NetworkCase("mlp", net, Gaussian(), *_regression(rows, 3))
+
+
+def _batchnorm_cnn(rows: int) -> NetworkCase:
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+    return NetworkCase("batchnorm_cnn", net, Categorical(), torch.randn(rows, 1, 8, 8), _labels(rows, 3))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with batch normalisation, and the input added back."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of the same shape."""
+        return torch.relu(x + self.body(x))
+
+
+def _residual(rows: int) -> NetworkCase:
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), ResidualBlock(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    return NetworkCase("residual", net, Categorical(), torch.randn(rows, 2, 6, 6), _labels(rows, 3))
+
+
+class LastOfLSTM(nn.Module):
+    """An LSTM read out at its last step."""
+
+    def __init__(self, inputs: int, hidden: int):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One number for each sequence ``(batch, steps, inputs)``."""
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def _lstm(rows: int) -> NetworkCase:
+    x = torch.randn(rows, 5, 2)
+    return NetworkCase("lstm", LastOfLSTM(2, 4), Gaussian(0.3), x, x.sum((1, 2)).tanh().unsqueeze(1))
+
+
+class TokenClassifier(nn.Module):
+    """A transformer encoder over short sequences, averaged over tokens."""
+
+    def __init__(self, inputs: int, width: int, classes: int):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, nhead=2, dim_feedforward=2 * width, dropout=0.1, batch_first=True)
+        self.embed = nn.Linear(inputs, width)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=1, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits for each sequence ``(batch, tokens, inputs)``."""
+        return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+def _transformer(rows: int) -> NetworkCase:
+    return NetworkCase(
+        "transformer", TokenClassifier(2, 8, 3), Categorical(), torch.randn(rows, 4, 2), _labels(rows, 3)
+    )
+
+
+def _frozen_backbone(rows: int) -> NetworkCase:
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    x, y = _regression(rows, 3)
+    with torch.no_grad():
+        net.train()(2 * x + 1)  # running statistics of its own, as after a training elsewhere
+    return NetworkCase("frozen_backbone", net, Gaussian(0.3), x, y, frozen=("0.*", "1.*"))
+
+
+def _last_layer(rows: int) -> NetworkCase:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    return NetworkCase("last_layer", net, Gaussian(0.3), *_regression(rows, 3), random="last_layer")
+
+
+class TiedDecoder(nn.Module):
+    """An embedding whose weight is also the output layer's."""
+
+    def __init__(self, words: int, width: int):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.mix = nn.Linear(width, width)
+        self.out = nn.Linear(width, words, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, words, steps)`` for word indices ``(batch, steps)``."""
+        return self.out(torch.tanh(self.mix(self.embed(x)))).transpose(1, 2)
+
+
+def _tied(rows: int) -> NetworkCase:
+    x = torch.randint(0, 6, (rows, 5))
+    return NetworkCase("tied", TiedDecoder(6, 4), Categorical(), x, (x + 1) % 6)
+
+
+def _regression(rows: int, features: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, features)
+    return x, torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(rows, 1)
+
+
+def _labels(rows: int, classes: int) -> Tensor:
+    return torch.arange(rows) % classes
+
+
+NETWORKS: dict[str, Callable[[int], NetworkCase]] = {
+    "linear": _linear,
+    "mlp": _mlp,
+    "batchnorm_cnn": _batchnorm_cnn,
+    "residual": _residual,
+    "lstm": _lstm,
+    "transformer": _transformer,
+    "frozen_backbone": _frozen_backbone,
+    "last_layer": _last_layer,
+    "tied": _tied,
+}
+"""Every case by name."""

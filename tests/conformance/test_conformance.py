@@ -1,0 +1,28 @@
+"""Every registered method passes the conformance suite."""
+
+from __future__ import annotations
+
+import knowable as kn
+from knowable.registry import METHODS
+from knowable.testing import NETWORKS, Check, Subject, parametrize_with_checks
+
+QUICK = {"epochs": 2, "batch_size": 8}
+NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
+
+# One line for each method: quick settings, and what it declares of itself.
+SUBJECTS = {
+    "maximum_likelihood": Subject(kn.MaximumLikelihood(**QUICK)),
+    "map": Subject(kn.MAP(**QUICK)),
+    "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
+    "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+}
+
+
+def test_every_registered_method_is_here():
+    assert set(SUBJECTS) == set(METHODS)
+    assert all(type(SUBJECTS[name].method) is entry.cls for name, entry in METHODS.items())
+
+
+@parametrize_with_checks(SUBJECTS.values())
+def test_method_conforms(subject: Subject, check: Check):
+    check(subject)

@@ -1,0 +1,235 @@
+"""Tests of the network as a pure function."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from knowable.core.network import Network
+from knowable.core.params import index_params, stack_params
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from tests.core.cases import Tied, batch_norm_net, mlp, same_params
+
+
+def _draws(network: Network, count: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    start = network.params()
+    return stack_params(
+        [{name: torch.randn(value.shape, generator=generator) for name, value in start.items()} for _ in range(count)]
+    )
+
+
+def test_the_call_with_the_modules_own_parameters_is_the_module():
+    net = mlp()
+    network, x = Network(net), torch.randn(5, 2)
+    assert torch.equal(network(network.params(), x), net(x))
+
+
+def test_the_call_with_other_parameters_is_a_module_that_holds_them(generator):
+    net, other, x = mlp(), mlp(), torch.randn(5, 2)
+    params = {name: value.detach() for name, value in other.named_parameters()}
+    assert torch.equal(Network(net)(params, x), other(x))
+
+
+def test_the_structural_copies_share_every_tensor_with_the_users_module():
+    net = batch_norm_net()
+    network = Network(net)
+    own = {value.data_ptr() for value in [*net.parameters(), *net.buffers()]}
+    for copy in (network._training, network._evaluating):
+        assert {value.data_ptr() for value in [*copy.parameters(), *copy.buffers()]} == own
+        assert copy is not net
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_users_module_keeps_its_values_and_its_mode(mode):
+    net = batch_norm_net().train(mode)
+    net[1].train(not mode)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    network, x = Network(net), torch.randn(6, 2)
+    buffers = network.buffers()
+    network(network.params(), x, buffers=buffers, training=True)
+    network(network.params(), x, buffers=buffers)
+    assert same_params(dict(net.state_dict()), before)
+    assert (net.training, net[1].training, net[0].training) == (mode, not mode, mode)
+
+
+def test_training_updates_the_buffers_it_is_handed_as_the_module_would_its_own():
+    net, x = batch_norm_net(), torch.randn(6, 2)
+    network = Network(net)
+    buffers = network.buffers()
+    output = network(network.params(), x, buffers=buffers, training=True)
+    expected = net.train()(x)
+    assert torch.equal(output, expected)
+    assert same_params(buffers, dict(net.named_buffers()))
+    assert buffers["1.num_batches_tracked"] == 1
+
+
+def test_evaluation_uses_the_buffers_it_is_handed_and_leaves_them_alone():
+    network, x = Network(batch_norm_net()), torch.randn(6, 2)
+    buffers = network.buffers()
+    plain = network(network.params(), x, buffers=buffers)
+    moved = {**buffers, "1.running_mean": buffers["1.running_mean"] + 1.0}
+    before = {name: value.clone() for name, value in moved.items()}
+    assert not torch.allclose(network(network.params(), x, buffers=moved), plain)
+    assert same_params(moved, before)
+
+
+def test_batch_norm_over_draws_in_one_call_is_the_loop_over_draws(generator):
+    network, x = Network(batch_norm_net()), torch.randn(6, 2)
+    stack = _draws(network, 3, generator)
+    buffers = {name: value + 1 for name, value in network.buffers().items()}
+    together = network.over_draws(stack, x, buffers=buffers, vectorise=True)
+    each = torch.stack([network(index_params(stack, k), x, buffers=buffers) for k in range(3)])
+    torch.testing.assert_close(together, each)
+    assert torch.equal(network.over_draws(stack, x, buffers=buffers, vectorise=False), each)
+    assert network._vectorises
+
+
+class _Branching(nn.Module):
+    """Looks at a value, which vmap refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = self.linear(x)
+        return output if output.sum().item() > 0 else -output
+
+
+def test_a_module_that_vmap_refuses_is_looped_over(generator):
+    network, x = Network(_Branching()), torch.randn(4, 2)
+    stack = _draws(network, 3, generator)
+    each = torch.stack([network(index_params(stack, k), x) for k in range(3)])
+    assert torch.equal(network.over_draws(stack, x, vectorise=True), each)
+
+
+def test_the_switch_for_hidden_loops_is_put_back(generator):
+    network = Network(mlp())
+    before = torch._C._functorch._is_vmap_fallback_enabled()
+    network.over_draws(_draws(network, 2, generator), torch.randn(3, 2), vectorise=True)
+    assert torch._C._functorch._is_vmap_fallback_enabled() == before
+
+
+def test_tied_weights_are_one_parameter_and_both_uses_follow_it():
+    net, x = Tied(), torch.randn(3, 2)
+    network = Network(net)
+    assert network.parameter_names == ["encoder.weight", "encoder.bias"]
+    params = {name: value + 1.0 for name, value in network.params().items()}
+    weight, bias = params["encoder.weight"], params["encoder.bias"]
+    torch.testing.assert_close(network(params, x), torch.tanh(x @ weight.T + bias) @ weight.T)
+
+
+def test_modules_whose_parameters_are_all_frozen_stay_in_evaluation_mode():
+    network = Network(batch_norm_net(), frozen={"1.weight", "1.bias"})
+    assert not network._training[1].training
+    assert network._training[0].training
+    buffers = network.buffers()
+    network(network.params(), torch.randn(6, 2), buffers=buffers, training=True)
+    assert same_params(buffers, network.buffers())
+
+
+def test_a_module_with_one_parameter_left_to_fit_is_in_training_mode():
+    assert Network(batch_norm_net(), frozen={"1.weight"})._training[1].training
+
+
+def test_everything_below_a_frozen_module_stays_in_evaluation_mode():
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)), nn.Dropout(0.5), nn.Linear(3, 1))
+    training = Network(net, frozen={"0.0.weight", "0.0.bias"})._training
+    assert [training[0][1].training, training[1].training] == [False, True]
+
+
+def test_params_and_buffers_are_copies():
+    net = batch_norm_net()
+    network = Network(net)
+    network.params()["0.weight"].zero_()
+    network.buffers()["1.running_var"].zero_()
+    assert net[0].weight.abs().sum() > 0
+    assert net[1].running_var.sum() == 4
+
+
+def test_gradients_reach_the_parameters_that_were_passed():
+    network = Network(mlp())
+    params = {name: value.requires_grad_() for name, value in network.params().items()}
+    network(params, torch.randn(4, 2), training=True).sum().backward()
+    assert all(value.grad is not None for value in params.values())
+    assert all(value.grad is None for value in network.net.parameters())
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_a_module_is_refused():
+    with pytest.raises(InvalidType, match=r"net must be a torch\.nn\.Module, got list"):
+        Network([nn.Linear(1, 1)])  # type: ignore[arg-type]
+
+
+def test_mixed_dtypes_are_refused_with_a_parameter_of_each():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double())
+    with pytest.raises(InvalidArgument, match=r"float32 in 0\.bias, torch\.float64 in 1\.bias.*net\.float\(\)"):
+        Network(net)
+
+
+def test_lazy_parameters_are_refused():
+    with pytest.raises(InvalidArgument, match=r"lazy parameters without a shape yet \(weight\).*Run it once"):
+        Network(nn.LazyLinear(2))
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises(InvalidArgument, match="must be real floating point, got torch.complex64"):
+        Network(nn.Linear(2, 1, dtype=torch.complex64))
+
+
+def test_parameters_that_are_not_finite_are_refused_by_name():
+    net = mlp()
+    with torch.no_grad():
+        net[2].weight[0, 1] = torch.nan
+    with pytest.raises(InvalidArgument, match=r"net parameter '2\.weight' has missing or infinite values"):
+        Network(net)
+
+
+def test_a_module_that_cannot_be_copied_is_refused():
+    net = mlp()
+    net.lock = threading.Lock()
+    with pytest.raises(InvalidArgument, match="net cannot be copied.*locks"):
+        Network(net)
+
+
+class _Returns(nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.linear, self.what = nn.Linear(2, 2), what
+
+    def forward(self, x: torch.Tensor):
+        return self.what(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "wanted"),
+    [
+        (lambda out: (out, out), InvalidType, "must return one tensor, got tuple"),
+        (lambda out: {"logits": out}, InvalidType, "must return one tensor, got dict"),
+        (lambda out: out.sum(), InvalidData, r"one row per row of x: \d rows gave shape \(\)"),
+        (lambda out: out[:, :1].T, InvalidData, r"one row per row of x: (\d) rows gave shape \(1, \1\).*batch_first"),
+        (lambda out: out.T, InvalidData, "one row per row of x"),
+    ],
+)
+def test_outputs_that_are_not_one_tensor_with_a_row_for_each_input_are_refused(what, error, wanted):
+    network = Network(_Returns(what))
+    with pytest.raises(error, match=wanted):
+        network.probe(torch.randn(7, 2), network.params())
+
+
+def test_inputs_that_do_not_fit_are_refused_with_their_whole_shape():
+    network = Network(mlp())
+    with pytest.raises(InvalidData, match=r"cannot take x of shape \(7, 3\) and dtype torch\.float32"):
+        network.probe(torch.randn(7, 3), network.params())
+
+
+def test_the_probe_gives_the_output_of_the_first_rows():
+    network, x = Network(mlp()), torch.randn(7, 2)
+    output = network.probe(x, network.params())
+    torch.testing.assert_close(output, network(network.params(), x)[: len(output)].detach())
+    assert network.probe(x[:1], network.params()).shape == (1, 1)

@@ -1,0 +1,126 @@
+"""The words are held to the code: every Python block runs, every name is in the reference, every link leads somewhere.
+
+A page's blocks run in order in one namespace, in an empty folder, with warnings as errors. A page may also carry checks
+that readers do not see, in comments that begin with ``check``, so that what its prose claims stays true.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import knowable as kn
+from knowable.core import schedule
+from knowable.registry import METHODS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "changes").glob("*.md"))]
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$|^<!-- check\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+DIRECTIVE = re.compile(r"^::: ([\w.]+)((?:\n    .*)*)", re.MULTILINE)
+
+
+def blocks(text: str) -> list[str]:
+    """The Python of a page, each block preceded by empty lines so that tracebacks name the page's own lines."""
+    found = []
+    for match in BLOCK.finditer(text):
+        shown = match[2] is not None
+        code = textwrap.dedent(match[2]) if shown else match[3]
+        first = text.count("\n", 0, match.start(2 if shown else 3))
+        found.append("\n" * first + code)
+    return found
+
+
+def run(page: Path) -> dict[str, Any]:
+    """Execute a page and return its namespace."""
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for code in blocks(page.read_text(encoding="utf-8")):
+        exec(compile(code, str(page), "exec"), namespace)
+    return namespace
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))], ids=name_of)
+def test_every_python_block_runs(page: Path, empty_folder: Path):
+    run(page)
+
+
+def test_the_first_example_doubts_the_gap_more_than_the_data(empty_folder: Path):
+    # over initialisations the ratio of the two epistemic variances is 6 or more; 2 leaves room for any platform
+    prediction = run(ROOT / "README.md")["prediction"]
+    in_the_data, in_the_gap = prediction.epistemic.flatten().tolist()
+    assert in_the_gap > 2 * in_the_data
+    assert torch.allclose(prediction.variance, prediction.aleatoric + prediction.epistemic)
+
+
+def test_blocks_keep_their_line_numbers():
+    text = "# Title\n\n```python\nx = 1\n```\n\n<!-- check\nassert x == 2\n-->\n\n```text\nnot run\n```\n"
+    first, second = blocks(text)
+    assert first == "\n\n\nx = 1\n"
+    assert second == "\n" * 7 + "assert x == 2\n"
+
+
+def test_every_public_name_is_in_the_reference():
+    index = (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
+    missing = [name for name in kn.__all__ if f"`{name}`" not in index]
+    assert not missing, f"add to docs/reference/index.md: {missing}"
+
+
+def test_every_public_module_is_in_the_reference():
+    given = [match.groups() for page in REFERENCE for match in DIRECTIVE.finditer(page.read_text(encoding="utf-8"))]
+    single = {module for module, _ in given}
+    whole = tuple(f"{module}." for module, options in given if "show_submodules: true" in options)
+    missing = [module for module in public_modules() if module not in single and not module.startswith(whole)]
+    assert not missing, f"add '::: module' to a page in docs/reference: {missing}"
+
+
+def public_modules() -> list[str]:
+    """Dotted names of the package's files, packages themselves and private parts left out."""
+    source = ROOT / "src"
+    paths = [path.relative_to(source).with_suffix("").parts for path in (source / "knowable").rglob("*.py")]
+    return sorted(".".join(parts) for parts in paths if not any(part.startswith("_") for part in parts))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how_to/choose_a_method.md"])
+def test_every_method_has_its_row(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [entry.cls_name for entry in METHODS.values() if not re.search(rf"^\| \[?`{entry.cls_name}`", text, re.M)]
+    assert not missing, f"add a row to the table in {page}: {missing}"
+
+
+@pytest.mark.parametrize("module", [kn.likelihoods, kn.priors], ids=["likelihoods", "priors"])
+def test_the_readme_names_every_likelihood_and_prior(module: Any):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in module.__all__ if f"`{name}" not in text] == []
+
+
+def test_the_page_on_stopping_states_the_numbers_of_the_code():
+    text = (DOCS / "explanation" / "stopping.md").read_text(encoding="utf-8")
+    numbers = [schedule.WINDOW, schedule._LONGEST, schedule._SHORTEST_FALL]
+    assert [number for number in numbers if f"{number:,} steps" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_to_a_file(page: Path):
+    targets = [first or second for first, second in LINK.findall(page.read_text(encoding="utf-8"))]
+    local = [target.partition("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
