@@ -155,7 +155,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{len(data)} items" if isinstance(data, tuple | list) else type(data).__name__
         raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.")
-    x, y = _checked_pair(*data, model, name)
+    x, y = _checked_pair(data[0], data[1], model, name)
     return Data((x, y), x.shape[0])
 
 

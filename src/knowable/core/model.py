@@ -164,7 +164,7 @@ class Model:
         return self.score(output, self.likelihood.align(y, output), params)
 
     def check_params(self, params: Params) -> None:
-        """Refuse parameters that lack one of the model's, or have one it does not."""
+        """Refuse parameters that lack one of the model's, have one it does not, or have one of another shape."""
         lacking = [name for name in self._start if name not in params]
         strange = [name for name in params if name not in self._start]
         if lacking or strange:
@@ -172,6 +172,11 @@ class Model:
                 f"has no place for {', '.join(strange[:5])}"
             ] * bool(strange)
             raise InvalidArgument(f"params {' and '.join(what)}. Start from model.params().")
+        for name, value in params.items():
+            if value.shape != self._start[name].shape:
+                raise InvalidArgument(
+                    f"params[{name!r}] has shape {tuple(value.shape)}, the model's {tuple(self._start[name].shape)}."
+                )
 
     def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         """Log p(y | output, θ) per example, for an output already computed and a target already aligned with it."""

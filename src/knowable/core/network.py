@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,12 +90,13 @@ class Network:
 @contextmanager
 def _no_hidden_loops() -> Iterator[None]:
     """Make ``vmap`` refuse operations that it can only loop over, slowly; our own loop is quicker."""
-    before = torch._C._functorch._is_vmap_fallback_enabled()
-    torch._C._functorch._set_vmap_fallback_enabled(False)
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
     try:
         yield
     finally:
-        torch._C._functorch._set_vmap_fallback_enabled(before)
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def _check_module(net: nn.Module) -> None:
@@ -121,8 +123,12 @@ def _check_module(net: nn.Module) -> None:
 
 
 def _structural_copy(net: nn.Module) -> nn.Module:
-    """A copy of the module tree that shares every parameter and buffer with the original."""
-    shared = {id(tensor): tensor for tensor in [*net.parameters(), *net.buffers()]}
+    """A copy of the module tree that shares the memory of every parameter and buffer with the original.
+
+    The copies' parameters want no gradient: frozen ones are not differentiated, and nothing is left on the original's.
+    """
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
+    shared |= {id(param): nn.Parameter(param.detach(), requires_grad=False) for param in net.parameters()}
     try:
         return copy.deepcopy(net, dict(shared))
     except Exception as error:

@@ -85,7 +85,7 @@ class FullNormal(Posterior):
     def __init__(self, model: Model, layout: Layout, loc: Tensor, scale_tril: Tensor, **common: Any):
         super().__init__(model, **common)
         self.layout = layout
-        self.loc, self.scale_tril = loc.detach().clone(), scale_tril.detach().clone()
+        self.loc, self.scale_tril = loc.detach().clone(), scale_tril.detach().contiguous().clone()
 
     @property
     def covariance(self) -> Tensor:

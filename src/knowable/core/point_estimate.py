@@ -69,8 +69,8 @@ def fit_point(
     if use_prior and model.hyper_names:
         raise Unsupported(
             f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
-            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, or "
-            f"give the prior a fixed scale."
+            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, "
+            f"or give the prior a fixed scale."
         )
     objective = PointObjective(model, rows.size, use_prior=use_prior)
     result = train(

@@ -172,7 +172,8 @@ class Posterior(ABC):
             yield self._predict(rows, samples, seed, memory)
 
     def _seed_from(self, generator: torch.Generator | None) -> int:
-        if check_generator(generator) is None:
+        check_generator(generator)
+        if generator is None:
             return self.seed
         return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 

@@ -16,7 +16,7 @@ def to_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, np.ma.MaskedArray):
-        value = value.astype(float).filled(np.nan) if np.ma.is_masked(value) else value.data
+        value = np.ma.filled(value.astype(float), np.nan) if np.ma.is_masked(value) else value.data
     if type(value).__module__.partition(".")[0] == "pandas":
         value = _from_pandas(value, name)
     try:

@@ -106,7 +106,8 @@ def other_divergence(model: Model, names: list[str], loc: Params, scale: Params,
     total = torch.zeros((), dtype=model.dtype, device=model.device)
     for name in names:
         prior = model.prior.bound(name, params)
-        closed = None if prior is None else prior.kl_from_normal(loc[name], scale[name])
+        assert prior is not None  # a prior over all parameters as a whole has a joint divergence
+        closed = prior.kl_from_normal(loc[name], scale[name])
         total = total + (monte_carlo_divergence(prior, loc[name], scale[name], draws) if closed is None else closed)
     return total
 

@@ -85,8 +85,8 @@ class GaussianWeight(torch.Tensor):
         if func is LINEAR or func in CONVOLUTIONS:
             x, weight, bias, rest = _operands(func, args, kwargs)
             if not isinstance(x, GaussianWeight):
-                rule = weight.rule if isinstance(weight, GaussianWeight) else bias.rule
-                return rule(func, x, weight, bias, rest)
+                owner: Any = weight if isinstance(weight, GaussianWeight) else bias
+                return owner.rule(func, x, weight, bias, rest)
         return func(*tree_map(_drawn, args), **tree_map(_drawn, kwargs))
 
 
@@ -99,10 +99,11 @@ def local_rule(
     if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
         return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
     mean = op(x, loc, bias_loc, **rest)
-    if variance is None:  # only the bias is random: it acts alike everywhere, on each example anew
-        spread = bias_variance if op is LINEAR else _along_channels(bias_variance, mean)
-    else:
+    if variance is not None:
         spread = op(x.square(), variance, bias_variance, **rest)
+    else:  # only the bias is random
+        assert bias_variance is not None
+        spread = bias_variance if op is LINEAR else _along_channels(bias_variance, mean)
     return torch.addcmul(mean, spread.clamp_min(1e-16).sqrt(), torch.randn_like(mean))
 
 

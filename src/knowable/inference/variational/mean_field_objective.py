@@ -118,14 +118,11 @@ class MeanFieldObjective(Objective):
         return self.model.score(output, y, params).mean()
 
     def _log_prior_of_points(self, points: Params) -> Tensor:
-        hyper = set(self.model.hyper_names)
-        terms = [
-            self.model.prior.bound(name, points).log_prob(value).sum()
-            for name, value in points.items()
-            if name not in hyper
-        ]
         total = torch.zeros((), dtype=self.q.dtype, device=self.q.device) + self.model.prior.log_hyperprior(points)
-        return total + sum(terms)
+        for name, value in points.items():
+            prior = None if name in self.model.hyper_names else self.model.prior.bound(name, points)
+            total = total if prior is None else total + prior.log_prob(value).sum()
+        return total
 
     def _warmth(self) -> float:
         return min(1.0, (self.epoch + 1.0) / (self.kl_warmup + 1.0)) if self.kl_warmup else 1.0

@@ -1,0 +1,109 @@
+"""Tests of what every method shares: its printed form, its door, its identity."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import knowable as kn
+from knowable.core.data import as_data
+from knowable.core.method import admit, identity_of
+from tests.core.cases import batch_norm_net, diagonal_posterior, linear_data, linear_model, mlp
+
+
+def test_a_method_prints_only_what_differs_from_its_defaults():
+    assert repr(kn.MAP()) == "MAP()"
+    assert repr(kn.MAP(epochs=3, clip=1.0)) == "MAP(epochs=3, clip=1.0)"
+    assert repr(kn.MeanFieldVI(beta=0.5)) == "MeanFieldVI(beta=0.5)"
+
+
+def test_a_method_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kn.MAP().epochs = 5  # type: ignore[misc]
+
+
+def test_the_door_hands_on_checked_data_and_a_plain_seed():
+    x, y = linear_data()
+    rows, held_out, seed = admit(linear_model(), (x.numpy(), y), (x[:3], y[:3]), np.int64(7))
+    assert (rows.size, held_out.size) == (20, 3)
+    assert type(seed) is int
+    assert seed == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "wanted"),
+    [
+        ({"model": nn.Linear(2, 1)}, kn.InvalidType, r"model must be a knowable Model .*, got Linear"),
+        ({"seed": -1}, kn.InvalidArgument, "seed must be a whole number >= 0, got -1"),
+        ({"seed": 1.5}, kn.InvalidType, "seed must be a whole number, got float 1.5"),
+        ({"data": None}, kn.InvalidType, "data must be a pair"),
+        ({"validation": 0.1}, kn.InvalidType, "validation must be a pair"),
+        ({"validation": (torch.zeros(3, 2), torch.full((3,), torch.nan))}, kn.InvalidData, "validation.*row 0, 1, 2"),
+    ],
+)
+def test_the_door_refuses_what_no_fit_can_use(change, error, wanted):
+    given = {"model": linear_model(), "data": linear_data(), "validation": None, "seed": 0, **change}
+    with pytest.raises(error, match=wanted):
+        admit(given["model"], given["data"], given["validation"], given["seed"])
+
+
+def _identity(method=None, net=None, likelihood=None, data=None, validation=None, **settings) -> dict:
+    torch.manual_seed(5)
+    net = mlp() if net is None else net()
+    model = kn.Model(net, likelihood or kn.Gaussian(0.1), **settings)
+    source = torch.arange(20.0).view(10, 2), torch.arange(10.0)
+    held_out = None if validation is None else as_data(validation, model)
+    return identity_of(method or kn.MAP(), model, as_data(data or source, model), held_out)
+
+
+def _moved_net() -> nn.Module:
+    net = mlp()
+    with torch.no_grad():
+        net[0].weight[0, 0] += 1e-6
+    return net
+
+
+def _moved_buffers() -> nn.Module:
+    net = batch_norm_net()
+    net[1].running_mean += 1e-3
+    return net
+
+
+X, Y = torch.arange(20.0).view(10, 2), torch.arange(10.0)
+HELD = X[:4] + 1, Y[:4]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"method": kn.MAP(epochs=3)}),
+        ({}, {"method": kn.MaximumLikelihood()}),
+        ({}, {"net": _moved_net}),
+        ({}, {"likelihood": kn.Gaussian(0.2)}),
+        ({}, {"prior": kn.Normal(2.0)}),
+        ({}, {"random": "0.weight"}),
+        ({}, {"data": (X, Y + 1e-3)}),
+        ({}, {"data": (X[:9], Y[:9])}),
+        ({}, {"validation": HELD}),
+        ({"validation": HELD}, {"validation": (HELD[0], HELD[1] + 1)}),
+        ({"frozen": "0.*"}, {"frozen": "0.*", "net": _moved_net}),
+        ({"net": batch_norm_net}, {"net": _moved_buffers}),
+    ],
+)
+def test_two_fits_that_differ_have_different_identities(first, second):
+    assert _identity(**first) == _identity(**first)
+    assert _identity(**first) != _identity(**second)
+
+
+def test_two_priors_made_of_different_posteriors_have_different_identities(generator):
+    # the same means, other scales: everything that prints is the same
+    net = mlp()
+    first = diagonal_posterior(kn.Model(net, kn.Gaussian(0.1)), generator)
+    wider = {name: 2 * value for name, value in first.scale.items()}
+    second = kn.DiagonalNormal(first.model, first.loc, wider)
+    identities = [_identity(net=lambda: net, prior=posterior) for posterior in (first, second)]
+    assert identities[0] != identities[1]

@@ -1,0 +1,119 @@
+"""Tests of seeds and streams."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+from scipy import stats
+
+from knowable.core import randomness
+from knowable.core.randomness import (
+    derive_seed,
+    generator_for,
+    own_randomness,
+    parallel_randn,
+    random_state,
+    restore_random_state,
+)
+
+LARGE = (4, 50_000)  # above the size from which several threads are used
+
+
+def test_derived_seeds_are_fixed_distinct_and_fit_a_generator():
+    seeds = [derive_seed(seed, *path) for seed in range(20) for path in [(), ("a",), ("b",), ("a", 1), ("a", 2), (1,)]]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(3, "predict", 7) == derive_seed(3, "predict", 7)
+    assert derive_seed(0) == 6913666430286413743  # the first 63 bits of SHA-256 of "0": the same on every machine
+
+
+def test_generators_on_different_paths_are_independent_streams():
+    # correlations of n independent pairs err by 1 / sqrt(n): 5 of those
+    n = 20_000
+    first, second = (torch.randn(n, generator=generator_for(1, "predict", k)) for k in (0, 1))
+    assert torch.equal(first, torch.randn(n, generator=generator_for(1, "predict", 0)))
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parallel_noise_is_standard_normal(seed, dtype):
+    # n values: mean errs by 1 / sqrt(n), variance by sqrt(2 / n), kurtosis by sqrt(24 / n); 5 of those
+    torch.manual_seed(seed)
+    noise = parallel_randn(*LARGE, like=torch.zeros((), dtype=dtype))
+    n = noise.numel()
+    assert noise.shape == LARGE
+    assert noise.dtype == dtype
+    assert abs(noise.mean()) < 5 / math.sqrt(n)
+    assert abs(noise.var() - 1) < 5 * math.sqrt(2 / n)
+    assert abs(stats.kurtosis(noise.numpy(), axis=None)) < 5 * math.sqrt(24 / n)
+    assert stats.kstest(noise.flatten()[::10].numpy(), "norm").pvalue > 1e-4
+
+
+def test_the_parts_of_parallel_noise_are_uncorrelated(seed):
+    torch.manual_seed(seed)
+    parts = torch.stack(parallel_randn(*LARGE, like=torch.zeros(())).view(-1).chunk(randomness._PARTS))
+    correlations = parts.corrcoef() - torch.eye(len(parts))
+    assert correlations.abs().max() < 5 / math.sqrt(parts.shape[1])
+
+
+def test_parallel_noise_depends_on_the_global_seed_alone():
+    torch.manual_seed(1)
+    first, then = (parallel_randn(*LARGE, like=torch.zeros(())) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(parallel_randn(*LARGE, like=torch.zeros(())), first)
+    assert not torch.equal(then, first)
+
+
+def test_parallel_noise_does_not_depend_on_which_thread_is_first(monkeypatch):
+    torch.manual_seed(1)
+    expected = parallel_randn(*LARGE, like=torch.zeros(()))
+    fill, delays = randomness._fill, iter([0.06, 0.0, 0.04, 0.02] * 2)
+
+    def slowly(part: torch.Tensor, seed: int) -> None:
+        time.sleep(next(delays))
+        fill(part, seed)
+
+    monkeypatch.setattr(randomness, "_fill", slowly)
+    for _ in range(2):
+        torch.manual_seed(1)
+        assert torch.equal(parallel_randn(*LARGE, like=torch.zeros(())), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (1, 1), (3, 7), (1, 65_537), (7, 9_999)])
+def test_noise_of_any_size_is_filled_to_the_last_value(shape):
+    noise = parallel_randn(*shape, like=torch.zeros(()))
+    assert noise.shape == shape
+    assert torch.isfinite(noise).all()
+    assert noise.unique().numel() > 0.99 * noise.numel() - 1
+
+
+def test_small_noise_is_the_global_generators_own():
+    torch.manual_seed(1)
+    expected = torch.randn(3, 7)
+    torch.manual_seed(1)
+    assert torch.equal(parallel_randn(3, 7, like=torch.zeros(())), expected)
+
+
+def test_own_randomness_leaves_the_global_state_alone_even_when_something_goes_wrong():
+    state = torch.get_rng_state()
+    with own_randomness(3):
+        first = torch.rand(2)
+    with pytest.raises(RuntimeError, match="inside"), own_randomness(4):
+        torch.rand(3)
+        raise RuntimeError("inside")
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    with own_randomness(3):
+        assert torch.equal(torch.rand(2), first)
+
+
+def test_a_restored_state_repeats_what_followed():
+    torch.rand(3)
+    state = random_state()
+    expected = torch.rand(5)
+    torch.rand(7)
+    restore_random_state(state)
+    assert torch.equal(torch.rand(5), expected)
