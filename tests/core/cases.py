@@ -45,7 +45,9 @@ class Tied(nn.Module):
         return self.decoder(torch.tanh(self.encoder(x)))
 
 
-def diagonal_posterior(model: kn.Model, generator: torch.Generator | None = None, **common: object) -> kn.DiagonalNormal:
+def diagonal_posterior(
+    model: kn.Model, generator: torch.Generator | None = None, **common: object
+) -> kn.DiagonalNormal:
     """A mean-field posterior with random means and scales, without a fit."""
     loc, scale = _random_like(model, generator), _random_like(model, generator)
     loc = {name: value for name, value in loc.items() if name in model.random_names}

@@ -71,7 +71,9 @@ def test_check_choice_returns_a_known_choice():
 
 
 def test_check_choice_lists_the_choices_and_the_nearest_one():
-    with pytest.raises(InvalidArgument, match=r"mode must be one of 'fast', 'slow'; got 'fsat'\. Did you mean 'fast'\?"):
+    with pytest.raises(
+        InvalidArgument, match=r"mode must be one of 'fast', 'slow'; got 'fsat'\. Did you mean 'fast'\?"
+    ):
         check_choice("mode", "fsat", ("fast", "slow"))
 
 

@@ -190,7 +190,9 @@ def _with(value: float, row: int, column: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_value_that_is_not_finite_is_refused_with_row_and_column(bad):
-    with pytest.raises(kn.InvalidData, match=r"x has 1 missing or infinite value, .* row 7, column 1 \(counting from 0"):
+    with pytest.raises(
+        kn.InvalidData, match=r"x has 1 missing or infinite value, .* row 7, column 1 \(counting from 0"
+    ):
         as_data((_with(bad, 7, 1), Y), _model())
     with pytest.raises(kn.InvalidData, match=r"x has 1 missing or infinite value, .* row 7, column 1"):
         as_input(_with(bad, 7, 1).numpy(), _model())

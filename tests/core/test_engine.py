@@ -30,7 +30,9 @@ def test_a_fit_in_bfloat16_lands_near_the_one_in_full_precision():
     x = torch.randn(50, 2)
     y = x.sum(1)
     fits = [
-        kn.MAP(epochs=300, learning_rate=0.03).fit(kn.Model(nn.Linear(2, 1), kn.Gaussian(0.5)), (x, y), engine=Engine(p))
+        kn.MAP(epochs=300, learning_rate=0.03).fit(
+            kn.Model(nn.Linear(2, 1), kn.Gaussian(0.5)), (x, y), engine=Engine(p)
+        )
         for p in ("full", "bfloat16")
     ]
     weights = [fit.mean()["weight"] for fit in fits]
@@ -47,5 +49,7 @@ def test_no_engine_is_the_default_one():
 def test_what_is_not_an_engine_is_refused():
     with pytest.raises(kn.InvalidType, match="engine must be an Engine or None, got str"):
         as_engine("bfloat16")  # type: ignore[arg-type]
-    with pytest.raises(kn.InvalidArgument, match="precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"):
+    with pytest.raises(
+        kn.InvalidArgument, match="precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"
+    ):
         Engine("bfloat")

@@ -182,7 +182,10 @@ def test_no_prior_means_a_standard_normal_one():
 
 def test_the_printed_model_names_its_parts_and_counts_its_parameters():
     shown = repr(kn.Model(mlp(), kn.Gaussian(), kn.Normal(2.0), random="last_layer"))
-    assert shown == "Model(Sequential, Gaussian(noise=None, outputs=1), prior=Normal(scale=2.0, loc=0.0): 18 parameters, 6 random)"
+    assert (
+        shown
+        == "Model(Sequential, Gaussian(noise=None, outputs=1), prior=Normal(scale=2.0, loc=0.0): 18 parameters, 6 random)"
+    )
 
 
 # --- the prior predictive ------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_the_switch_for_hidden_loops_is_put_back(generator):
 def test_tied_weights_are_one_parameter_and_both_uses_follow_it():
     net, x = Tied(), torch.randn(3, 2)
     network = Network(net)
-    assert network.parameter_names == ["encoder.weight", "encoder.bias"]
+    assert list(network.params()) == ["encoder.weight", "encoder.bias"]
     params = {name: value + 1.0 for name, value in network.params().items()}
     weight, bias = params["encoder.weight"], params["encoder.bias"]
     torch.testing.assert_close(network(params, x), torch.tanh(x @ weight.T + bias) @ weight.T)

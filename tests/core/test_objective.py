@@ -25,7 +25,10 @@ class _Plain(Objective):
 
 def test_an_objective_lists_everything_that_training_changes():
     objective = _Plain(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), 10)
-    names = {"parameter.theta", *(f"buffer.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))}
+    names = {
+        "parameter.theta",
+        *(f"buffer.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")),
+    }
     assert set(objective.tensors()) == names
     assert (objective.size, objective.epoch) == (10, 0.0)
 

@@ -10,11 +10,9 @@ from torch import nn
 
 from knowable.core.params import (
     Layout,
-    concatenate_params,
     expand_params,
     index_params,
     last_layer_names,
-    map_params,
     number_of_draws,
     select_names,
     stack_params,
@@ -65,9 +63,6 @@ def test_stacking_and_indexing_are_inverse():
     stack = stack_params(draws)
     assert number_of_draws(stack) == 4
     assert all(same_params(index_params(stack, k), draw) for k, draw in enumerate(draws))
-    parts = [index_params(stack, slice(0, 1)), index_params(stack, slice(1, 4))]
-    assert same_params(concatenate_params(parts), stack)
-    assert concatenate_params([stack]) is stack
 
 
 def test_expanding_repeats_the_values_without_copying_them():
@@ -76,10 +71,6 @@ def test_expanding_repeats_the_values_without_copying_them():
     assert many["w"].shape == (5, 2, 3)
     assert many["w"].data_ptr() == params["w"].data_ptr()
     assert torch.equal(many["w"][4], params["w"])
-
-
-def test_map_params_applies_a_function_to_every_tensor():
-    assert map_params(torch.neg, {"a": torch.ones(2)})["a"].tolist() == [-1.0, -1.0]
 
 
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "likelihood.log_noise"]

@@ -40,7 +40,8 @@ def describe(net: nn.Module) -> dict[str, Any] | None:
 
 def _describe(net: nn.Module) -> dict[str, Any] | None:
     name = type(net).__name__
-    if type(net) is not getattr(nn, name, None) or net._forward_hooks or net._forward_pre_hooks:
+    changed = "forward" in vars(net) or net._forward_hooks or net._forward_pre_hooks
+    if type(net) is not getattr(nn, name, None) or changed:
         return None
     if name in _CONTAINERS:
         children = {key: None if child is None else _describe(child) for key, child in net._modules.items()}
@@ -59,7 +60,7 @@ def build(description: dict[str, Any]) -> nn.Module:
     count = [0]
     try:
         return _build(description, count)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise DamagedArtifact(f"The saved network structure cannot be built: {error}. Pass net= instead.") from None
 
 

@@ -20,8 +20,9 @@ from knowable.core.params import Layout
 from knowable.core.posterior import Posterior
 from knowable.core.posterior_prior import DiagonalNormalPrior, FullNormalPrior, PosteriorPrior
 from knowable.core.prior import JointPrior, Prior, PriorByName
+from knowable.core.randomness import own_randomness
 from knowable.core.storage import read_folder, write_folder
-from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError
 
 KIND = "posterior"
 
@@ -34,7 +35,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
         **_prefixed("posterior", posterior._tensors()),
         **_prefixed("point", posterior.points),
         **_prefixed("buffer", posterior.buffers),
-        **_prefixed("frozen", _frozen(model)),
+        **_prefixed("frozen", model.frozen_params()),
     }
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
@@ -72,8 +73,10 @@ def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -
             log_evidence=None if evidence is None else LogEvidence(*evidence),
             seed=content["seed"],
         )
-    except KeyError as error:
-        raise DamagedArtifact(f"{path} lacks {error}, or was written by another version of knowable.") from None
+    except KnowableError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
 
 
 def describe_object(value: Any) -> Any:
@@ -105,7 +108,8 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
                 f"This posterior's network ({content['network']['class']}) is not made of plain torch.nn layers, each "
                 f"used once: pass it, with the same structure, as load(path, net=...)."
             )
-        net = build(structure).to(getattr(torch, content["dtype"]))
+        with own_randomness(0):
+            net = build(structure).to(_dtype(content["dtype"]))
     _check_network(net, content)
     with torch.no_grad():
         own = dict(net.named_parameters())
@@ -119,6 +123,12 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
     return Model(
         net, build_object(content["likelihood"], Likelihood), prior, random=content["random"], frozen=own_frozen
     )
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in ("float16", "bfloat16", "float32", "float64"):
+        raise DamagedArtifact(f"The saved posterior has an unknown dtype {name!r}.")
+    return getattr(torch, name)
 
 
 def _copy_with(net: nn.Module, values: dict[str, Tensor]) -> nn.Module:
@@ -149,11 +159,6 @@ def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
         raise InvalidArgument(
             "net has the saved network's parameters but other layers. Leave net out, or pass the same one."
         )
-
-
-def _frozen(model: Model) -> dict[str, Tensor]:
-    own = {name: value for name, value in model.net.named_parameters() if name in model.frozen_names}
-    return {**own, **{k: v for k, v in model.network_params({}).items() if k in model.frozen_names}}
 
 
 def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor]]:

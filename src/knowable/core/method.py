@@ -68,8 +68,7 @@ def admit(
 
 def identity_of(method: Method, model: Model, data: Data, validation: Data | None = None) -> dict[str, Any]:
     """What makes a fit this fit, for its checkpoint: a resumed fit must agree in all of it."""
-    frozen = [value for name, value in model.net.named_parameters() if name in model.frozen_names]
-    known = [*model.params().values(), *frozen, *model.network_params({}).values(), *model.buffers().values()]
+    known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
     return {
         "method": repr(method),
         "model": repr(model),

@@ -70,7 +70,7 @@ class Model:
         self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
         self.frozen_names = select_names("frozen", frozen, names, net)
         self._choose_prior(prior)
-        self.network = Network(net, self.frozen_names)
+        self.network = Network(net, self.frozen_names, self._frozen_values)
         random_names = select_names("random", random, names, net) - self.frozen_names
         self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
         if not self.random_names:
@@ -138,11 +138,11 @@ class Model:
     def network_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the network."""
         extra = self._own.keys() | self._hyperparams.keys()
-        chosen = {name: value for name, value in params.items() if name not in extra}
-        return {**self._frozen_network(), **chosen} if self._frozen_values else chosen
+        return {name: value for name, value in params.items() if name not in extra}
 
-    def _frozen_network(self) -> Params:
-        return {name: value for name, value in self._frozen_values.items() if name not in self._own}
+    def frozen_params(self) -> Params:
+        """The network's frozen parameters, at the values they are held at."""
+        return {name: value for name, value in self.network.params().items() if name in self.frozen_names}
 
     def likelihood_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the likelihood, by short names."""

@@ -28,18 +28,18 @@ from knowable.errors import InvalidArgument, InvalidData, InvalidType
 class Network:
     """The pure function ``(params, x, buffers) -> output`` of an unmodified module."""
 
-    def __init__(self, net: nn.Module, frozen: Collection[str] = ()):
+    def __init__(self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None):
+        """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
         _check_module(net)
         self.net = net
-        self.parameter_names = [name for name, _ in net.named_parameters()]
-        self._evaluating = _structural_copy(net).eval()
-        self._training = _structural_copy(net).train()
+        self._evaluating = _structural_copy(net, held or {}).eval()
+        self._training = _structural_copy(net, held or {}).train()
         _hold_frozen_modules_in_evaluation(self._training, frozen)
         self._vectorises = True  # until a module refuses vmap
 
     def params(self) -> Params:
-        """Copies of the module's current parameters."""
-        return {name: value.detach().clone() for name, value in self.net.named_parameters()}
+        """Copies of what every parameter is when a call does not say."""
+        return {name: value.detach().clone() for name, value in self._evaluating.named_parameters()}
 
     def buffers(self) -> Buffers:
         """Copies of the module's current buffers."""
@@ -122,13 +122,14 @@ def _check_module(net: nn.Module) -> None:
             )
 
 
-def _structural_copy(net: nn.Module) -> nn.Module:
+def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
     """A copy of the module tree that shares the memory of every parameter and buffer with the original.
 
     The copies' parameters want no gradient: frozen ones are not differentiated, and nothing is left on the original's.
     """
     shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
-    shared |= {id(param): nn.Parameter(param.detach(), requires_grad=False) for param in net.parameters()}
+    for name, param in net.named_parameters():
+        shared[id(param)] = nn.Parameter(held.get(name, param).detach(), requires_grad=False)
     try:
         return copy.deepcopy(net, dict(shared))
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,19 +77,9 @@ def index_params(stack: Params, index: int | slice | Tensor) -> Params:
     return {name: value[index] for name, value in stack.items()}
 
 
-def concatenate_params(stacks: Sequence[Params]) -> Params:
-    """Join stacks of draws along their leading dimension."""
-    return stacks[0] if len(stacks) == 1 else {name: torch.cat([s[name] for s in stacks]) for name in stacks[0]}
-
-
 def number_of_draws(stack: Params) -> int:
     """The leading dimension of a stack."""
     return next(iter(stack.values())).shape[0]
-
-
-def map_params(function: Callable[[Tensor], Tensor], params: Params) -> Params:
-    """Apply ``function`` to every tensor."""
-    return {name: function(value) for name, value in params.items()}
 
 
 def select_names(argument: str, choice: str | Iterable[str], names: Iterable[str], net: nn.Module) -> set[str]:

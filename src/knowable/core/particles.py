@@ -32,7 +32,7 @@ class Particles(Posterior):
 
     def __init__(self, model: Model, stack: Params, log_weights: Tensor | None = None, **common: Any):
         super().__init__(model, **common)
-        self.stack = {name: value.detach() for name, value in stack.items()}
+        self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
         count = number_of_draws(stack)
         if log_weights is None:
             log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
@@ -87,7 +87,9 @@ class Particles(Posterior):
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Particles:
         stack = {k.removeprefix("stack."): v for k, v in tensors.items() if k.startswith("stack.")}
-        return cls(model, stack, tensors["log_weights"], **common)
+        loaded = cls(model, stack, tensors["log_weights"], **common)
+        loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
+        return loaded
 
     def __repr__(self) -> str:
         what = "point estimate" if len(self) == 1 else f"{len(self)} atoms"

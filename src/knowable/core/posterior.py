@@ -15,7 +15,7 @@ from knowable.core.checks import check_count, check_generator
 from knowable.core.data import as_input
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.model import Model
-from knowable.core.params import concatenate_params, expand_params
+from knowable.core.params import expand_params
 from knowable.core.predicting import parse_memory, predict_outputs, rows_that_fit
 from knowable.core.prediction import Prediction
 from knowable.core.prior import JointPrior
@@ -124,9 +124,14 @@ class Posterior(ABC):
 
     def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
         """Draws ``start`` to ``stop`` of a prediction. Each has its own stream, so blocks may be of any size."""
-        device = self.model.device
-        draws = [self.sample(1, generator_for(seed, "predict", k, device=device)) for k in range(start, stop)]
-        return concatenate_params(draws)
+        count, device = stop - start, self.model.device
+        block: Params = {}
+        for k in range(count):
+            draw = self._sample_random(1, generator_for(seed, "predict", start + k, device=device))
+            block = block or {name: value.new_empty((count, *value.shape[1:])) for name, value in draw.items()}
+            for name, value in draw.items():
+                block[name][k] = value[0]
+        return self._ordered({**block, **expand_params(self.points, count)})
 
     # --- prediction --------------------------------------------------------------------------------------------------
 

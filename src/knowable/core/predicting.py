@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from knowable.core.params import index_params
 from knowable.core.types import Params
@@ -129,7 +130,7 @@ class _Footprint:
 
 
 class _CountBytes(TorchDispatchMode):
-    """Adds up the size of everything that operations return: an upper bound of what is alive at once."""
+    """Adds up the size of everything new that operations return: an upper bound of what is alive at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +138,8 @@ class _CountBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor):
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in given:  # a view takes nothing
                 self.bytes += each.numel() * each.element_size()
         return result

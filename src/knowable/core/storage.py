@@ -26,6 +26,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial")
+_TRIES = 20
 _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
 
 
@@ -49,7 +50,17 @@ def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any
 def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a folder written by :func:`write_folder`, or raise :class:`DamagedArtifact` saying what is wrong with it."""
     folder = as_path(path)
-    body = _read_manifest(folder)
+    for _ in range(_TRIES):
+        body = _read_manifest(folder)
+        try:
+            return _read_content(folder, kind, body)
+        except (FileNotFoundError, DamagedArtifact):
+            if _read_manifest(folder) == body:  # else somebody saved anew while we were reading: read again
+                raise
+    raise DamagedArtifact(f"{folder} is being rewritten all the time.")
+
+
+def _read_content(folder: Path, kind: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if body["kind"] != kind:
         raise DamagedArtifact(f"{folder} holds a {body['kind']}, not a {kind}.")
     entry = body["tensors"]
@@ -135,7 +146,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         document = json.loads(file.read_bytes())
         body, digest = document["body"], document["sha256"]
         version = body["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        if not body.keys() >= {"kind", "tensors", "content"} or not body["tensors"].keys() >= {
+            "name",
+            "sha256",
+            "bytes",
+        }:
+            raise KeyError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedArtifact(f"{file} is not a readable manifest. Save it again.") from None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DamagedArtifact(

@@ -21,6 +21,7 @@ app = typer.Typer(
     name="knowable",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help, wrapped to the terminal, and plain errors
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -48,8 +49,10 @@ def front_door(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report.html; nothing else is written.")] = Path("knowable-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Fixes every random choice.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for report.html; nothing else is written.")] = Path(
+        "knowable-demo"
+    ),
+    seed: Annotated[int, typer.Option(metavar="N", help="Fixes every random choice.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A rough run of seconds, with short training.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -66,7 +69,7 @@ def demo(
 
 @app.command()
 def methods() -> None:
-    """List the inference methods: name, aliases, family, and what each does."""
+    """List the inference methods and what each does."""
     from rich.table import Table
 
     from knowable.interfaces.console import standard_output
@@ -83,7 +86,7 @@ def methods() -> None:
 @app.command()
 def cite(
     method: Annotated[
-        list[str], typer.Argument(help="Methods by name, alias or class: mean_field_vi, mfvi, MeanFieldVI.")
+        list[str], typer.Argument(metavar="METHOD...", help="Name, alias or class: mean_field_vi, mfvi, MeanFieldVI.")
     ],
 ) -> None:
     """Print the BibTeX of the papers behind one or more methods."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, sum_over_event
 from knowable.core.prediction import ClassPrediction
 from knowable.core.types import Params
@@ -76,6 +77,8 @@ class BernoulliPrediction(ClassPrediction):
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes 0 or 1, ``(n, batch, ...)``; all outcomes of one row come from the same posterior draw."""
+        check_count("n", n)
+        check_generator(generator)
         rows = len(self)
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
         probs = self.samples[index, torch.arange(rows, device=index.device).repeat(n)]  # (n rows, ...)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
 from knowable.core.prediction import ClassPrediction
 from knowable.core.types import Params
@@ -89,6 +90,8 @@ class CategoricalPrediction(ClassPrediction):
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""
+        check_count("n", n)
+        check_generator(generator)
         rows = len(self)
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
         row = torch.arange(rows, device=index.device).repeat(n)

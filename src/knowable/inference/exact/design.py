@@ -25,8 +25,8 @@ class Design:
 
     def __init__(self, model: Model, layout: Layout, buffers: Buffers):
         self.model, self.layout = model, layout
-        frozen = {**dict(model.net.named_parameters()), **model.network_params({})}
-        self._fixed: Params = {k: v.detach().double() for k, v in frozen.items() if k not in layout.names}
+        own = model.network.params()
+        self._fixed: Params = {name: value.double() for name, value in own.items() if name not in layout.names}
         self._buffers = {k: v.double() if v.is_floating_point() else v for k, v in buffers.items()}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ r"""KL(q ‖ p) of a mean-field Gaussian q, by the cheapest way each prior allow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,14 +26,15 @@ HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 class Stretch:
     """A contiguous part of the flat buffer under one normal (or flat) prior.
 
-    KL = Σ ½ precision (scale² + (loc - mean)²) - log scale + offset.
+    KL = Σ ½ precision (scale² + (loc - mean)²) - entropy log scale + offset.
     """
 
     start: int
     stop: int
-    mean: float | Tensor
-    precision: float | Tensor  # 0 for a flat prior
-    offset: float  # what does not depend on q
+    mean: float | Tensor = 0.0
+    precision: float | Tensor = 0.0  # 0 for a flat prior
+    entropy: float = 0.0  # 1, or 0 for a part whose divergence is computed elsewhere
+    offset: float = 0.0  # what does not depend on q
 
     def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
         """The divergence of this stretch."""
@@ -43,17 +44,27 @@ class Stretch:
             quadratic = (self.precision * (scale[part].square() + centred.square())).sum()
         else:
             quadratic = self.precision * (scale[part].dot(scale[part]) + centred.dot(centred))
-        return 0.5 * quadratic - log_scale[part].sum() + self.offset
+        return 0.5 * quadratic - self.entropy * log_scale[part].sum() + self.offset
 
-    def add_gradient(self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
-        """Add ``weight`` times the derivative in ``(loc, log scale)`` to ``gradient`` ``(2, D)``, in place."""
+    def write_gradient(self, gradient: Tensor, by_loc: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
+        """Write ``by_loc`` plus ``weight`` times the derivative of the divergence into this part of ``gradient``.
+
+        Args:
+            gradient: The buffer ``(2, D)``: derivatives in ``loc`` and in ``log scale``.
+            by_loc: Derivative in ``loc`` that comes from elsewhere, for this stretch alone.
+            loc: Means, ``(D,)``.
+            scale: Standard deviations, ``(D,)``.
+            weight: Factor on the divergence.
+        """
         part = slice(self.start, self.stop)
+        centred, spread = self._centred(loc[part]), scale[part]
+        constant = torch.full((), -weight * self.entropy, dtype=loc.dtype, device=loc.device)
         if isinstance(self.precision, Tensor):
-            gradient[0, part].addcmul_(self._centred(loc[part]), self.precision, value=weight)
-            gradient[1, part].add_(self.precision * scale[part].square() - 1, alpha=weight)
+            torch.addcmul(by_loc, centred, self.precision, value=weight, out=gradient[0, part])
+            torch.addcmul(constant, self.precision, spread.square(), value=weight, out=gradient[1, part])
         else:
-            gradient[0, part].add_(self._centred(loc[part]), alpha=weight * self.precision)
-            gradient[1, part].addcmul_(scale[part], scale[part], value=weight * self.precision).sub_(weight)
+            torch.add(by_loc, centred, alpha=weight * self.precision, out=gradient[0, part])
+            torch.addcmul(constant, spread, spread, value=weight * self.precision, out=gradient[1, part])
 
     def _centred(self, loc: Tensor) -> Tensor:
         return loc if isinstance(self.mean, float) and self.mean == 0.0 else loc - self.mean
@@ -64,29 +75,37 @@ def fixed_normal(prior: Prior | None) -> tuple[float | Tensor, float | Tensor] |
     return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
 
 
-def stretches_of(layout: Layout, model: Model) -> list[Stretch]:
-    """The parts of ``layout`` under fixed normal or flat priors; neighbours with the same prior are joined."""
+def stretches_of(layout: Layout, model: Model, *, split: int = 0) -> list[Stretch]:
+    """All of ``layout`` cut into stretches: neighbours with the same prior are joined, but not across ``split``."""
     found: list[Stretch] = []
     start = 0
     for name, size in zip(layout.names, layout.sizes, strict=True):
-        moments = fixed_normal(model.prior.prior_of(name))
-        if moments is not None:
-            _extend(found, start, start + size, *moments)
+        stretch = _stretch(start, start + size, fixed_normal(model.prior.prior_of(name)))
+        if found and start != split and _alike(found[-1], stretch):
+            last = found.pop()
+            stretch = replace(stretch, start=last.start, offset=last.offset + stretch.offset)
+        found.append(stretch)
         start += size
     return found
 
 
-def _extend(found: list[Stretch], start: int, stop: int, mean: float | Tensor, precision: float | Tensor) -> None:
+def _stretch(start: int, stop: int, moments: tuple[float | Tensor, float | Tensor] | None) -> Stretch:
+    if moments is None:
+        return Stretch(start, stop)
+    mean, precision = moments
+    size = stop - start
     if isinstance(mean, Tensor) or isinstance(precision, Tensor):
-        mean, precision = (torch.as_tensor(each).flatten().expand(stop - start) for each in (mean, precision))
-        offset = -0.5 * (precision.log().sum().item() + (stop - start))
-        found.append(Stretch(start, stop, mean, precision, offset))
-        return
-    last = found[-1] if found else None
-    if last is not None and last.stop == start and (last.mean, last.precision) == (mean, precision):
-        start = found.pop().start
+        mean, precision = (torch.as_tensor(each).flatten().expand(size) for each in (mean, precision))
+        return Stretch(start, stop, mean, precision, 1.0, -0.5 * (precision.log().sum().item() + size))
     each = -0.5 * (math.log(precision) + 1) if precision > 0 else -HALF_LOG_TWO_PI_E
-    found.append(Stretch(start, stop, mean, precision, each * (stop - start)))
+    return Stretch(start, stop, mean, precision, 1.0, each * size)
+
+
+def _alike(one: Stretch, other: Stretch) -> bool:
+    values = (one.mean, one.precision, other.mean, other.precision)
+    if any(isinstance(value, Tensor) for value in values):
+        return False
+    return (one.mean, one.precision, one.entropy) == (other.mean, other.precision, other.entropy)
 
 
 def other_divergence(model: Model, names: list[str], loc: Params, scale: Params, params: Params, draws: int) -> Tensor:

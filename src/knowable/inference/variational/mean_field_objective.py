@@ -57,7 +57,7 @@ class MeanFieldObjective(Objective):
         self.q = nn.Parameter(torch.stack([loc, torch.full_like(loc, math.log(initial_scale))]))
         self.point_names = model.point_names
         self.points = nn.ParameterList([nn.Parameter(params[name]) for name in self.point_names])
-        self.stretches = stretches_of(self.layout, model)
+        self.stretches = stretches_of(self.layout, model, split=self.drawn.size)
         self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
 
     # --- the variational distribution --------------------------------------------------------------------------------
@@ -99,13 +99,12 @@ class MeanFieldObjective(Objective):
 
     def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Expected log likelihood per example and KL, differentiable through the draws."""
-        drawn, loc, variance, kl = DrawAndDivergence.apply(self.q, noise, self.stretches)
-        local = self._local_weights(loc, variance)
-        total = self.log_likelihood_of(x, y, {**points, **self.drawn.views(drawn[0]), **local})
-        for k in range(1, self.draws):
-            local = self._local_weights(loc, variance)
-            total = total + self.log_likelihood_of(x, y, {**points, **self.drawn.views(drawn[k]), **local})
-        return total / self.draws, kl
+        kl, loc, variance, *draws = DrawAndDivergence.apply(self.q, noise, self.stretches)
+        each = [
+            self.log_likelihood_of(x, y, {**points, **self.drawn.views(draw), **self._local_weights(loc, variance)})
+            for draw in draws
+        ]
+        return sum(each[1:], each[0]) / len(each), kl
 
     def _local_weights(self, loc: Tensor, variance: Tensor) -> Params:
         rule = flipout_rule if self.estimator == "flipout" else local_rule

@@ -15,7 +15,7 @@ from knowable.inference.variational.divergence import Stretch
 
 
 class DrawAndDivergence(torch.autograd.Function):
-    """``(drawn, local means, local variances, kl)`` from ``q``.
+    """``(kl, local means, local variances, draw, draw, ...)`` from ``q``.
 
     The buffer is laid out as drawn weights first, then those whose layers are reparameterised locally.
     """
@@ -27,36 +27,27 @@ class DrawAndDivergence(torch.autograd.Function):
         split = noise.shape[1]
         scale = log_scale.exp()
         shift = noise.mul_(scale[:split])  # s ε: what is added to the mean, and dw / d log s
-        drawn = shift + loc[:split]
+        draws = [each + loc[:split] for each in shift]
         variance = scale[split:].square()
-        kl = _total(stretches, loc, log_scale, scale)
+        kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in stretches]).sum()
         ctx.stretches, ctx.split = stretches, split
         ctx.save_for_backward(q, scale, shift, variance)
-        return drawn, loc[split:], variance, kl
+        return kl, loc[split:], variance, *draws
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_drawn: Tensor, grad_loc: Tensor, grad_variance: Tensor, grad_kl: Tensor):
-        """Chain rule for all four outputs, written into one buffer."""
+    def backward(ctx, grad_kl: Tensor, grad_loc: Tensor, grad_variance: Tensor, *grad_draws: Tensor):
+        """Chain rule for all outputs, written into one buffer in as few passes over memory as there can be."""
         q, scale, shift, variance = ctx.saved_tensors
         split = ctx.split
         gradient = torch.empty_like(q)
-        if shift.shape[0] == 1:
-            gradient[0, :split] = grad_drawn[0]
-            torch.mul(grad_drawn[0], shift[0], out=gradient[1, :split])
-        else:
-            torch.sum(grad_drawn, 0, out=gradient[0, :split])
-            torch.sum(grad_drawn * shift, 0, out=gradient[1, :split])
-        gradient[0, split:] = grad_loc
-        torch.mul(grad_variance, variance, out=gradient[1, split:]).mul_(2.0)  # dv / d log s = 2 v
+        drawn = grad_draws[0] if len(grad_draws) == 1 else torch.stack(grad_draws).sum(0)
         weight = grad_kl.item()
         for stretch in ctx.stretches:
-            stretch.add_gradient(gradient, q[0], scale, weight)
+            source, offset = (drawn, 0) if stretch.start < split else (grad_loc, split)
+            by_loc = source[stretch.start - offset : stretch.stop - offset]
+            stretch.write_gradient(gradient, by_loc, q[0], scale, weight)
+        for each, moved in zip(grad_draws, shift, strict=True):  # dw / d log s = s ε
+            gradient[1, :split].addcmul_(each, moved)
+        gradient[1, split:].addcmul_(grad_variance, variance, value=2.0)  # dv / d log s = 2 v
         return gradient, None, None
-
-
-def _total(stretches: list[Stretch], loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=loc.dtype, device=loc.device)
-    for stretch in stretches:
-        total = total + stretch.value(loc, log_scale, scale)
-    return total

@@ -34,10 +34,9 @@ def score_surrogate(
         noise: Standard normal noise ``(K, D)`` with K >= 2.
     """
     standard = noise.clone()
-    drawn, _, _, kl = DrawAndDivergence.apply(objective.q, noise, objective.stretches)
-    weights = drawn.detach()  # no gradient passes through the draws
-    values = torch.stack(
-        [objective.log_likelihood_of(x, y, {**points, **objective.drawn.views(draw)}) for draw in weights]
+    kl, _, _, *draws = DrawAndDivergence.apply(objective.q, noise, objective.stretches)
+    values = torch.stack(  # no gradient passes through the draws
+        [objective.log_likelihood_of(x, y, {**points, **objective.drawn.views(draw.detach())}) for draw in draws]
     )
     value = values.mean()
     surrogate = _log_density_gradient(objective.q, standard, centred(values.detach()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,9 @@ from knowable.core.model import Model
 from knowable.core.posterior import Posterior
 from knowable.datasets import Dataset
 from knowable.errors import Interrupted, KnowableWarning
-from knowable.interfaces.report.content import Notice
+from knowable.interfaces.report.content import Listing, Notice
+
+_SETTLED = {True: "yes", False: "no", None: "cannot be told"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Watch:
     """Collects what fits warn about, and their times."""
 
     problem: str
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     fits: Counter[str] = field(default_factory=Counter)
-    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seen: dict[tuple[str, type[Warning]], list[str]] = field(default_factory=dict)
 
     def fit(self, contender: Contender, data: Dataset, *, seed: int) -> Posterior:
         """Fit a contender to standardised data; the global generator is left as it was.
@@ -51,35 +53,49 @@ class Watch:
             warnings.simplefilter("always")
             torch.manual_seed(seed)
             posterior = contender.method.fit(contender.build(), (data.x, data.y), seed=seed, progress=False)
-        for warning in caught:
-            if issubclass(warning.category, Interrupted):
-                raise KeyboardInterrupt
-            if not issubclass(warning.category, KnowableWarning):
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        # One line for each method and kind of warning, however many fits gave it.
-        kinds = {warning.category: str(warning.message) for warning in caught}
-        self.seen.update((contender.name, text) for kind, text in kinds.items() if issubclass(kind, KnowableWarning))
-        self.seconds[contender.name] += posterior.diagnostics.seconds
+        self._take(contender.name, caught)
+        self.seconds[contender.name] = self.seconds.get(contender.name, 0.0) + posterior.diagnostics.seconds
         self.fits[contender.name] += 1
         return posterior
 
     def mean_seconds(self, name: str) -> float:
         """Mean time of a fit."""
-        return self.seconds[name] / max(1, self.fits[name])
+        return self.seconds.get(name, 0.0) / max(1, self.fits[name])
+
+    def listing(self, fitted: Mapping[str, Posterior]) -> Listing:
+        """What each fit says about itself."""
+        rows = tuple(
+            (
+                name,
+                _SETTLED[each.diagnostics.converged],
+                each.diagnostics.message,
+                "none" if each.log_evidence is None else repr(each.log_evidence),
+            )
+            for name, each in fitted.items()
+        )
+        return Listing(
+            "What the fits say about themselves", ("Method", "Settled", "How it ended", "Log evidence"), rows
+        )
 
     def notices(self) -> list[Notice]:
-        """The warnings, each said once for each method."""
-        by_method: dict[str, list[str]] = {}
-        for name, text in self.seen:
-            by_method.setdefault(name, []).append(text)
+        """The warnings: one for each method and kind, with the number of fits that gave it."""
         return [
-            Notice(f"{self.problem}, {name}", f"{texts[0]} (one of {len(texts)} like it in {self.fits[name]} fits)")
-            if len(texts) > 1
-            else Notice(f"{self.problem}, {name}", texts[0])
-            for name, texts in by_method.items()
+            Notice(
+                f"{self.problem}, {name}",
+                texts[0] if self.fits[name] == 1 else f"{texts[0]} (in {len(texts)} of {self.fits[name]} fits)",
+            )
+            for (name, _), texts in self.seen.items()
         ]
 
-
-def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
-    """Their names, in order."""
-    return tuple(contender.name for contender in contenders)
+    def _take(self, name: str, caught: list[warnings.WarningMessage]) -> None:
+        """Keep our own warnings, one of a kind for each fit, and pass on those of others."""
+        own: dict[type[Warning], str] = {}
+        for warning in caught:
+            if issubclass(warning.category, Interrupted):
+                raise KeyboardInterrupt
+            if issubclass(warning.category, KnowableWarning):
+                own[warning.category] = str(warning.message)
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        for kind, text in own.items():
+            self.seen.setdefault((name, kind), []).append(text)

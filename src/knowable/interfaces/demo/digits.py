@@ -121,8 +121,7 @@ def section(result: DigitsResult, watch: Watch) -> Section:
         {name: (each, y) for name, each in result.predictions.items()},
         bins=5,
         caption="Share right against confidence, in five bins of confidence with bars of one standard error. Below "
-        "the diagonal: "
-        "overconfident.",
+        "the diagonal: overconfident.",
     )
     training = curves_panel(
         "Training",
@@ -132,11 +131,11 @@ def section(result: DigitsResult, watch: Watch) -> Section:
     return Section(
         title="Digits: which pictures are unclear",
         lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by three methods to "
-        f"{result.train} digits and "
-        f"scored on {len(result.test)} others.",
+        f"{result.train:,} digits and scored on {len(result.test)} others.",
         findings=findings(result),
         tables=(table(result, watch),),
         panels=(least, most, reliability, training),
+        listings=(watch.listing(result.fitted),),
     )
 
 
@@ -149,7 +148,7 @@ def table(result: DigitsResult, watch: Watch) -> ScoreTable:
             for name, each in result.scores.items()
         },
         COLUMNS,
-        note=f"One random split: fitted to {result.train} digits, scored on {len(result.test)} others.",
+        note=f"One random split: fitted to {result.train:,} digits, scored on {len(result.test)} others.",
         standard_errors={name: each.standard_errors for name, each in result.scores.items()},
     )
 
@@ -171,7 +170,6 @@ def findings(result: DigitsResult) -> tuple[str, ...]:
     best = min(result.scores, key=lambda name: result.scores[name]["nll"])
     return (
         f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits right; {int(wrong.sum())} are "
-        "wrong, and "
-        f"{int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
+        f"wrong, and {int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
         f"Best held-out probability: {best} (NLL {result.scores[best]['nll']:.3f}).",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -41,14 +41,14 @@ COLUMNS = (
     ),
     Column(
         "coverage_90",
-        "90 % coverage",
+        "90% coverage",
         better="target",
         target=0.9,
         decimals=1,
         percent=True,
-        help="How often the 90 % interval held the outcome. Less than 90 % is overconfident, more is too cautious.",
+        help="How often the 90% interval held the outcome. Less than 90% is overconfident, more is too cautious.",
     ),
-    Column("interval_width_90", "Width (g)", better="none", decimals=1, help="Mean width of the 90 % interval."),
+    Column("interval_width_90", "Width (g)", better="none", decimals=1, help="Mean width of the 90% interval."),
     Column("seconds", "Seconds", better="none", decimals=1, help="Mean time of one fit."),
 )
 
@@ -71,13 +71,14 @@ class RadialBasis(nn.Module):
 def network_model() -> kn.Model:
     """A small tanh network that says mean and noise.
 
-    Its hidden units start as steps spread evenly along time. The prior of the first layer is wide enough for such steep steps
-    in standardised time; everything else has the default prior.
+    Its hidden units start as steps spread evenly along time. The prior of the first layer is wide enough for steps that
+    steep in standardised time; everything else has the default prior.
     """
-    net = nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
+    hidden = nn.Linear(1, HIDDEN)
     with torch.no_grad():
-        net[0].weight.fill_(STEEPNESS)
-        net[0].bias.copy_(-STEEPNESS * torch.linspace(-1.5, 1.5, HIDDEN))
+        hidden.weight.fill_(STEEPNESS)
+        hidden.bias.copy_(-STEEPNESS * torch.linspace(-1.5, 1.5, HIDDEN))
+    net = nn.Sequential(hidden, nn.Tanh(), nn.Linear(HIDDEN, 2))
     return kn.Model(net, kn.HeteroscedasticGaussian(), {"0.*": kn.Normal(STEEPNESS), "*": kn.Normal(1.0)})
 
 
@@ -108,6 +109,7 @@ class MotorcycleResult:
         fitted: Each method's posterior given all rows.
         scaler: Units of those posteriors.
         folds: Number of folds.
+        epochs: Passes over the data in each fit, or None if each stopped by itself.
     """
 
     data: Dataset
@@ -116,6 +118,7 @@ class MotorcycleResult:
     fitted: Mapping[str, Posterior]
     scaler: Scaler
     folds: int
+    epochs: int | None
 
 
 def number_of_fits(folds: int) -> int:
@@ -136,11 +139,10 @@ def run(watch: Watch, ticker: Ticker, *, seed: int, folds: int, epochs: int | No
             predictions.setdefault(contender.name, []).append(_held_out(watch, contender, train, held_out, seed=seed))
         ticker.begin(f"{contender.name}, all rows")
         fitted[contender.name] = watch.fit(contender, everything, seed=seed)
-    order = torch.cat([held_out.y for _, held_out in parts])
-    rows = Dataset(**{**vars(data), "x": torch.cat([held.x for _, held in parts]), "y": order})
+    rows = replace(data, x=torch.cat([held.x for _, held in parts]), y=torch.cat([held.y for _, held in parts]))
     joined = {name: join(each) for name, each in predictions.items()}
     scores = {name: kn.evaluate(each, rows.y) for name, each in joined.items()}
-    return MotorcycleResult(rows, joined, scores, fitted, scaler, folds)
+    return MotorcycleResult(rows, joined, scores, fitted, scaler, folds, epochs)
 
 
 def _held_out(
@@ -170,8 +172,7 @@ def section(result: MotorcycleResult, watch: Watch) -> Section:
         data_x=result.data.x.flatten(),
         residuals=result.data.y - result.predictions[HERO].mean.flatten(),
         caption="The line is what the model says the noise is. The points are the spread of outcomes around "
-        "predictions made "
-        "without them, in groups of neighbours.",
+        "predictions made without them, in groups of neighbours.",
     )
     coverage = coverage_panel(
         "Are the intervals honest?",
@@ -187,16 +188,19 @@ def section(result: MotorcycleResult, watch: Watch) -> Section:
     )
     return Section(
         title="Motorcycle: noise that changes with time",
-        lead=f"{result.data.description} {len(result.data)} measurements. Three methods fit one network (a hidden "
-        f"layer of {HIDDEN} "
-        "tanh units that outputs mean and noise); the fourth is exact Bayesian linear regression on 20 fixed bumps "
-        "with noise of one "
-        "size, as a baseline.",
+        lead=f"{result.data.description} {len(result.data)} measurements. Three methods fit one network, a hidden "
+        f"layer of {HIDDEN} tanh units that outputs mean and noise. The fourth is exact Bayesian linear regression "
+        f"on {len(RadialBasis().centres)} fixed bumps with noise of one size, as a baseline.",
         findings=findings(result, noise),
         tables=(table(result, watch),),
         panels=(*bands, noise, coverage, training),
+        listings=(watch.listing(result.fitted),),
         notes=(
-            "Figures of the mean and its bands show the fits to all rows; scores and calibration use rows left out.",
+            "Figures of the mean and its bands show the fits to all rows; scores, calibration and residuals use "
+            "rows left out.",
+            "The network is small on purpose: a mean-field posterior pays for every weight, and its evidence bound "
+            "falls as units are added.",
+            *_stopping_note(result.epochs),
         ),
     )
 
@@ -219,11 +223,10 @@ def findings(result: MotorcycleResult, noise: NoisePanel) -> tuple[str, ...]:
     early = [s for t, s in zip(noise.x, noise.noise, strict=True) if t <= QUIET_UNTIL]
     late = [s for t, s in zip(noise.x, noise.noise, strict=True) if t > QUIET_UNTIL]
     return (
-        f"{HERO}: {result.folds}-fold cross-validated coverage of the 90 % interval is {hero['coverage_90']:.1%} "
-        f"(± {hero.standard_errors['coverage_90']:.1%}).",
-        f"{HERO} says the noise is {_mean(early):.1f} g on average before {QUIET_UNTIL:.0f} ms and "
-        f"{_mean(late):.1f} g after, "
-        f"{max(late):.0f} g at its largest.",
+        f"{HERO}: {result.folds}-fold cross-validated coverage of the 90% interval is {hero['coverage_90']:.1%} (± "
+        f"{hero.standard_errors['coverage_90']:.1%}).",
+        f"{HERO} says the noise is {_mean(early):.1f} g on average before {QUIET_UNTIL:.0f} ms and {_mean(late):.1f} "
+        f"g after, {max(late):.0f} g at its largest.",
         f"Best held-out density: {best} (NLL {result.scores[best]['nll']:.3f}).",
     )
 
@@ -234,6 +237,15 @@ _BAND_CAPTIONS = {
     HERO: "A distribution over networks: where they disagree the inner band is wide.",
     "Exact linear": "Exact, but with one noise for all times: far too wide before the impact.",
 }
+
+
+def _stopping_note(epochs: int | None) -> tuple[str, ...]:
+    if epochs is None:
+        return ()
+    return (
+        f"To keep this short, networks are trained for {epochs:,} passes over the data. By default a fit goes on "
+        "until its objective has settled.",
+    )
 
 
 def _on_grid(result: MotorcycleResult, name: str, grid: Tensor) -> RegressionPrediction:

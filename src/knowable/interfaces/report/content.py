@@ -53,7 +53,7 @@ class Column:
         """The value as it is printed."""
         if not math.isfinite(value):
             return "–"
-        return f"{100 * value:.{self.decimals}f} %" if self.percent else f"{value:.{self.decimals}f}"
+        return f"{100 * value:.{self.decimals}f}%" if self.percent else f"{value:.{self.decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,15 @@ class ScoreTable:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A table of words: headings and rows, the first cell of a row naming it."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """One problem: what was done, what came out, and the figures."""
 
@@ -103,6 +112,7 @@ class Section:
     findings: tuple[str, ...] = ()
     tables: tuple[ScoreTable, ...] = ()
     panels: tuple[Panel, ...] = ()
+    listings: tuple[Listing, ...] = ()
     notes: tuple[str, ...] = ()
 
 

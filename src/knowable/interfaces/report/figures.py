@@ -91,16 +91,13 @@ def _band(panel: BandPanel) -> Figure:
     figure = _new_figure()
     axes = figure.add_subplot()
     per_cent = f"{panel.level:.0%}"
-    axes.fill_between(
-        panel.x, panel.low, panel.high, color=style.ALEATORIC, alpha=0.45, lw=0, label=f"total, {per_cent}"
-    )
+    axes.fill_between(panel.x, panel.low, panel.high, color=style.ALEATORIC_BAND, lw=0, label=f"total, {per_cent}")
     if any(high > low for low, high in zip(panel.epistemic_low, panel.epistemic_high, strict=True)):
         axes.fill_between(
             panel.x,
             panel.epistemic_low,
             panel.epistemic_high,
-            color=style.EPISTEMIC,
-            alpha=0.55,
+            color=style.EPISTEMIC_BAND,
             lw=0,
             label=f"epistemic, {per_cent}",
         )

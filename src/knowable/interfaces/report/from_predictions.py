@@ -25,6 +25,7 @@ from knowable.interfaces.report.panels import (
     PicturesPanel,
 )
 
+_TERM_NAMES = {"kl": "KL"}
 _NOT_TERMS = ("step", "epoch", "learning_rate", "loss", "validation_log_likelihood")
 
 
@@ -236,7 +237,10 @@ def _term_lines(records: Sequence[Mapping[str, float]]) -> tuple[Line, ...]:
     """One line for each term that every record has."""
     epochs = tuple(float(record["epoch"]) for record in records)
     terms = [name for name in records[0] if name not in _NOT_TERMS and all(name in record for record in records)]
-    return tuple(Line(name.replace("_", " "), epochs, tuple(float(r[name]) for r in records)) for name in terms)
+    return tuple(
+        Line(_TERM_NAMES.get(name, name.replace("_", " ")), epochs, tuple(float(r[name]) for r in records))
+        for name in terms
+    )
 
 
 def _nearest_90(line: Line) -> str:

@@ -7,6 +7,8 @@ MUTED = "#595959"
 GRID = "#d9d9d9"
 ALEATORIC = "#56b4e9"  # sky blue: noise in the data
 EPISTEMIC = "#d55e00"  # vermilion: doubt of the model
+ALEATORIC_BAND = "#c1e2f7"  # the same, paler, behind lines and points
+EPISTEMIC_BAND = "#f0a878"
 MEAN = "#0b3d62"
 DATA = "#333333"
 

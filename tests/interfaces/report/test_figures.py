@@ -1,0 +1,69 @@
+"""Panels become SVG that can stand inside a page."""
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from knowable.errors import MissingExtra, Unsupported
+from knowable.interfaces.report.figures import svg
+from knowable.interfaces.report.panels import Panel
+from tests.interfaces.cases import HOSTILE, every_panel
+
+KINDS = range(5)  # all panels that matplotlib draws
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_panel_draws_as_well_formed_svg_with_its_text_alternative(kind, generator):
+    panel = every_panel(generator)[kind]
+    drawing = ElementTree.fromstring(svg(panel, key="k"))
+    assert drawing.tag == "svg"
+    assert drawing.get("role") == "img" and drawing.get("aria-label") == panel.alt
+    assert "width" not in drawing.attrib and "viewBox" in drawing.attrib
+    assert len(list(drawing.iter("path"))) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identifiers_carry_the_key_and_every_reference_has_its_target(kind, generator):
+    text = svg(every_panel(generator)[kind], key="here")
+    made = set(re.findall(r'\bid="([^"]+)"', text))
+    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert made and all(name.startswith("here-") for name in made)
+    assert used and used <= made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_labels_are_drawn_and_not_obeyed(kind, generator):
+    text = svg(every_panel(generator, HOSTILE)[kind], key="k")
+    ElementTree.fromstring(text)
+    assert "<script" not in text
+
+
+def test_a_drawing_names_no_address_on_the_network(generator):
+    for panel in every_panel(generator)[:5]:
+        assert "http" not in svg(panel, key="k")
+
+
+def test_the_same_panel_gives_the_same_drawing(generator):
+    panel = every_panel(generator)[0]
+    assert svg(panel, key="k") == svg(panel, key="k")
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_alone(generator):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    svg(every_panel(generator)[0], key="k")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones():
+    with pytest.raises(Unsupported, match="band, calibration, curves, noise"):
+        svg(Panel("t", "c", "a", "pie"), key="k")
+
+
+def test_without_matplotlib_the_extra_to_install_is_named(generator, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"pip install knowable\[report\]"):
+        svg(every_panel(generator)[0], key="k")
