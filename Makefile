@@ -12,6 +12,7 @@ help:  ## show what there is
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) -U "pip>=25.1"
 	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(PIP) -e ".[report]"
 	@touch $@

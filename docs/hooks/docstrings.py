@@ -10,6 +10,8 @@ import griffe
 MATH_BLOCK = re.compile(r"^(?P<indent> *)\.\. math:: *(?P<first>.*)(?P<rest>(?:\n(?P=indent) +\S.*)*)", re.MULTILINE)
 MATH_INLINE = re.compile(r":math:`([^`]+)`")
 QUALIFIED_ROLE = re.compile(r":[a-z]+:`(~?)(knowable\.[\w.]+)`")
+EXAMPLE_SECTION = re.compile(r"^Example:$", re.MULTILINE)
+LITERAL_BLOCK = re.compile(r"::$(?=\n\n +)", re.MULTILINE)
 OTHER_ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 
 
@@ -18,6 +20,8 @@ class MarkdownDocstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called once for each object when its package has been read."""
+        if obj.is_module and obj.is_init_module:
+            obj.exports = None  # what a package re-exports is shown where it is defined, once
         if obj.docstring is not None:
             obj.docstring.value = to_markdown(obj.docstring.value)
 
@@ -25,6 +29,8 @@ class MarkdownDocstrings(griffe.Extension):
 def to_markdown(text: str) -> str:
     """Formulas between dollars, names of this package as links, other names as code."""
     text = MATH_BLOCK.sub(_block, text)
+    text = EXAMPLE_SECTION.sub("Examples:", text)
+    text = LITERAL_BLOCK.sub(":", text)
     text = MATH_INLINE.sub(r"$\1$", text)
     text = QUALIFIED_ROLE.sub(_link, text)
     return OTHER_ROLE.sub(r"`\1`", text)

@@ -8,6 +8,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
+SPACE_AFTER_NAME = re.compile(r"\\(log|exp|det|sin|cos|max|min)\s+(?=[a-zA-Z\\])")  # the thin space that TeX would put
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 UNKNOWN_COMMANDS = {r"\arg": r"\operatorname{arg}"}  # what the converter would print as it stands
 
@@ -21,5 +22,6 @@ def _to_mathml(match: re.Match[str]) -> str:
     tag, tex = match[1], html.unescape(match[2])
     for command, known in UNKNOWN_COMMANDS.items():
         tex = re.sub(re.escape(command) + r"(?![a-zA-Z])", lambda _, known=known: known, tex)
+    tex = SPACE_AFTER_NAME.sub(r"\\\1\\,", tex)
     formula = convert(tex, display="block" if tag == "div" else "inline")
     return f'<div class="formula">{formula}</div>' if tag == "div" else formula

@@ -143,14 +143,10 @@ def test_whole_number_inputs_stay_whole_for_embeddings():
     assert as_input([[1, 2]], model).dtype == torch.int64
 
 
-def test_whole_numbers_for_a_network_of_real_numbers_are_taken_or_explained():
-    source = (np.arange(20).reshape(10, 2), Y)
-    try:
-        x, _ = as_data(source, _model()).tensors
-    except kn.InvalidData as error:
-        assert "float" in str(error) and "whole numbers" in str(error)  # noqa: PT017
-    else:
-        assert torch.equal(x.float(), X)
+def test_whole_numbers_become_real_ones_where_the_network_takes_only_those():
+    x, _ = as_data((np.arange(20).reshape(10, 2), Y), _model()).tensors
+    assert torch.equal(x, X)
+    assert as_input([[1, 2]], _model()).dtype == torch.float32
 
 
 def test_inputs_take_the_models_dtype():
@@ -179,7 +175,7 @@ def test_a_frame_with_missing_whole_numbers_says_where():
         as_data((frame, Y), _model())
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 
 def _with(value: float, row: int, column: int) -> torch.Tensor:
@@ -231,11 +227,11 @@ def test_a_missing_pixel_is_found_by_its_place_behind_the_row():
         ("rows.csv", kn.InvalidType, r"data must be a pair .*; got str"),
         (None, kn.InvalidType, r"data must be a pair .*; got NoneType"),
         ((["a"] * 10, Y), kn.InvalidType, r"x must be a tensor, an array or a data frame of numbers, got list"),
-        ((np.array([[1, None]] * 10), Y), kn.InvalidType, r"x must be .* of numbers, got ndarray: it holds Python objects"),
+        ((np.array([[1, None]] * 10), Y), kn.InvalidType, r"x must be .* got ndarray: it holds Python objects"),
         ((X, ["yes"] * 10), kn.InvalidType, r"y must be .* of numbers, got list"),
         ((X[:, :1], Y), kn.InvalidData, r"cannot take x of shape \(10, 1\)"),
         ((X, torch.zeros(10, 3)), kn.InvalidData, r"y has shape \(10, 3\).*output .* has shape \(10, 1\)"),
-        ((X, torch.full((10,), torch.nan)), kn.InvalidData, r"y has missing or infinite values in row 0, 1, 2, 3, 4 and"),
+        ((X, torch.full((10,), torch.nan)), kn.InvalidData, r"y has missing .* in row 0, 1, 2, 3, 4 and"),
         (Data((X, Y), 11), kn.InvalidArgument, "data.size is 11, but its tensors have 10 rows"),
         (_Stream(), kn.InvalidArgument, r"IterableDataset, whose number of rows is unknown\. Pass Data\(DataLoader"),
         (DataLoader(_Stream()), kn.InvalidArgument, r"number of rows is unknown\. Pass Data\(loader, size=N\)"),
@@ -262,7 +258,7 @@ def test_a_text_column_is_refused_by_its_name():
 def test_a_masked_array_is_not_taken_for_complete():
     masked = np.ma.masked_array(X.numpy(), mask=np.zeros(X.shape, dtype=bool))
     masked.mask[4, 1] = True
-    with pytest.raises(kn.KnowableError, match="mask|row 4, column 1"):
+    with pytest.raises(kn.KnowableError, match=r"mask|row 4, column 1"):
         as_data((masked, Y))
 
 

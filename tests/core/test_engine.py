@@ -50,6 +50,6 @@ def test_what_is_not_an_engine_is_refused():
     with pytest.raises(kn.InvalidType, match="engine must be an Engine or None, got str"):
         as_engine("bfloat16")  # type: ignore[arg-type]
     with pytest.raises(
-        kn.InvalidArgument, match="precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"
+        kn.InvalidArgument, match=r"precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"
     ):
         Engine("bfloat")

@@ -158,7 +158,7 @@ def test_gradients_reach_the_parameters_that_were_passed():
     assert all(value.grad is None for value in network.net.parameters())
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_a_module_is_refused():
@@ -178,7 +178,7 @@ def test_lazy_parameters_are_refused():
 
 
 def test_complex_parameters_are_refused():
-    with pytest.raises(InvalidArgument, match="must be real floating point, got torch.complex64"):
+    with pytest.raises(InvalidArgument, match=r"must be real floating point, got torch.complex64"):
         Network(nn.Linear(2, 1, dtype=torch.complex64))
 
 
@@ -193,7 +193,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name():
 def test_a_module_that_cannot_be_copied_is_refused():
     net = mlp()
     net.lock = threading.Lock()
-    with pytest.raises(InvalidArgument, match="net cannot be copied.*locks"):
+    with pytest.raises(InvalidArgument, match=r"net cannot be copied.*locks"):
         Network(net)
 
 

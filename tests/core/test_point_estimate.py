@@ -45,7 +45,7 @@ def test_the_mode_of_a_linear_model_is_ridge_regression(generator):
     precision = design.T @ design / noise**2 + torch.eye(3, dtype=DTYPE) / scale**2
     expected = torch.linalg.solve(precision, design.T @ y / noise**2).flatten()
     model = linear_model(noise=noise, prior=kn.Normal(scale))
-    mode = kn.MAP(epochs=1_500, learning_rate=0.02).fit(model, (x, y)).mean()
+    mode = kn.MAP(epochs=800, learning_rate=0.05).fit(model, (x, y)).mean()
     torch.testing.assert_close(torch.cat([mode["weight"].flatten(), mode["bias"]]), expected, rtol=0, atol=1e-4)
 
 

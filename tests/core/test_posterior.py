@@ -75,9 +75,9 @@ def test_a_prediction_is_the_same_every_time_unless_a_generator_is_given(family,
     first = posterior.predict(x, 4)
     torch.rand(3)
     assert torch.equal(posterior.predict(x, 4).samples, first.samples)
-    fresh = [posterior.predict(x, 4, torch.Generator().manual_seed(5)).samples for _ in range(2)]
+    fresh = [posterior.predict(x, 4, torch.Generator().manual_seed(k)).samples for k in (0, *range(10))]
     assert torch.equal(fresh[0], fresh[1])
-    assert not torch.equal(fresh[0], first.samples)
+    assert not all(torch.equal(each, first.samples) for each in fresh)  # few atoms may come up the same by chance
 
 
 def test_predicting_leaves_the_global_random_state_alone(family, generator):
@@ -99,7 +99,7 @@ def test_the_prediction_of_a_linear_net_has_the_moments_in_closed_form(generator
     # With K draws the mean errs by sd / sqrt(K), the variance by v sqrt(2 / K): 5 of those
     x, _ = linear_data(6, generator=generator)
     posterior = diagonal_posterior(linear_model(noise=0.3), generator)
-    draws = 10_000
+    draws = 2_000
     prediction = posterior.predict(x, draws)
     mean = x @ posterior.loc["weight"].T + posterior.loc["bias"]
     variance = x.square() @ posterior.scale["weight"].square().T + posterior.scale["bias"].square()
@@ -146,7 +146,9 @@ def test_predictions_take_arrays(family, generator):
 
 def test_a_posterior_without_a_density_says_which_have_one():
     posterior = atoms(linear_model(), 3)
-    with pytest.raises(kn.Unsupported, match="Particles has no density. Families with one: DiagonalNormal, FullNormal"):
+    with pytest.raises(
+        kn.Unsupported, match=r"Particles has no density. Families with one: DiagonalNormal, FullNormal"
+    ):
         posterior.log_prob(posterior.mean())
     with pytest.raises(kn.Unsupported, match="Particles has no density, so it cannot be a prior"):
         posterior.as_prior()

@@ -43,8 +43,10 @@ POSTERIORS = {
     "full": lambda: full_posterior(kn.Model(mlp(), kn.Gaussian(0.1)), torch.Generator().manual_seed(0)),
     "few atoms": lambda: atoms(kn.Model(mlp(), kn.Gaussian(0.1)), 5, torch.Generator().manual_seed(0)),
     "many atoms": lambda: atoms(kn.Model(mlp(), kn.Gaussian(0.1)), 200, torch.Generator().manual_seed(0)),
-    "batch norm": lambda: diagonal_posterior(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), torch.Generator().manual_seed(0)),
-}  # fmt: skip
+    "batch norm": lambda: diagonal_posterior(
+        kn.Model(batch_norm_net(), kn.Gaussian(0.1)), torch.Generator().manual_seed(0)
+    ),
+}
 
 
 @pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTERIORS)
@@ -78,7 +80,8 @@ def test_a_stream_with_a_generator_uses_the_same_draws_in_every_piece(generator)
 
 def test_a_cap_too_small_for_the_result_is_refused_with_the_way_out():
     posterior = POSTERIORS["diagonal"]()
-    with pytest.raises(kn.InvalidArgument, match=r"max_memory=1,000 is too small: .* 64 draws for 100 rows alone take 25,600 bytes.*predict_stream"):  # fmt: skip
+    wanted = r"max_memory=1,000 is too small: .* 64 draws for 100 rows alone take 25,600 bytes.*predict_stream"
+    with pytest.raises(kn.InvalidArgument, match=wanted):
         posterior.predict(torch.zeros(100, 2), max_memory=1_000)
 
 

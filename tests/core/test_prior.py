@@ -78,7 +78,7 @@ def test_a_prior_that_cannot_be_sampled_is_named_with_its_parameter():
         prior.sample(PARAMS)
 
 
-# --- hyperparameters -----------------------------------------------------------------------------------------------------
+# --- hyperparameters ------------------------------------------------------------------------------------------------
 
 
 def test_parameters_of_one_glob_share_their_hyperparameters():
@@ -124,7 +124,7 @@ def test_sampling_leaves_hyperparameters_where_they_are(generator):
     assert not torch.equal(drawn["0.weight"], like["0.weight"])
 
 
-# --- the rest ------------------------------------------------------------------------------------------------------------
+# --- the rest -------------------------------------------------------------------------------------------------------
 
 
 def test_the_printed_prior_is_what_the_user_wrote():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,7 +59,7 @@ def _train(objective: Objective, data: Data, training: Training, **settings):
         return train(objective, data, training, **settings)
 
 
-# --- the minimum ---------------------------------------------------------------------------------------------------------
+# --- the minimum ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -71,7 +73,7 @@ def test_the_loop_reaches_the_known_minimum_of_a_quadratic(optimiser, generator)
 
 
 def test_small_batches_reach_the_minimum_because_the_rate_falls(generator):
-    # at a constant rate the iterates would jitter by sd sqrt(rate / 2) = 0.16 around it (sd 1 / sqrt(10) of a batch mean)
+    # at a constant rate the iterates would jitter by about sd sqrt(rate / 2) = 0.16 around it
     data, objective = _data(100, generator), Quadratic()
     _train(objective, data, Training(epochs=150, learning_rate=0.05, batch_size=10))
     assert abs(objective.theta.item() - data.tensors[1].mean().item()) < 0.02
@@ -95,7 +97,7 @@ def test_a_loss_that_never_settles_is_ended_with_a_warning(generator, monkeypatc
     assert result.converged is False
 
 
-# --- history and order -----------------------------------------------------------------------------------------------------
+# --- history and order ----------------------------------------------------------------------------------------------
 
 
 def test_a_record_of_the_history_is_the_mean_over_its_hundred_steps(generator):
@@ -121,7 +123,7 @@ def test_batches_come_in_the_order_of_seed_and_epoch(generator):
     assert first.batches == second.batches
     assert first.batches != other.batches
     for epoch in range(3):
-        seen = sum(first.batches[4 * epoch : 4 * epoch + 4], [])
+        seen = itertools.chain(*first.batches[4 * epoch : 4 * epoch + 4])
         assert sorted(seen) == sorted(data.tensors[1].tolist())
 
 
@@ -141,7 +143,7 @@ def test_the_objective_knows_how_far_training_is(generator):
     assert epochs == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 
 
-# --- early stopping --------------------------------------------------------------------------------------------------------
+# --- early stopping -------------------------------------------------------------------------------------------------
 
 
 def test_early_stopping_ends_after_its_patience_and_restores_the_best_state(generator):
@@ -167,7 +169,7 @@ def test_looking_at_held_out_data_does_not_change_what_training_does(generator):
     assert losses[0] == losses[1]
 
 
-# --- divergence ------------------------------------------------------------------------------------------------------------
+# --- divergence -----------------------------------------------------------------------------------------------------
 
 
 class Cliff(Quadratic):
@@ -223,7 +225,7 @@ def test_parameters_that_are_not_finite_at_the_end_of_a_window_go_back_to_its_be
     assert (result.steps, result.epochs) == (240, 60.0)
 
 
-# --- clipping ----------------------------------------------------------------------------------------------------------------
+# --- clipping -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("clip", "step"), [(None, 0.1 * 3.0), (1.0, 0.1 * 1.0), (5.0, 0.1 * 3.0)])
@@ -233,7 +235,7 @@ def test_a_gradient_longer_than_clip_is_cut_to_it(clip, step):
     assert objective.theta.item() == pytest.approx(step, rel=1e-5)
 
 
-# --- from the keyboard -----------------------------------------------------------------------------------------------------
+# --- from the keyboard ----------------------------------------------------------------------------------------------
 
 
 def test_a_keyboard_interrupt_returns_the_last_good_state_with_a_warning(generator):
@@ -281,15 +283,15 @@ def test_an_interrupted_run_is_taken_up_and_ends_with_the_same_bits(tmp_path, ge
     assert resumed.batches == whole.batches[200:]
 
 
-# --- resuming --------------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------------------------
 
 
 class _Killed(Exception):
     pass
 
 
-def _kill_after(saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the process die after so many saves, as far as the run can tell."""
+def _run_and_kill(saves: int, run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until so many saves were made, and no further: as if the process had died there."""
     save, count = Checkpoint.save, [0]
 
     def deadly(self, *state) -> None:
@@ -298,7 +300,10 @@ def _kill_after(saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if count[0] == saves:
             raise _Killed
 
-    monkeypatch.setattr(Checkpoint, "save", deadly)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", deadly)
+        with pytest.raises(_Killed):
+            run()
 
 
 def _dropout_net() -> nn.Module:
@@ -322,11 +327,13 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(method, net, validation, 
     model = kn.Model(net(), kn.Gaussian())
     settings = {"seed": 3, "validation": (x[:5] + 0.1, y[:5]) if validation else None}
     expected = method.fit(model, (x, y), **settings)
-    with monkeypatch.context() as patch, pytest.raises(_Killed):
-        _kill_after(saves, patch)
-        method.fit(model, (x, y), checkpoint=Checkpoint(tmp_path / "run", seconds=0), **settings)
+
+    def fit() -> kn.Posterior:
+        return method.fit(model, (x, y), checkpoint=Checkpoint(tmp_path / "run", seconds=0), **settings)
+
+    _run_and_kill(saves, fit, monkeypatch)
     torch.rand(5)
-    resumed = method.fit(model, (x, y), checkpoint=Checkpoint(tmp_path / "run", seconds=0), **settings)
+    resumed = fit()
     assert same_params(resumed._tensors(), expected._tensors())
     assert same_params(resumed.points, expected.points)
     assert same_params(resumed.buffers, expected.buffers)
@@ -343,9 +350,7 @@ def test_a_shuffling_loader_is_taken_up_between_epochs_with_the_same_bits(saves,
         return kn.MAP(epochs=6).fit(model, DataLoader(rows, batch_size=6, shuffle=True), checkpoint=checkpoint)
 
     expected = fit()
-    with monkeypatch.context() as patch, pytest.raises(_Killed):
-        _kill_after(saves, patch)
-        fit(Checkpoint(tmp_path / "run", seconds=0))
+    _run_and_kill(saves, lambda: fit(Checkpoint(tmp_path / "run", seconds=0)), monkeypatch)
     resumed = fit(Checkpoint(tmp_path / "run", seconds=0))
     assert same_params(resumed.mean(), expected.mean())
     assert resumed.diagnostics.history == expected.diagnostics.history
@@ -355,9 +360,8 @@ def test_a_halved_rate_survives_a_resume(tmp_path, monkeypatch):
     training = Training(epochs=300, learning_rate=4.0, optimiser="sgd")
     whole, resumed = Cliff(), Cliff()
     expected = _train(whole, FAR, training)
-    with monkeypatch.context() as patch, pytest.raises(_Killed):
-        _kill_after(1, patch)
-        _train(Cliff(), FAR, training, checkpoint=Checkpoint(tmp_path / "run", seconds=0))
+    checkpoint = Checkpoint(tmp_path / "run", seconds=0)
+    _run_and_kill(1, lambda: _train(Cliff(), FAR, training, checkpoint=checkpoint), monkeypatch)
     result = _train(resumed, FAR, training, checkpoint=tmp_path / "run")
     assert torch.equal(resumed.theta, whole.theta)
     assert result.history == expected.history
@@ -383,7 +387,7 @@ def test_the_state_of_another_run_is_refused(change, tmp_path, generator):
         train(Quadratic(), data, checkpoint=tmp_path / "run", **{**settings, **change})
 
 
-# --- settings ----------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_falls_with_the_number_of_parameters():

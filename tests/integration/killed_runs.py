@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimiser of a process loads it: here once for all of them
 from torch import nn
 
 import knowable as kn

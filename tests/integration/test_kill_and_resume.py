@@ -1,10 +1,12 @@
-"""A fit that is killed at random moments and resumed ends like one that was not; no folder is ever left half-written."""
+"""A fit killed at random moments and resumed ends like one that was not; no folder is ever left half-written."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import time
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -19,9 +21,18 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.integration.killed_runs"])
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A fit that was not interrupted, and how long it took."""
+
+    posterior: kn.Posterior
+    seconds: float
+
+
 @pytest.fixture(scope="module")
-def uninterrupted() -> kn.Posterior:
-    return killed_runs.fit()
+def whole() -> Whole:
+    started = time.monotonic()
+    return Whole(killed_runs.fit(), time.monotonic() - started)
 
 
 def _start(target, *arguments: str) -> ForkServerProcess:
@@ -63,17 +74,16 @@ def _assert_same(resumed: kn.Posterior, expected: kn.Posterior) -> None:
     assert resumed.log_evidence == expected.log_evidence
 
 
-def _kill_and_resume(tmp_path: Path, kills: int, chance: random.Random, expected: kn.Posterior) -> int:
-    """Run, kill and run again until the fit is done; how many kills hit a running fit."""
-    checkpoint, artifact = tmp_path / "run", tmp_path / "posterior"
-    hits = 0
-    longest = 0.4  # seconds; longer each time the fit was killed before it got anywhere
+def _fit_under_fire(place: Path, kills: int, chance: random.Random, whole: Whole) -> int:
+    """Run, kill and run again until the fit is done or has been killed often enough; how many kills hit."""
+    checkpoint, artifact = place / "run", place / "posterior"
+    hits, patience = 0, whole.seconds
     while not is_folder(artifact):
         process = _start(killed_runs.fit_and_save, str(checkpoint), str(artifact))
         try:
             if hits < kills:
-                hits += _kill_unless_done(process, chance.uniform(0.0, longest))
-                longest *= 1.05
+                hits += _kill_unless_done(process, chance.uniform(0.0, patience))
+                patience *= 1.05
             else:
                 process.join(120)
                 assert process.exitcode == 0
@@ -82,25 +92,30 @@ def _kill_and_resume(tmp_path: Path, kills: int, chance: random.Random, expected
             process.join()
         _assert_whole(checkpoint, "checkpoint")
         _assert_whole(artifact, "posterior")
-    _assert_same(kn.load(artifact), expected)
+    _assert_same(kn.load(artifact), whole.posterior)
     return hits
 
 
-def test_a_fit_killed_three_times_ends_bit_for_bit_like_one_that_was_not(tmp_path, uninterrupted, seed):
-    assert _kill_and_resume(tmp_path, 3, random.Random(seed), uninterrupted) > 0
+def _kill_and_resume(tmp_path: Path, kills: int, chance: random.Random, whole: Whole) -> None:
+    """Fit after fit, until so many kills have hit one."""
+    hits = 0
+    for number in itertools.count():
+        hits += _fit_under_fire(tmp_path / str(number), kills - hits, chance, whole)
+        if hits >= kills:
+            return
+
+
+def test_a_fit_killed_at_random_moments_ends_bit_for_bit_like_one_that_was_not(tmp_path, whole, seed):
+    _kill_and_resume(tmp_path, 3, random.Random(seed), whole)
 
 
 @pytest.mark.slow
-def test_a_fit_killed_twenty_times_ends_bit_for_bit_like_one_that_was_not(tmp_path, uninterrupted, seed):
-    chance, hits = random.Random(seed + 1), 0
-    while hits < 20:
-        place = tmp_path / str(hits)
-        place.mkdir()
-        hits += _kill_and_resume(place, 20 - hits, chance, uninterrupted)
+def test_fits_killed_twenty_times_end_bit_for_bit_like_one_that_was_not(tmp_path, whole, seed):
+    _kill_and_resume(tmp_path, 20, random.Random(seed + 1), whole)
 
 
 @pytest.mark.parametrize("windows", [1, 3])
-def test_a_fit_killed_right_after_a_checkpoint_ends_bit_for_bit_like_one_that_was_not(windows, tmp_path, uninterrupted):
+def test_a_fit_killed_right_after_a_checkpoint_ends_bit_for_bit_like_one_that_was_not(windows, tmp_path, whole):
     checkpoint, artifact = tmp_path / "run", tmp_path / "posterior"
     process = _start(killed_runs.fit_and_save, str(checkpoint), str(artifact))
     try:
@@ -113,7 +128,7 @@ def test_a_fit_killed_right_after_a_checkpoint_ends_bit_for_bit_like_one_that_wa
         process.join()
     _assert_whole(checkpoint, "checkpoint")
     killed_runs.fit_and_save(str(checkpoint), str(artifact))
-    _assert_same(kn.load(artifact), uninterrupted)
+    _assert_same(kn.load(artifact), whole.posterior)
 
 
 def _kill_while_saving(tmp_path: Path, kills: int, chance: random.Random) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from knowable.core.checks import check_count
 from knowable.core.data import as_input
 from knowable.core.likelihood import LIKELIHOOD_PREFIX, Likelihood
-from knowable.core.network import Network
+from knowable.core.network import Network, check_module
 from knowable.core.normal import Normal
 from knowable.core.params import select_names
 from knowable.core.posterior_prior import PosteriorPrior
@@ -61,7 +61,8 @@ class Model:
                 f"likelihood must be a knowable likelihood such as Gaussian() or Categorical(), got {likelihood!r}."
             )
         own = likelihood.params()
-        names = [name for name, _ in _named_parameters(net)] + [LIKELIHOOD_PREFIX + name for name in own]
+        check_module(net)
+        names = [name for name, _ in net.named_parameters()] + [LIKELIHOOD_PREFIX + name for name in own]
         if len(set(names)) < len(names):
             raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
         self.net = net
@@ -207,12 +208,6 @@ class Model:
         chosen = sum(self._start[name].numel() for name in self.random_names)
         which = f"{total:,} parameters" + (f", {chosen:,} random" if chosen < total else "")
         return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
-
-
-def _named_parameters(net: nn.Module) -> list[tuple[str, Tensor]]:
-    if not isinstance(net, nn.Module):
-        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
-    return list(net.named_parameters())
 
 
 def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:

@@ -30,7 +30,7 @@ class Network:
 
     def __init__(self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None):
         """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
-        _check_module(net)
+        check_module(net)
         self.net = net
         self._evaluating = _structural_copy(net, held or {}).eval()
         self._training = _structural_copy(net, held or {}).train()
@@ -99,7 +99,8 @@ def _no_hidden_loops() -> Iterator[None]:
         functorch._set_vmap_fallback_enabled(before)
 
 
-def _check_module(net: nn.Module) -> None:
+def check_module(net: nn.Module) -> None:
+    """Refuse what is not a network of finite, real parameters of one dtype."""
     if not isinstance(net, nn.Module):
         raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
     params = dict(net.named_parameters())

@@ -54,7 +54,7 @@ def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any]
         body = _read_manifest(folder)
         try:
             return _read_content(folder, kind, body)
-        except (FileNotFoundError, DamagedArtifact):
+        except (OSError, DamagedArtifact):
             if _read_manifest(folder) == body:  # else somebody saved anew while we were reading: read again
                 raise
     raise DamagedArtifact(f"{folder} is being rewritten all the time.")
@@ -73,8 +73,8 @@ def _read_content(folder: Path, kind: str, body: dict[str, Any]) -> tuple[dict[s
         )
     try:
         return body["content"], load_file(file)
-    except SafetensorError as error:
-        raise DamagedArtifact(f"{file} is not a safetensors file: {error}") from None
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise DamagedArtifact(f"{file} cannot be read as safetensors: {error}") from None
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:

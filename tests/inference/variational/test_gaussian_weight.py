@@ -98,15 +98,16 @@ def test_every_position_has_the_mean_and_variance_of_weight_draws(generator, nam
 
 @pytest.mark.parametrize("name", ["linear", "linear over tokens", "conv2d", "conv_transpose2d"])
 def test_flipout_keeps_the_covariance_within_an_example_and_none_between(generator, name):
-    # a correlation estimated from S draws has a standard error of at most 1 / sqrt(S)
+    # a correlation estimated from S normal draws has a standard error of at most 1 / sqrt(S); between two examples,
+    # which share the size of the perturbation and not its signs, E[a² b²] may be 3 instead of 1
     op, x, moments = operands(name, generator)
     found = carried(op, x, *gaussian(moments, flipout_rule)).flatten(2)  # (S, rows, outputs of an example)
     count = found.shape[2]
     covariance = exact_covariance(op, x, moments)[1][:count, :count]
     expected = covariance / covariance.diagonal().sqrt().outer(covariance.diagonal().sqrt())
     joint = found[:, :2].flatten(1).T.corrcoef()
-    assert ((joint[:count, :count] - expected).abs() < 5 / math.sqrt(DRAWS)).all()
-    assert (joint[:count, count:].abs() < 5 / math.sqrt(DRAWS)).all()
+    assert ((joint[:count, :count] - expected).abs() < 5.5 / math.sqrt(DRAWS)).all()
+    assert (joint[:count, count:].abs() < 5.5 * math.sqrt(3 / DRAWS)).all()
 
 
 def test_local_draws_are_independent_between_examples_and_outputs(generator):

@@ -16,7 +16,7 @@ from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.randomness import derive_seed, own_randomness
 from knowable.errors import InvalidArgument
-from knowable.inference.variational.mean_field import MeanFieldVI
+from knowable.inference.variational.mean_field import MeanFieldVI, means_for
 from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
 
 
@@ -87,6 +87,7 @@ def gradient_variance(
         raise InvalidArgument(f"estimators must name at least one of {', '.join(ESTIMATORS)}; got none.")
     if at is not None:
         check_type("at", at, DiagonalNormal, "a posterior fitted by MeanFieldVI, or None")
+        means_for("at", model, at)
     for estimator in estimators:
         check_choice("estimators", estimator, ESTIMATORS)
         enough = max(2, draws) if estimator == "score" else draws

@@ -119,7 +119,7 @@ class MeanFieldVI(Method, Training):
         self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None, engine: Engine | None
     ) -> Params | None:
         if isinstance(self.start, Posterior):
-            return _means_for(model, self.start)
+            return means_for("start", model, self.start)
         if self.start == "network" or model.hyper_names:
             return None
         settings = Training(self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience)
@@ -134,14 +134,14 @@ class MeanFieldVI(Method, Training):
         return (f"beta={self.beta:g}: the target is not the Bayes posterior (beta=1 is).",)
 
 
-def _means_for(model: Model, posterior: Posterior) -> Params:
-    """The posterior's means, as start values of another model with the same parameters."""
+def means_for(argument: str, model: Model, posterior: Posterior) -> Params:
+    """The posterior's means, for another model with the same parameters; ``argument`` is what messages call it."""
     means = posterior.mean()
     for name, value in model.params().items():
         if name not in means or means[name].shape != value.shape:
             found = f"shape {tuple(means[name].shape)}" if name in means else "nothing"
             raise InvalidArgument(
-                f"start is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
+                f"{argument} is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
             )
     return {name: means[name].to(value) for name, value in model.params().items()}
 

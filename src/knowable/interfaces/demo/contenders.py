@@ -99,3 +99,13 @@ class Watch:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         for kind, text in own.items():
             self.seen.setdefault((name, kind), []).append(text)
+
+
+def stopping_note(epochs: int | None) -> tuple[str, ...]:
+    """What to say of training that was not left to stop by itself."""
+    if epochs is None:
+        return ()
+    return (
+        f"To keep this short, networks are trained for {epochs:,} passes over the data. By default a fit goes on "
+        "until its objective has settled.",
+    )

@@ -14,7 +14,7 @@ from knowable.core.posterior import Posterior
 from knowable.core.prediction import ClassPrediction
 from knowable.datasets import Dataset, digits
 from knowable.interfaces.console import Ticker
-from knowable.interfaces.demo.contenders import Contender, Watch
+from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
 from knowable.interfaces.report.content import Column, ScoreTable, Section, score_table
 from knowable.interfaces.report.from_predictions import curves_panel, pictures_panel, reliability_panel
 
@@ -65,6 +65,7 @@ class DigitsResult:
         predictions: Predictions of each method for them.
         scores: Their scores.
         fitted: The posteriors.
+        epochs: Passes over the data in each fit, or None if each stopped by itself.
     """
 
     train: int
@@ -72,6 +73,7 @@ class DigitsResult:
     predictions: Mapping[str, ClassPrediction]
     scores: Mapping[str, kn.Scores]
     fitted: Mapping[str, Posterior]
+    epochs: int | None
 
 
 def number_of_fits() -> int:
@@ -90,7 +92,7 @@ def run(watch: Watch, ticker: Ticker, *, seed: int, epochs: int | None, rows: in
         fitted[contender.name] = watch.fit(contender, train, seed=seed)
         predictions[contender.name] = cast(ClassPrediction, fitted[contender.name].predict(test.x))
     scores = {name: kn.evaluate(each, test.y) for name, each in predictions.items()}
-    return DigitsResult(len(train), test, predictions, scores, fitted)
+    return DigitsResult(len(train), test, predictions, scores, fitted, epochs)
 
 
 def section(result: DigitsResult, watch: Watch) -> Section:
@@ -136,6 +138,7 @@ def section(result: DigitsResult, watch: Watch) -> Section:
         tables=(table(result, watch),),
         panels=(least, most, reliability, training),
         listings=(watch.listing(result.fitted),),
+        notes=stopping_note(result.epochs),
     )
 
 

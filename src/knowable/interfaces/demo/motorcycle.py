@@ -14,7 +14,7 @@ from knowable.core.posterior import Posterior
 from knowable.core.prediction import RegressionPrediction
 from knowable.datasets import Dataset, Scaler, motorcycle
 from knowable.interfaces.console import Ticker
-from knowable.interfaces.demo.contenders import Contender, Watch
+from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
 from knowable.interfaces.demo.cross_validation import join
 from knowable.interfaces.report.content import Column, ScoreTable, Section, score_table
 from knowable.interfaces.report.from_predictions import band_panel, coverage_panel, curves_panel, noise_panel
@@ -22,7 +22,8 @@ from knowable.interfaces.report.panels import Axes, NoisePanel
 
 HERO = "Mean-field VI"  # the method whose noise is looked at
 HIDDEN = 6
-STEEPNESS = 4.0  # of the first layer, in standardised time
+STEEPNESS = 5.0  # of the first layer, in standardised time
+STEPS = (-1.6, 1.2)  # where its units start, in standardised time
 QUIET_UNTIL = 14.0  # ms: before this the impact has not reached the head
 
 COLUMNS = (
@@ -71,14 +72,17 @@ class RadialBasis(nn.Module):
 def network_model() -> kn.Model:
     """A small tanh network that says mean and noise.
 
-    Its hidden units start as steps spread evenly along time. The prior of the first layer is wide enough for steps that
-    steep in standardised time; everything else has the default prior.
+    Its hidden units start as steps spread along the times at which the curve moves (4 to 41 ms), its outputs at zero
+    mean and unit noise. The prior of the first layer is wide enough for steps that steep in standardised time;
+    everything else has the default prior.
     """
-    hidden = nn.Linear(1, HIDDEN)
+    hidden, outputs = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, 2)
     with torch.no_grad():
         hidden.weight.fill_(STEEPNESS)
-        hidden.bias.copy_(-STEEPNESS * torch.linspace(-1.5, 1.5, HIDDEN))
-    net = nn.Sequential(hidden, nn.Tanh(), nn.Linear(HIDDEN, 2))
+        hidden.bias.copy_(-STEEPNESS * torch.linspace(*STEPS, HIDDEN))
+        outputs.weight.zero_()
+        outputs.bias.zero_()
+    net = nn.Sequential(hidden, nn.Tanh(), outputs)
     return kn.Model(net, kn.HeteroscedasticGaussian(), {"0.*": kn.Normal(STEEPNESS), "*": kn.Normal(1.0)})
 
 
@@ -200,7 +204,7 @@ def section(result: MotorcycleResult, watch: Watch) -> Section:
             "rows left out.",
             "The network is small on purpose: a mean-field posterior pays for every weight, and its evidence bound "
             "falls as units are added.",
-            *_stopping_note(result.epochs),
+            *stopping_note(result.epochs),
         ),
     )
 
@@ -237,15 +241,6 @@ _BAND_CAPTIONS = {
     HERO: "A distribution over networks: where they disagree the inner band is wide.",
     "Exact linear": "Exact, but with one noise for all times: far too wide before the impact.",
 }
-
-
-def _stopping_note(epochs: int | None) -> tuple[str, ...]:
-    if epochs is None:
-        return ()
-    return (
-        f"To keep this short, networks are trained for {epochs:,} passes over the data. By default a fit goes on "
-        "until its objective has settled.",
-    )
 
 
 def _on_grid(result: MotorcycleResult, name: str, grid: Tensor) -> RegressionPrediction:

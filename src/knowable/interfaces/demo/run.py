@@ -43,7 +43,7 @@ class Size:
     digits_rows: int | None
 
 
-FULL = Size(folds=10, motorcycle_epochs=1000, digits_epochs=None, digits_rows=None)
+FULL = Size(folds=10, motorcycle_epochs=700, digits_epochs=300, digits_rows=None)
 QUICK = Size(folds=2, motorcycle_epochs=200, digits_epochs=50, digits_rows=400)
 
 

@@ -1,0 +1,1 @@
+"""The core: model, posterior, prediction, the loops and storage. Everything else stands on it."""
