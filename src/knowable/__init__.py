@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
 from knowable.core.checkpoint import Checkpoint
@@ -58,6 +58,9 @@ from knowable.priors import (
     StudentTPrior,
 )
 from knowable.registry import cite
+
+if TYPE_CHECKING:
+    from knowable import datasets, testing
 
 __all__ = [
     # the model

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import knowable as kn
 from knowable.registry import METHODS
 from knowable.testing import NETWORKS, Check, Subject, parametrize_with_checks
+from knowable.testing.checks.networks import check_network
 
 QUICK = {"epochs": 2, "batch_size": 8}
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
@@ -26,3 +29,13 @@ def test_every_registered_method_is_here():
 @parametrize_with_checks(SUBJECTS.values())
 def test_method_conforms(subject: Subject, check: Check):
     check(subject)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
+def test_every_gradient_estimator_fits_every_network(estimator, network):
+    check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
+
+
+def test_start_from_the_mode_conforms():
+    check_network(Subject(kn.MeanFieldVI(**QUICK, start="map")), "batchnorm_cnn")

@@ -165,6 +165,8 @@ def test_a_forward_that_was_replaced_is_not_described():
     "description",
     [
         {"layer": "Module"},
+        {"layer": "Module", "arguments": {}},
+        {"layer": "LSTM", "arguments": {"input_size": 2, "hidden_size": 2}},
         {"layer": "__class__", "arguments": {}},
         {"layer": "Linear", "arguments": {"in_features": "x", "out_features": 1}},
         {"layer": "Linear", "arguments": {"nonsense": 1}},

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import knowable as kn
 from knowable.core.data import Data, as_data, as_input
@@ -127,6 +135,39 @@ def test_no_batch_of_one_row_is_left_over_that_batch_norm_could_not_take():
     model = kn.Model(batch_norm_net(), kn.Gaussian(0.1))
     posterior = kn.MAP(epochs=2, batch_size=4).fit(model, (torch.randn(9, 2), torch.randn(9)))
     assert all(torch.isfinite(value).all() for value in posterior.mean().values())
+
+
+SAMPLED = {
+    "a subset at random": lambda rows: DataLoader(_Rows(), batch_size=2, sampler=SubsetRandomSampler(rows)),
+    "batches of a sampler": lambda rows: DataLoader(
+        _Rows(), batch_sampler=BatchSampler(SubsetRandomSampler(rows), batch_size=2, drop_last=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
+def test_a_sampler_decides_which_rows_there_are(make):
+    data = as_data(make([1, 4, 5, 8]), _model())
+    assert data.size == 4
+    assert data.batches_per_epoch(2) == 2
+    for rows in (data, data.batches(2)):
+        assert sorted(torch.cat([y for _, y in rows]).flatten().tolist()) == [1.0, 4.0, 5.0, 8.0]
+
+
+@pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
+def test_rows_outside_the_sampler_are_never_seen(make):
+    # exact inference sums over all rows it is given: on the subset, and on its loader
+    chosen = [1, 4, 5, 8]
+    model = _model()
+    expected = kn.ExactLinear().fit(model, (X[chosen], Y[chosen]))
+    torch.testing.assert_close(kn.ExactLinear().fit(model, make(chosen)).loc, expected.loc)
+
+
+def test_a_loader_that_drops_its_last_batch_and_shuffles_is_read_whole_and_in_order_where_every_row_counts():
+    data = as_data(DataLoader(_Rows(), batch_size=4, shuffle=True, drop_last=True), _model())
+    assert data.size == 10
+    assert data.batches_per_epoch(4) == 2
+    assert torch.equal(data.tensors[1].flatten(), Y)
 
 
 def test_rows_in_order_come_in_chunks_that_cover_all():

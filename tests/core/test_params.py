@@ -84,6 +84,7 @@ NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "likelihood.log_noise"]
         ("*.bias", {"0.bias", "2.bias"}),
         (["0.*", "likelihood.*"], {"0.weight", "0.bias", "likelihood.log_noise"}),
         ("last_layer", {"2.weight", "2.bias", "likelihood.log_noise"}),
+        (["0.bias", "last_layer"], {"2.weight", "2.bias", "likelihood.log_noise", "0.bias"}),
         (["last_layer", "0.bias"], {"2.weight", "2.bias", "likelihood.log_noise", "0.bias"}),
         ((), set()),
     ],

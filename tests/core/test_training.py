@@ -365,6 +365,23 @@ def test_a_halved_rate_survives_a_resume(tmp_path, monkeypatch):
     result = _train(resumed, FAR, training, checkpoint=tmp_path / "run")
     assert torch.equal(resumed.theta, whole.theta)
     assert result.history == expected.history
+    assert resumed.calls == 200  # it did not go over the cliff again
+
+
+@pytest.mark.parametrize("saves", [5, 15])
+def test_a_run_that_stops_by_itself_stops_at_the_same_step_when_it_was_killed(saves, tmp_path, monkeypatch, generator):
+    # windows of 10 steps: the loss has settled after 10 of them or a few more, and the rate then falls over 150 steps
+    monkeypatch.setattr("knowable.core.training.WINDOW", 10)
+    monkeypatch.setattr("knowable.core.schedule._SHORTEST_FALL", 150)
+    data, training = _data(20, generator), Training(batch_size=5, learning_rate=0.05)
+    whole, resumed = Quadratic(), Quadratic()
+    expected = _train(whole, data, training)
+    checkpoint = Checkpoint(tmp_path / "run", seconds=0)
+    _run_and_kill(saves, lambda: _train(Quadratic(), data, training, checkpoint=checkpoint), monkeypatch)
+    result = _train(resumed, data, training, checkpoint=tmp_path / "run")
+    assert torch.equal(resumed.theta, whole.theta)
+    assert (result.steps, result.converged, result.history) == (expected.steps, True, expected.history)
+    assert resumed.calls == expected.steps - 10 * saves
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, generator):

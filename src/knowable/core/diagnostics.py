@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -42,6 +42,7 @@ class Diagnostics(Mapping[str, float]):
         terms: Named values at the end: expected log likelihood, KL, noise, ...
         history: Records through the fit.
         converged: True, False, or None if it cannot be told.
+        interrupted: Whether the fit was stopped from the keyboard.
         message: One sentence on how the fit ended.
         seconds: Time taken.
         notes: What the user should know: a target that is not Bayes, a divergence survived.
@@ -51,6 +52,7 @@ class Diagnostics(Mapping[str, float]):
     terms: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     converged: bool | None = None
+    interrupted: bool = False
     message: str = ""
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
@@ -66,10 +68,7 @@ class Diagnostics(Mapping[str, float]):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for the manifest of an artifact."""
-        return {
-            "method": self.method, "terms": self.terms, "history": self.history, "converged": self.converged,
-            "message": self.message, "seconds": self.seconds, "notes": list(self.notes),
-        }  # fmt: skip
+        return {**asdict(self), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Diagnostics:

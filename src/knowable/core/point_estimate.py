@@ -95,5 +95,5 @@ def training_diagnostics(
     own = {name: torch.as_tensor(value).mean().item() for name, value in model.likelihood_params(params).items()}
     return Diagnostics(
         method=repr(method), terms={**last, **own, **(terms or {})}, history=result.history, converged=result.converged,
-        message=result.message, seconds=result.seconds, notes=notes,
+        interrupted=result.interrupted, message=result.message, seconds=result.seconds, notes=notes,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import fnmatch
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Prior(ABC):
     Concrete priors are frozen dataclasses whose fields are plain numbers (they are written to JSON by name) and define
     :meth:`log_prob`. Where a closed form exists they also define :meth:`kl_from_normal` and :meth:`normal_moments`.
     """
+
+    proper: ClassVar[bool] = True  # whether it integrates to one; an improper prior has no evidence and no draws
 
     @abstractmethod
     def log_prob(self, value: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Flat(Prior):
         >>> Flat().log_prob(torch.tensor([-3.0, 100.0]))
         tensor([0., 0.])
     """
+
+    proper: ClassVar[bool] = False
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Zero everywhere: the constant of an improper density is arbitrary, and this is the choice made here."""

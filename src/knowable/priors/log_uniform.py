@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class LogUniform(Prior):
     It does not change when the weight is rescaled, so only the ratio of noise to weight matters: a weight drowned in
     its own noise costs nothing and can be removed. It cannot be sampled, and has no mode: at zero it is infinite.
     """
+
+    proper: ClassVar[bool] = False
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of each element, up to the improper prior's constant; infinite at zero."""

@@ -61,6 +61,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *(Check(f"{name}_is_fitted_or_refused", partial(networks.check_network, name=name)) for name in NETWORKS),
     *_named(
+        networks.check_last_batch_of_one_row_is_no_trouble,
         networks.check_frozen_parameters_stay,
         networks.check_point_parameters_do_not_vary,
         inputs.check_arrays_and_tensor_datasets_are_tensors,
@@ -77,6 +78,7 @@ CHECKS: tuple[Check, ...] = (
         predicting.check_inputs_of_a_prediction,
         predicting.check_density_is_that_of_the_draws,
         storing.check_saving_and_loading_changes_nothing,
+        storing.check_network_that_cannot_be_rebuilt_is_asked_for,
         storing.check_loading_with_the_network_given,
         resuming.check_checkpoint_changes_nothing,
         resuming.check_checkpoint_of_another_fit_is_refused,

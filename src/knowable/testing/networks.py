@@ -179,6 +179,12 @@ def _tied(rows: int) -> NetworkCase:
     return NetworkCase("tied", TiedDecoder(6, 4), Categorical(), x, (x + 1) % 6)
 
 
+def _shared(rows: int) -> NetworkCase:
+    layer, activation = nn.Linear(4, 4), nn.Tanh()
+    net = nn.Sequential(nn.Linear(3, 4), activation, layer, activation, layer, activation, nn.Linear(4, 1))
+    return NetworkCase("shared", net, Gaussian(0.3), *_regression(rows, 3))
+
+
 def _regression(rows: int, features: int) -> tuple[Tensor, Tensor]:
     x = torch.randn(rows, features)
     return x, torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(rows, 1)
@@ -198,5 +204,6 @@ NETWORKS: dict[str, Callable[[int], NetworkCase]] = {
     "frozen_backbone": _frozen_backbone,
     "last_layer": _last_layer,
     "tied": _tied,
+    "shared": _shared,
 }
 """Every case by name."""

@@ -41,7 +41,7 @@ def integrated_kl(prior: Prior, loc: float, std: float) -> float:
     return total
 
 
-def _tanh_sinh(low: float, high: float, step: float = 0.02) -> tuple[Tensor, Tensor]:
+def _tanh_sinh(low: float, high: float, step: float = 0.04) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the double-exponential rule, which no singularity at an end can hurt."""
     t = torch.arange(-3.4, 3.4, step, dtype=torch.float64)
     u = 0.5 * math.pi * torch.sinh(t)

@@ -35,7 +35,7 @@ def test_every_estimator_has_the_closed_form_gradient_of_a_linear_model(seed, ge
     model = problem.model()
     at = somewhere(model, generator)
     expected = loss_gradient(problem, problem.as_flat(at.loc), problem.as_flat(at.scale))
-    measured = kn.gradient_variance(model, problem.data, EXACT, at=at, repeats=250, seed=seed)
+    measured = kn.gradient_variance(model, problem.data, EXACT, at=at, repeats=150, seed=seed)
     for row in measured.rows:
         assert ((row.mean - expected).abs() < 4.5 * row.standard_error).all(), row.estimator
 
@@ -44,7 +44,7 @@ def test_every_estimator_has_no_gradient_at_the_optimum(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     model = problem.model()
     best = kn.DiagonalNormal(model, problem.as_params(problem.mean), problem.as_params(problem.mean_field_std))
-    for row in kn.gradient_variance(model, problem.data, EXACT, at=best, repeats=250, seed=seed).rows:
+    for row in kn.gradient_variance(model, problem.data, EXACT, at=best, repeats=150, seed=seed).rows:
         assert (row.mean.abs() < 4.5 * row.standard_error).all(), row.estimator
 
 
@@ -74,7 +74,7 @@ def test_estimators_agree_with_weight_draws(seed, generator, name):
         y = torch.randn(net(x).shape, generator=generator, dtype=torch.float64)
     model = kn.Model(net, kn.Gaussian(0.5))
     measured = kn.gradient_variance(
-        model, (x, y), ("weight", *estimators), at=somewhere(model, generator), draws=2, repeats=250, seed=seed
+        model, (x, y), ("weight", *estimators), at=somewhere(model, generator), draws=2, repeats=150, seed=seed
     )
     for estimator in estimators:
         assert largest_z(measured[estimator], measured["weight"]) < 5, estimator

@@ -13,12 +13,12 @@ import knowable as kn
 from knowable.testing import LinearGaussian
 from tests.inference.variational.oracle import expected_log_likelihood, flat_moments, integrated_kl
 
-# How close a fit comes: what Adam's last, small steps leave. Measured below 0.06 nats on thirty seeds for the noisier
-# estimators and below 0.01 for local reparameterisation. A KL that is wrong by a factor of two costs 0.15 nats a weight,
-# 0.6 in all (see the first test), and a bound that is 0.15 nats short has every mean within 0.55 and every standard
-# deviation within a factor of 1.35 of the optimum.
+# How close a fit comes: what Adam's last, small steps leave. Measured on twelve seeds: at most 0.06 nats with the
+# noisier estimators and 0.01 with local reparameterisation. A KL that is wrong by a factor of two costs 0.15 nats a
+# weight, 0.6 in all (see the first test), and a bound that is 0.15 nats short has every mean within 0.55 standard
+# deviations of the optimum, and every standard deviation within a factor of 1.35.
 SLACK = 0.15
-QUICK = {"epochs": 1000, "learning_rate": 0.02}
+QUICK = {"epochs": 600, "learning_rate": 0.03}
 
 
 def make(seed: int, **changes: object) -> LinearGaussian:
@@ -37,19 +37,26 @@ def test_slack_would_not_hide_a_divergence_scaled_by_two(seed):
         assert problem.elbo() - problem.elbo(wrong.mean, wrong.mean_field_std) > 2 * SLACK
 
 
-@pytest.mark.parametrize(
-    ("estimator", "slack"),
-    [("auto", SLACK / 3), ("local", SLACK / 3), ("weight", SLACK), ("flipout", SLACK), ("score", SLACK)],
-)
-def test_every_estimator_reaches_the_closed_form_optimum(seed, estimator, slack):
+@pytest.mark.parametrize("estimator", ["auto", "weight", "flipout", "score"])
+def test_every_estimator_reaches_the_closed_form_optimum(seed, estimator):
     problem = make(seed)
-    draws = 8 if estimator == "score" else None
-    posterior = kn.MeanFieldVI(**QUICK, estimator=estimator, draws=draws).fit(problem.model(), problem.data, seed=seed)
-    assert 0 <= shortfall(problem, posterior) < slack
+    method = kn.MeanFieldVI(epochs=800, learning_rate=0.03, estimator=estimator, draws=8 if estimator == "score" else 1)
+    posterior = method.fit(problem.model(), problem.data, seed=seed)
+    assert 0 <= shortfall(problem, posterior) < (SLACK / 3 if estimator == "auto" else SLACK)
     # the reported bound is that of the fitted normals, within its standard error
     exact = problem.elbo(*flat_moments(problem, posterior))
     assert abs(posterior.log_evidence - exact) < 4 * posterior.log_evidence.standard_error
     assert posterior.log_evidence.kind == "bound"
+
+
+def test_local_is_what_auto_does_on_a_linear_layer(seed):
+    problem = make(seed)
+    local, auto = (
+        kn.MeanFieldVI(epochs=50, estimator=each).fit(problem.model(), problem.data, seed=seed)
+        for each in ("local", "auto")
+    )
+    assert all(torch.equal(local.loc[name], auto.loc[name]) for name in auto.loc)
+    assert all(torch.equal(local.scale[name], auto.scale[name]) for name in auto.scale)
 
 
 @pytest.mark.slow
@@ -66,7 +73,7 @@ def test_default_settings_reach_it_by_themselves(seed, n):
 def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)
     data = DataLoader(TensorDataset(*problem.data), batch_size=20, shuffle=True) if as_loader else problem.data
-    method = kn.MeanFieldVI(epochs=500, learning_rate=0.015, batch_size=20)
+    method = kn.MeanFieldVI(epochs=300, learning_rate=0.02, batch_size=20)
     assert shortfall(problem, method.fit(problem.model(), data, seed=seed)) < SLACK
 
 
@@ -189,7 +196,7 @@ def test_learned_noise_is_that_of_the_evidence(seed):
     # the posterior of log σ has a standard deviation of about 1 / sqrt(2 N) = 0.07: its mean is within one of the mode
     problem = make(seed, n=100)
     model = kn.Model(problem.model().net, kn.Gaussian())
-    posterior = kn.MeanFieldVI(epochs=1500, learning_rate=0.02).fit(model, problem.data, seed=seed)
+    posterior = kn.MeanFieldVI(epochs=1000, learning_rate=0.03).fit(model, problem.data, seed=seed)
     exact = kn.ExactLinear().fit(model, problem.data).points["likelihood.log_noise"]
     spread = 1 / math.sqrt(2 * 100)
     assert abs(posterior.loc["likelihood.log_noise"] - exact) < spread
@@ -210,7 +217,7 @@ def test_bound_under_other_priors_is_likelihood_less_divergence(seed, prior):
     # both by other means than the fit's own: the expected log likelihood in closed form, the divergence by quadrature
     problem = make(seed)
     model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), prior)
-    posterior = kn.MeanFieldVI(epochs=400, learning_rate=0.02).fit(model, problem.data, seed=seed)
+    posterior = kn.MeanFieldVI(epochs=150, learning_rate=0.05).fit(model, problem.data, seed=seed)
     loc, std = flat_moments(problem, posterior)
     names = ["weight"] * (len(loc) - 1) + ["bias"]
     kl = sum(
@@ -235,7 +242,7 @@ def test_fit_under_other_priors_is_at_the_maximum_of_the_bound(seed, prior):
         return kl - expected_log_likelihood(problem, m, s)
 
     found = torch.cat([loc, std.log()]).numpy()
-    best = scipy.optimize.minimize(negative, found, method="Nelder-Mead", options={"fatol": 1e-4, "xatol": 1e-4})
+    best = scipy.optimize.minimize(negative, found, method="L-BFGS-B", options={"maxiter": 10})
     assert negative(found) - best.fun < SLACK
 
 
@@ -245,7 +252,7 @@ def test_log_uniform_prior_prunes_what_the_data_do_not_need(seed):
     x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
     y = 2 * x[:, :1] + 0.5 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
     model = kn.Model(nn.Linear(2, 1, bias=False).double(), kn.Gaussian(0.5), kn.LogUniform())
-    posterior = kn.MeanFieldVI(epochs=1500, learning_rate=0.02).fit(model, (x, y), seed=seed)
+    posterior = kn.MeanFieldVI(epochs=800, learning_rate=0.03).fit(model, (x, y), seed=seed)
     ratio = (posterior.scale["weight"] / posterior.loc["weight"]).square()[0]
     assert ratio[0] < 0.01
     assert ratio[1] > 20 * ratio[0]
@@ -263,14 +270,14 @@ def test_report_has_the_terms_of_the_bound_apart(seed):
     error = posterior.log_evidence.standard_error
     assert abs(terms["expected_log_likelihood"] - expected_log_likelihood(problem, loc, std)) < 4 * error
     assert terms["elbo"] == terms["expected_log_likelihood"] - terms["kl"] == float(posterior.log_evidence)
-    assert len(terms.history) == 10
+    assert len(terms.history) == 6
     assert terms.history[0]["loss"] > terms.history[-1]["loss"]
 
 
 def test_standard_error_of_the_bound_is_that_of_its_draws(seed):
     # Var_q[log p(D | θ)] in closed form: a quadratic form of independent normals, over 256 draws
     problem = make(seed)
-    posterior = kn.MeanFieldVI(epochs=300, learning_rate=0.02).fit(problem.model(), problem.data, seed=seed)
+    posterior = kn.MeanFieldVI(epochs=150, learning_rate=0.05).fit(problem.model(), problem.data, seed=seed)
     loc, std = flat_moments(problem, posterior)
     hessian = problem.design.T @ problem.design / problem.noise**2
     slope = problem.design.T @ (problem.y[:, 0] - problem.design @ loc) / problem.noise**2

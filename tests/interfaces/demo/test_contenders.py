@@ -38,6 +38,14 @@ def test_warnings_are_said_once_with_their_count():
     ]
 
 
+def test_a_fit_that_had_not_settled_is_told_even_if_it_did_not_warn():
+    data, watch = linear(200, noise=0.1), Watch("Problem")
+    hurried = Contender("hurried", kn.MaximumLikelihood(epochs=1200, learning_rate=1e-4), model)
+    posterior = watch.fit(hurried, data, seed=0)
+    assert posterior.diagnostics.converged is False
+    assert [notice.text for notice in watch.notices()] == ["The objective had not settled: ended after 1200 steps."]
+
+
 def test_warnings_of_others_are_passed_on():
     watch = Watch("Problem")
     with pytest.warns(FutureWarning, match="told FutureWarning"):

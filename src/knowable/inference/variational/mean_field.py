@@ -24,6 +24,7 @@ from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
 
 _SCORE_DRAWS = 16
+_KL_DRAWS = 64  # estimates of the KL averaged in the final bound; they differ only where it has no closed form
 _BOUND_ROWS = 200_000  # forward passes of single rows spent on the final estimate of the bound
 
 
@@ -123,10 +124,13 @@ class MeanFieldVI(Method, Training):
         if self.start == "network" or model.hyper_names:
             return None
         settings = Training(self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience)
-        return fit_point(
+        best = fit_point(
             self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress,
             engine=engine,
-        ).mean()  # fmt: skip
+        )  # fmt: skip
+        if best.diagnostics.interrupted:
+            raise KeyboardInterrupt  # there is no distribution yet to return
+        return best.mean()
 
     def _notes(self) -> tuple[str, ...]:
         if self.beta == 1.0:
@@ -146,24 +150,29 @@ def means_for(argument: str, model: Model, posterior: Posterior) -> Params:
     return {name: means[name].to(value) for name, value in model.params().items()}
 
 
-def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence, dict[str, float]]:
+def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
     """The bound at the end, with its standard error: full passes over the data with fresh weight draws."""
     draws = int(min(256, max(4, _BOUND_ROWS // data.size)))
-    points = objective.point_params()
-    model = objective.model
-    values = []
     with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
-        kl = objective.divergence().item()
-        for _ in range(draws):
-            weights = torch.addcmul(objective.q[0], objective.q[1].exp(), torch.randn_like(objective.q[0]))
-            params = {**points, **objective.layout.views(weights)}
-            values.append(
-                sum(
-                    model.score(model.forward(params, x, buffers=objective.net_buffers), y, params).sum().item()
-                    for x, y in data
-                )
-            )
-    mean = sum(values) / draws
-    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (draws - 1) / draws)
-    terms = {"expected_log_likelihood": mean, "kl": kl, "elbo": mean - kl}
-    return LogEvidence(mean - kl, "bound", error), terms
+        kl, kl_error = _mean_and_error([objective.divergence().item() for _ in range(_KL_DRAWS)])
+        fit, fit_error = _mean_and_error([_full_log_likelihood(objective, data) for _ in range(draws)])
+    terms = {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl}
+    priors = [objective.model.prior.prior_of(name) for name in objective.layout.names]
+    if any(prior is not None and not prior.proper for prior in priors):
+        return None, terms  # the constant of an improper prior is arbitrary: there is no evidence to bound
+    return LogEvidence(fit - kl, "bound", math.hypot(fit_error, kl_error)), terms
+
+
+def _full_log_likelihood(objective: MeanFieldObjective, data: Data) -> float:
+    """Log p(D | θ) of all rows for one draw of the weights."""
+    model, q = objective.model, objective.q
+    weights = torch.addcmul(q[0], q[1].exp(), torch.randn_like(q[0]))
+    params = {**objective.point_params(), **objective.layout.views(weights)}
+    return sum(
+        model.score(model.forward(params, x, buffers=objective.net_buffers), y, params).sum().item() for x, y in data
+    )
+
+
+def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -13,7 +13,7 @@ from knowable.core.method import Method
 from knowable.core.model import Model
 from knowable.core.posterior import Posterior
 from knowable.datasets import Dataset
-from knowable.errors import Interrupted, KnowableWarning
+from knowable.errors import ConvergenceWarning, Interrupted, KnowableWarning
 from knowable.interfaces.report.content import Listing, Notice
 
 _SETTLED = {True: "yes", False: "no", None: "cannot be told"}
@@ -54,6 +54,9 @@ class Watch:
             torch.manual_seed(seed)
             posterior = contender.method.fit(contender.build(), (data.x, data.y), seed=seed, progress=False)
         self._take(contender.name, caught)
+        if posterior.diagnostics.converged is False and (contender.name, ConvergenceWarning) not in self.seen:
+            text = f"The objective had not settled: {posterior.diagnostics.message}."
+            self.seen.setdefault((contender.name, KnowableWarning), []).append(text)
         self.seconds[contender.name] = self.seconds.get(contender.name, 0.0) + posterior.diagnostics.seconds
         self.fits[contender.name] += 1
         return posterior

@@ -43,8 +43,8 @@ class Size:
     digits_rows: int | None
 
 
-FULL = Size(folds=10, motorcycle_epochs=700, digits_epochs=300, digits_rows=None)
-QUICK = Size(folds=2, motorcycle_epochs=200, digits_epochs=50, digits_rows=400)
+FULL = Size(folds=10, motorcycle_epochs=700, digits_epochs=None, digits_rows=None)
+QUICK = Size(folds=2, motorcycle_epochs=120, digits_epochs=30, digits_rows=400)
 
 
 def run_demo(

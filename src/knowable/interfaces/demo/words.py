@@ -36,7 +36,7 @@ READING = (
     ),
     (
         "What this is not",
-        "Two small problems with little or no tuning, so that all of it runs in a minute or two. It shows how to "
-        "look at uncertainty, not which method is best for you.",
+        "Two small problems, so that all of it runs in a minute or two. It shows how to look at uncertainty, not which "
+        "method is best for you.",
     ),
 )

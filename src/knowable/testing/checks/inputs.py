@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.data import Data
 from knowable.core.method import Method
@@ -36,8 +37,13 @@ def check_datasets_and_loaders_are_read(subject: Subject) -> None:
     """Data that is loaded batch by batch is fitted; without randomness the answer is that of the tensors."""
     case = subject.case()
     rows = RowByRow(case)
-    loader = DataLoader(rows, batch_size=8, shuffle=True)
-    kinds = {"a Dataset": rows, "a DataLoader": loader, "Data(DataLoader, size)": Data(loader, len(rows))}
+    loader, stream = DataLoader(rows, batch_size=8, shuffle=True), DataLoader(Stream(case), batch_size=8)
+    kinds = {
+        "a Dataset": rows,
+        "a DataLoader": loader,
+        "Data(DataLoader, size)": Data(loader, len(rows)),
+        "Data(a stream of rows, size)": Data(stream, len(rows)),
+    }
     expected = subject.fit(case).mean()
     for kind, data in kinds.items():
         mean = subject.fit(case, data=data).mean()
@@ -131,6 +137,16 @@ class RowByRow(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.case.x[index], self.case.y[index]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Rows that come one after the other, without saying how many."""
+
+    def __init__(self, case: NetworkCase):
+        self.case = case
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(*self.case.data, strict=True))
 
 
 def _with(values: Tensor, bad: float) -> Tensor:

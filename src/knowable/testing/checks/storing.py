@@ -10,6 +10,7 @@ from torch import nn
 
 from knowable.core.artifact import load_posterior
 from knowable.core.posterior import Posterior
+from knowable.errors import InvalidArgument
 from knowable.testing.networks import NetworkCase, network_case
 from knowable.testing.subject import Subject, expect, expect_same_posterior
 
@@ -22,9 +23,21 @@ def check_saving_and_loading_changes_nothing(subject: Subject) -> None:
             _expect_round_trip(subject.fit(case), case, None)
 
 
+def check_network_that_cannot_be_rebuilt_is_asked_for(subject: Subject) -> None:
+    """Where layers or weights are shared, or have code of their own, loading rebuilds the same network or asks for it."""
+    for name in ("shared", "lstm"):
+        if name in subject.refuses:
+            continue
+        case = network_case(name)
+        try:
+            _expect_round_trip(subject.fit(case), case, None)
+        except InvalidArgument as error:
+            expect("net" in str(error), f"Loading without the network should ask for it; got {error}")
+
+
 def check_loading_with_the_network_given(subject: Subject) -> None:
     """Networks with code of their own load when the network is passed, which is then not changed."""
-    for name in ("residual", "lstm", "tied"):
+    for name in ("residual", "lstm", "tied", "shared"):
         if name not in subject.refuses:
             case = network_case(name)
             _expect_round_trip(subject.fit(case), case, copy.deepcopy(case.net))
