@@ -94,6 +94,20 @@ def test_two_halves_in_turn_are_the_whole(seed):
     assert first.log_evidence + second.log_evidence == pytest.approx(problem.log_evidence, rel=1e-9)
 
 
+def test_freezing_a_weight_conditions_the_correlated_prior_on_it(seed):
+    # p(w | D1, D2, b): the posterior of everything, conditioned on the frozen value of the bias
+    problem = LinearGaussian.make(seed=seed)
+    model, (x, y) = problem.model(), problem.data
+    first = kn.ExactLinear().fit(model, (x[:20], y[:20]))
+    second = kn.ExactLinear().fit(kn.Model(model.net, model.likelihood, first, frozen="bias"), (x[20:], y[20:]))
+    mean, covariance = problem.mean, problem.covariance
+    slope = covariance[:-1, -1] / covariance[-1, -1]
+    expected = mean[:-1] + slope * (model.net.bias.item() - mean[-1])
+    torch.testing.assert_close(second.mean()["weight"][0], expected, rtol=1e-8, atol=1e-9)
+    conditional = covariance[:-1, :-1] - slope.outer(covariance[:-1, -1])
+    torch.testing.assert_close(second.covariance, conditional, rtol=1e-7, atol=1e-9)
+
+
 def test_independent_normals_are_a_prior_too(seed):
     x, y = torch.randn(15, 2, dtype=torch.float64), torch.randn(15, 1, dtype=torch.float64)
     net, noise = nn.Linear(2, 1).double(), torch.full((15,), 0.5, dtype=torch.float64)

@@ -258,6 +258,22 @@ def test_log_uniform_prior_prunes_what_the_data_do_not_need(seed):
     assert ratio[1] > 20 * ratio[0]
 
 
+@pytest.mark.parametrize("prior", [kn.Flat(), kn.LogUniform(), {"bias": kn.Flat(), "*": kn.Normal(1.0)}], ids=repr)
+def test_improper_prior_has_no_evidence_to_bound(seed, prior):
+    problem = make(seed)
+    model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), prior)
+    posterior = kn.MeanFieldVI(epochs=5).fit(model, problem.data, seed=seed)
+    assert posterior.log_evidence is None
+
+
+def test_flat_prior_leads_to_least_squares(seed):
+    problem = make(seed)
+    model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), kn.Flat())
+    posterior = kn.MeanFieldVI(**QUICK).fit(model, problem.data, seed=seed)
+    wide = replace(problem, prior_scale=1e4)  # a normal so wide that it is flat where the data are
+    assert shortfall(wide, posterior) < SLACK
+
+
 # --- reports, validation, refusals -----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ def check_saving_and_loading_changes_nothing(subject: Subject) -> None:
 
 
 def check_network_that_cannot_be_rebuilt_is_asked_for(subject: Subject) -> None:
-    """Where layers or weights are shared, or have code of their own, loading rebuilds the same network or asks for it."""
+    """Where layers are shared or have code of their own, loading rebuilds the same network or asks for it."""
     for name in ("shared", "lstm"):
         if name in subject.refuses:
             continue
