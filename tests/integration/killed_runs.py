@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -38,6 +39,19 @@ def fit(checkpoint: str | None = None) -> kn.Posterior:
 def fit_and_save(checkpoint: str, artifact: str) -> None:
     """Fit, resuming what is there, and save the posterior."""
     fit(checkpoint).save(artifact)
+
+
+def fit_until_interrupted(checkpoint: str, artifact: str) -> None:
+    """A fit that would take hours; an interrupt from the keyboard ends it, and what it has learned is saved."""
+    torch.set_num_threads(1)
+    model, data = problem()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = kn.MAP(epochs=10_000_000, batch_size=10).fit(
+            model, data, progress=False, checkpoint=kn.Checkpoint(checkpoint, seconds=0)
+        )
+    assert [each.category for each in caught] == [kn.Interrupted]
+    posterior.save(artifact)
 
 
 def save_without_end(artifact: str) -> None:

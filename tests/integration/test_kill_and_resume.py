@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -129,6 +131,35 @@ def test_a_fit_killed_right_after_a_checkpoint_ends_bit_for_bit_like_one_that_wa
     _assert_whole(checkpoint, "checkpoint")
     killed_runs.fit_and_save(str(checkpoint), str(artifact))
     _assert_same(kn.load(artifact), whole.posterior)
+
+
+def _interrupt(tmp_path: Path, times: int, chance: random.Random) -> None:
+    for number in range(times):
+        checkpoint, artifact = tmp_path / f"run {number}", tmp_path / f"posterior {number}"
+        process = _start(killed_runs.fit_until_interrupted, str(checkpoint), str(artifact))
+        try:
+            _wait_for(checkpoint / "manifest.json", process)
+            time.sleep(chance.uniform(0.0, 0.05))
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGINT)
+            process.join(60)
+            assert process.exitcode == 0
+        finally:
+            process.kill()
+            process.join()
+        posterior = kn.load(artifact)
+        state = read_folder(checkpoint, "checkpoint")[0]["state"]
+        assert posterior.diagnostics.message == f"stopped from the keyboard at step {state['step']}"
+        assert posterior.diagnostics.history == state["history"]
+
+
+def test_an_interrupt_from_the_keyboard_leaves_a_posterior_and_a_checkpoint(tmp_path, seed):
+    _interrupt(tmp_path, 2, random.Random(seed))
+
+
+@pytest.mark.slow
+def test_thirty_interrupts_from_the_keyboard_leave_a_posterior_and_a_checkpoint_each(tmp_path, seed):
+    _interrupt(tmp_path, 30, random.Random(seed + 1))
 
 
 def _kill_while_saving(tmp_path: Path, kills: int, chance: random.Random) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.checks import check_count
 from knowable.core.randomness import generator_for
@@ -114,7 +114,8 @@ class _Checked:
         """Every row once: without the shuffling and the dropped last batch that suit training."""
         loader = self.loader
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            loader = DataLoader(loader.dataset, loader.batch_size or 1, collate_fn=loader.collate_fn)
+            rows = sorted(_sampler_of(loader))
+            loader = DataLoader(loader.dataset, loader.batch_size or _CHUNK, sampler=rows, collate_fn=loader.collate_fn)
         return self._checked(loader)
 
     def _checked(self, loader: Any) -> Iterator[Batch]:
@@ -185,7 +186,7 @@ def _loaded(loader: Any, size: int, model: Model | None, name: str) -> Data:
 
 def _size_of(loader: DataLoader, name: str) -> int:
     try:
-        size = len(loader.dataset)  # type: ignore[arg-type]
+        size = len(_sampler_of(loader))
     except TypeError:
         raise InvalidArgument(
             f"{name} is a loader whose number of rows is unknown. Pass Data(loader, size=N), for the posterior depends "
@@ -194,6 +195,13 @@ def _size_of(loader: DataLoader, name: str) -> int:
     if size == 0:
         raise InvalidData(f"{name} is empty: its dataset has no rows.")
     return size
+
+
+def _sampler_of(loader: DataLoader) -> Any:
+    """What chooses the rows of a loader: its sampler, or that of its batch sampler."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset
+    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
 
 
 def _pair(batch: Any) -> Batch:

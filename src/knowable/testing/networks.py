@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from knowable import Categorical, Gaussian
 from knowable.core.checks import check_choice, check_count
 from knowable.core.likelihood import Likelihood
 from knowable.core.model import Model
 from knowable.core.prior import Prior
 from knowable.core.randomness import own_randomness
-from knowable.likelihoods import Categorical, Gaussian
 
 
 @dataclass(frozen=True)

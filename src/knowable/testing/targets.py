@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from knowable import Gaussian
 from knowable.core.checks import check_count, check_number
 from knowable.core.model import Model
 from knowable.core.normal import Normal
 from knowable.core.randomness import own_randomness
 from knowable.core.types import Params
-from knowable.likelihoods import Gaussian
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,23 @@ def test_flat_prior_without_enough_rows_is_refused():
         kn.ExactLinear().fit(model, (torch.randn(3, 5), torch.randn(3)))
 
 
+def test_flat_prior_on_collinear_features_is_refused():
+    x = torch.linspace(-1, 1, 20).unsqueeze(1)  # rounding leaves this singular matrix a Cholesky factor
+    model = kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), kn.Flat())
+    with pytest.raises(kn.InvalidArgument, match="flat prior"):
+        kn.ExactLinear().fit(model, (torch.cat([x, x], 1), x))
+
+
+@pytest.mark.parametrize("noise", [None, 1e-9], ids=["learned", "tiny"])
+def test_evidence_never_exceeds_the_density_of_a_perfect_fit(noise):
+    # y on a line to the last bit: p(y) <= (2 π σ²)^(-N / 2) at any noise σ, however small
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+    posterior = kn.ExactLinear().fit(kn.Model(nn.Linear(1, 1).double(), kn.Gaussian(noise)), (x, 2 * x))
+    log_noise = math.log(noise) if noise else posterior.points["likelihood.log_noise"].item()
+    assert posterior.log_evidence <= -20 * (log_noise + 0.5 * math.log(2 * math.pi)) + 1e-6
+    assert posterior.mean()["weight"].item() == pytest.approx(2.0, abs=1e-6)
+
+
 # --- what is learned by maximising the evidence ----------------------------------------------------------------------
 
 

@@ -61,7 +61,27 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1)),
         (4, 1, 3, 3), ("auto", "flipout"),
     ),
+    # one weight acts on several rows of what it is given for each example
+    "tokens as rows": (lambda: Tokens(False), (4, 2), ("auto", "flipout")),
+    "time before batch": (lambda: Tokens(True), (4, 2), ("auto", "flipout")),
+    # examples meet in the statistics of the batch
+    "batch normalisation": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)), (6, 2), ("auto",),
+    ),
 }  # fmt: skip
+
+
+class Tokens(nn.Module):
+    """One small layer at every column of the input, and the sum of its outputs."""
+
+    def __init__(self, time_first: bool):
+        super().__init__()
+        self.layer, self.time_first = nn.Linear(1, 2), time_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.time_first:
+            return torch.tanh(self.layer(x.T.unsqueeze(-1))).sum((0, 2)).unsqueeze(1)
+        return torch.tanh(self.layer(x.reshape(-1, 1))).reshape(len(x), -1).sum(1, keepdim=True)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -114,6 +114,24 @@ def test_warm_up_ends_at_the_same_optimum(seed):
     assert not posterior.diagnostics.notes
 
 
+def test_warm_up_that_would_outlast_the_fit_is_refused_or_told(seed):
+    problem = make(seed)
+    try:
+        posterior = kn.MeanFieldVI(epochs=100, kl_warmup=1000).fit(problem.model(), problem.data, seed=seed)
+    except kn.InvalidArgument as error:
+        assert "kl_warmup" in str(error)  # noqa: PT017
+    else:
+        assert any("kl_warmup" in note for note in posterior.diagnostics.notes)
+
+
+@pytest.mark.slow
+def test_fit_does_not_stop_by_itself_before_the_warm_up_is_over(seed):
+    problem = make(seed)
+    posterior = kn.MeanFieldVI(kl_warmup=5000).fit(problem.model(), problem.data, seed=seed)
+    assert posterior.diagnostics.history[-1]["step"] > 5000
+    assert shortfall(problem, posterior) < SLACK
+
+
 def test_fit_may_start_from_another_posterior(seed):
     problem = make(seed)
     exact = kn.ExactLinear().fit(problem.model(), problem.data)

@@ -1,0 +1,55 @@
+"""The state of a run: what is kept, and that going back to it goes back to all of it."""
+
+from __future__ import annotations
+
+import torch
+
+import knowable as kn
+from knowable.core.data import as_data
+from knowable.core.engine import Engine
+from knowable.core.point_estimate import PointObjective
+from knowable.core.progress import progress_bar
+from knowable.core.training_run import TrainingRun
+from knowable.core.training_settings import Training
+
+
+def _run(seed: int) -> TrainingRun:
+    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
+    data = as_data((torch.randn(300, 2), torch.randn(300)), model)
+    objective = PointObjective(model, data.size, use_prior=True)
+    return TrainingRun(objective, data, Training(epochs=80, batch_size=100), None, seed, Engine())
+
+
+def _steps(run: TrainingRun, epochs: int) -> None:
+    with progress_bar("steps", False) as bar:
+        for _ in range(epochs):
+            run.epoch_of_steps(None, bar)
+
+
+def test_going_back_to_the_last_good_state_goes_back_to_all_of_it(seed):
+    run = _run(seed)
+    _steps(run, 40)  # 120 steps: the last window closed at step 100
+    before = {name: value.clone() for name, value in run.good[1].items()}
+    run.restore_good()
+    assert (run.step, run.epoch, run.batch) == (100, 33, 1)
+    content, after = run._snapshot()
+    assert content == run.good[0]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_steps_taken_again_from_a_good_state_are_the_same_steps(seed):
+    run = _run(seed)
+    _steps(run, 60)
+    first = [value.detach().clone() for value in run.params]
+    run.restore_good()
+    _steps(run, 60 - run.epoch)
+    assert run.step == 180
+    assert all(torch.equal(one, two) for one, two in zip(first, run.params, strict=True))
+
+
+def test_the_last_step_ends_the_run_and_closes_its_window(seed):
+    run = _run(seed)
+    _steps(run, 80)
+    assert run.finished
+    assert [record["step"] for record in run.history] == [100, 200, 240]

@@ -1,0 +1,41 @@
+"""The settings of a fit, and what they choose when they are not given."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowable.core.training_settings import Training
+from knowable.errors import InvalidArgument, InvalidType
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, 1), (1024, 1024), (1025, 128), (60_000, 128)])
+def test_small_data_is_one_batch_and_large_data_many(rows, expected):
+    assert Training().rows_per_step(rows) == expected
+
+
+def test_a_batch_is_never_larger_than_the_data():
+    assert Training(batch_size=64).rows_per_step(10) == 10
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 0.01), (10_000, 0.01), (40_000, 0.005), (10**7, 0.001)])
+def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
+    assert Training().step_size(size) == pytest.approx(expected)
+    assert Training(learning_rate=0.3).step_size(size) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"epochs": 0}, InvalidArgument),
+        ({"epochs": 2.5}, InvalidType),
+        ({"learning_rate": 0.0}, InvalidArgument),
+        ({"batch_size": -1}, InvalidArgument),
+        ({"optimiser": "adamw"}, InvalidArgument),
+        ({"clip": 0}, InvalidArgument),
+        ({"patience": 0}, InvalidArgument),
+        ({"on_divergence": "ignore"}, InvalidArgument),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(settings, error):
+    with pytest.raises(error, match=next(iter(settings))):
+        Training(**settings)
