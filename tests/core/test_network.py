@@ -37,7 +37,7 @@ def test_the_structural_copies_share_every_tensor_with_the_users_module():
     net = batch_norm_net()
     network = Network(net)
     own = {value.data_ptr() for value in [*net.parameters(), *net.buffers()]}
-    for copy in (network._training, network._evaluating):
+    for copy in (network._training.module, network._evaluating.module):
         assert {value.data_ptr() for value in [*copy.parameters(), *copy.buffers()]} == own
         assert copy is not net
 
@@ -124,20 +124,20 @@ def test_tied_weights_are_one_parameter_and_both_uses_follow_it():
 
 def test_modules_whose_parameters_are_all_frozen_stay_in_evaluation_mode():
     network = Network(batch_norm_net(), frozen={"1.weight", "1.bias"})
-    assert not network._training[1].training
-    assert network._training[0].training
+    assert not network._training.module[1].training
+    assert network._training.module[0].training
     buffers = network.buffers()
     network(network.params(), torch.randn(6, 2), buffers=buffers, training=True)
     assert same_params(buffers, network.buffers())
 
 
 def test_a_module_with_one_parameter_left_to_fit_is_in_training_mode():
-    assert Network(batch_norm_net(), frozen={"1.weight"})._training[1].training
+    assert Network(batch_norm_net(), frozen={"1.weight"})._training.module[1].training
 
 
 def test_everything_below_a_frozen_module_stays_in_evaluation_mode():
     net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)), nn.Dropout(0.5), nn.Linear(3, 1))
-    training = Network(net, frozen={"0.0.weight", "0.0.bias"})._training
+    training = Network(net, frozen={"0.0.weight", "0.0.bias"})._training.module
     assert [training[0][1].training, training[1].training] == [False, True]
 
 

@@ -12,13 +12,13 @@ buffers as they are. A module whose parameters are all frozen stays in evaluatio
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from knowable.core.params import index_params, number_of_draws
 from knowable.core.types import Buffers, Params
@@ -32,14 +32,14 @@ class Network:
         """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
         check_module(net)
         self.net = net
-        self._evaluating = _structural_copy(net, held or {}).eval()
-        self._training = _structural_copy(net, held or {}).train()
-        _hold_frozen_modules_in_evaluation(self._training, frozen)
+        self._evaluating = _Swappable(_structural_copy(net, held or {}).eval())
+        self._training = _Swappable(_structural_copy(net, held or {}).train())
+        _hold_frozen_modules_in_evaluation(self._training.module, frozen)
         self._vectorises = True  # until a module refuses vmap
 
     def params(self) -> Params:
         """Copies of what every parameter is when a call does not say."""
-        return {name: value.detach().clone() for name, value in self._evaluating.named_parameters()}
+        return {name: value.detach().clone() for name, value in self._evaluating.module.named_parameters()}
 
     def buffers(self) -> Buffers:
         """Copies of the module's current buffers."""
@@ -47,8 +47,8 @@ class Network:
 
     def __call__(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
-        module = self._training if training else self._evaluating
-        return functional_call(module, {**params, **buffers} if buffers else params, (x,))
+        swappable = self._training if training else self._evaluating
+        return swappable({**params, **buffers} if buffers else params, x)
 
     def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
@@ -85,6 +85,35 @@ class Network:
                 f"{tuple(output.shape)}. Batches come first (use batch_first=True in recurrent and attention layers)."
             )
         return output
+
+
+class _Swappable:
+    """A module that runs with other tensors in the places of its own, and has its own back afterwards.
+
+    What ``torch.func.functional_call`` does, with the places looked up once and not at every call.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        first: dict[int, str] = {}  # a tied tensor goes by the name of its first use
+        self._places: dict[str, list[tuple[dict[str, Any], str, Any]]] = {}
+        for path, owner in module.named_modules():
+            for store in (owner._parameters, owner._buffers):
+                for key, value in store.items():
+                    if value is not None:
+                        name = first.setdefault(id(value), f"{path}.{key}" if path else key)
+                        self._places.setdefault(name, []).append((store, key, value))
+
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        try:
+            for name, value in tensors.items():
+                for store, key, _ in self._places[name]:
+                    store[key] = value
+            return self.module(x)
+        finally:
+            for name in tensors:
+                for store, key, own in self._places.get(name, ()):
+                    store[key] = own
 
 
 @contextmanager

@@ -31,6 +31,11 @@ class Objective(nn.Module, ABC):
         self.epoch = 0.0
         self.net_buffers: Buffers = model.buffers()
 
+    @property
+    def settles_from(self) -> float:
+        """The epoch before which the loss cannot have settled, because it is still being changed (a warm-up)."""
+        return 0.0
+
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch (a scalar), and its named terms on the full-data scale."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import hashlib
+import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_PARALLEL_ABOVE = 65_536  # values; below it one thread is quicker
-_PARTS = 4  # fixed, so that the noise does not depend on the machine
+_FAST_ABOVE = 16_384  # values; below it the set-up costs more than it saves
+_TO_UNIFORM = (1.0 - 2.0**-24) * 2.0**-31  # from int32 to the open interval (-1, 1), where erfinv is finite
+_BITS = np.random.SFC64(0)
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -26,29 +28,32 @@ def generator_for(seed: int, *path: int | str, device: torch.device | str = "cpu
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *path))
 
 
-def parallel_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """Standard normal noise ``(rows, columns)`` from the global generator, by several threads where that pays.
+def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
+    """Standard normal noise ``(rows, columns)`` from the global generator; on the CPU quicker than ``randn`` is.
 
-    A generator fills memory with one thread. Here each part has a generator of its own, seeded from the global one, so
-    the result depends only on the global generator's state and never on timing.
+    Bits from a small fast generator (SFC64), which is seeded from the global one each time, are taken as uniform
+    numbers u in (-1, 1) and turned into normal ones by √2 erfinv(u). 32 bits a number and a largest value of 5.4
+    standard deviations: as fine as float32 noise is.
     """
     size = rows * columns
-    if size < _PARALLEL_ABOVE or like.device.type != "cpu":
+    if size < _FAST_ABOVE or like.device.type != "cpu" or like.dtype != torch.float32:
         return torch.randn((rows, columns), dtype=like.dtype, device=like.device)
-    noise = torch.empty((rows, columns), dtype=like.dtype)
-    parts = noise.view(-1).chunk(_PARTS)
-    seeds = torch.randint(2**62, (len(parts),)).tolist()
-    list(_threads().map(_fill, parts, seeds))
-    return noise
+    bits = _seeded_bits(torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()).random_raw((size + 1) // 2).view(np.int32)
+    uniform = torch.from_numpy(bits)[:size].to(torch.float32).mul_(_TO_UNIFORM)
+    return uniform.erfinv_().mul_(math.sqrt(2.0)).view(rows, columns)
 
 
-def _fill(part: Tensor, seed: int) -> None:
-    part.normal_(generator=torch.Generator().manual_seed(seed))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_PARTS, thread_name_prefix="knowable-noise")
+def _seeded_bits(seed: np.ndarray) -> np.random.SFC64:
+    """An SFC64 generator on the stream of three 64-bit numbers, mixed as its author advises: twelve outputs dropped."""
+    bits = copy.copy(_BITS)
+    bits.state = {
+        "bit_generator": "SFC64",
+        "state": {"state": np.append(seed.view(np.uint64), np.uint64(1))},
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    bits.random_raw(12, output=False)
+    return bits
 
 
 @contextmanager

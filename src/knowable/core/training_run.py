@@ -107,7 +107,8 @@ class TrainingRun:
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
         self.history.append(record)
-        self.schedule.record(self.step, record["loss"])
+        if record["epoch"] >= self.objective.settles_from:
+            self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
         self.good = self._snapshot()
         bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")

@@ -176,13 +176,16 @@ def test_divergence_to_a_posterior_is_that_of_two_normals(generator, full):
 # --- stretches -------------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_under_one_prior_are_one_stretch():
+def test_neighbours_under_one_prior_are_joined():
     model = kn.Model(network(), kn.Gaussian(0.1), {"2.*": kn.Normal(3.0), "*": kn.Normal(1.0)})
     layout = Layout.of({name: model.params()[name] for name in model.random_names})
     stretches = stretches_of(layout, model)
     assert [(each.start, each.stop) for each in stretches] == [(0, 6), (6, 9)]
-    cut = stretches_of(layout, model, split=4)
-    assert [(each.start, each.stop) for each in cut] == [(0, 4), (4, 6), (6, 9)]
+    loc, log_scale = torch.randn(2, 9, dtype=torch.float64)
+    expected = kn.Normal(1.0).kl_from_normal(loc[:6], log_scale[:6].exp())
+    expected = expected + kn.Normal(3.0).kl_from_normal(loc[6:], log_scale[6:].exp())
+    found = sum(each.value(loc, log_scale, log_scale.exp()).item() for each in stretches)
+    assert found == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_stretches_cover_what_has_no_closed_form_with_nothing():
@@ -203,11 +206,10 @@ def test_gradient_of_a_stretch_is_that_of_its_value(generator, kind):
     stretch = Stretch(2, 6, mean, precision, 1.0, 0.7)
     loc = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
     log_scale = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
-    by_loc = torch.randn(4, generator=generator, dtype=torch.float64)
-    value = 1.5 * stretch.value(loc, log_scale, log_scale.exp()) + by_loc @ loc[2:6]
+    value = 1.5 * stretch.value(loc, log_scale, log_scale.exp())
     expected = torch.stack(torch.autograd.grad(value, (loc, log_scale)))
     found = torch.zeros(2, 8, dtype=torch.float64)
-    stretch.write_gradient(found, by_loc, loc.detach(), log_scale.detach().exp(), 1.5)
+    stretch.write_gradient(found, loc.detach(), log_scale.detach().exp(), 1.5)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -225,34 +225,35 @@ class Twice(nn.Module):
 def test_layers_of_an_mlp_act_once_per_example():
     case = network_case("mlp")
     usage = trace_usage(case.model(), case.x)
-    assert all(usage.once_per_example(name) for name, _ in case.net.named_parameters())
-    assert not usage.once_per_example("likelihood.log_noise")
+    assert all(usage.suits(name, "auto") for name, _ in case.net.named_parameters())
+    assert not usage.suits("likelihood.log_noise", "auto")
 
 
 def test_layer_used_twice_is_not_left_to_itself():
     usage = trace_usage(kn.Model(Twice(), kn.Gaussian(0.1)), torch.randn(5, 3))
-    assert not usage.once_per_example("inner.weight") and not usage.one_operation("inner.weight")
-    assert usage.once_per_example("outer.weight") and usage.once_per_example("outer.bias")
+    assert not usage.suits("inner.weight", "auto") and not usage.suits("inner.weight", "local")
+    assert usage.suits("outer.weight", "auto") and usage.suits("outer.bias", "auto")
 
 
 def test_convolutions_and_tokens_act_several_times_but_in_one_operation():
     case = network_case("batchnorm_cnn")
     usage = trace_usage(case.model(), case.x)
-    assert usage.one_operation("0.weight") and not usage.once_per_example("0.weight")
-    assert usage.once_per_example("8.weight")
-    assert not usage.one_operation("1.weight")  # batch normalisation
+    assert usage.suits("0.weight", "local") and not usage.suits("0.weight", "auto")
+    assert usage.coupled and not usage.suits("8.weight", "auto")  # batch normalisation: examples meet
+    assert usage.suits("8.weight", "local")
+    assert not usage.suits("1.weight", "local")  # batch normalisation
     case = network_case("transformer")
     usage = trace_usage(case.model(), case.x)
-    assert usage.one_operation("embed.weight") and not usage.once_per_example("embed.weight")
-    assert not usage.one_operation("encoder.layers.0.self_attn.in_proj_weight")
-    assert usage.once_per_example("head.weight")
+    assert usage.suits("embed.weight", "local") and not usage.suits("embed.weight", "auto")
+    assert not usage.suits("encoder.layers.0.self_attn.in_proj_weight", "local")
+    assert usage.suits("head.weight", "auto")
 
 
 @pytest.mark.parametrize(("name", "parameter"), [("lstm", "lstm.weight_hh_l0"), ("tied", "embed.weight")])
 def test_recurrent_and_tied_weights_are_drawn(name, parameter):
     case = network_case(name)
     usage = trace_usage(case.model(), case.x)
-    assert not usage.one_operation(parameter)
+    assert not usage.suits(parameter, "local")
 
 
 def test_watching_changes_neither_the_network_nor_the_generator():

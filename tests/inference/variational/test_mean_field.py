@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -23,6 +24,13 @@ QUICK = {"epochs": 600, "learning_rate": 0.03}
 
 def make(seed: int, **changes: object) -> LinearGaussian:
     return LinearGaussian.make(**{"n": 30, "noise": 0.7, "seed": seed, **changes})  # type: ignore[arg-type]
+
+
+@functools.cache
+def fitted(seed: int) -> tuple[LinearGaussian, kn.DiagonalNormal]:
+    """A problem and a good fit of it, shared by the tests that look at its report."""
+    problem = make(seed)
+    return problem, kn.MeanFieldVI(**QUICK).fit(problem.model(), problem.data, seed=seed)
 
 
 def shortfall(problem: LinearGaussian, posterior: kn.DiagonalNormal) -> float:
@@ -73,7 +81,7 @@ def test_default_settings_reach_it_by_themselves(seed, n):
 def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)
     data = DataLoader(TensorDataset(*problem.data), batch_size=20, shuffle=True) if as_loader else problem.data
-    method = kn.MeanFieldVI(epochs=300, learning_rate=0.02, batch_size=20)
+    method = kn.MeanFieldVI(epochs=200, learning_rate=0.03, batch_size=20)
     assert shortfall(problem, method.fit(problem.model(), data, seed=seed)) < SLACK
 
 
@@ -214,7 +222,7 @@ def test_learned_noise_is_that_of_the_evidence(seed):
     # the posterior of log σ has a standard deviation of about 1 / sqrt(2 N) = 0.07: its mean is within one of the mode
     problem = make(seed, n=100)
     model = kn.Model(problem.model().net, kn.Gaussian())
-    posterior = kn.MeanFieldVI(epochs=1000, learning_rate=0.03).fit(model, problem.data, seed=seed)
+    posterior = kn.MeanFieldVI(epochs=700, learning_rate=0.03).fit(model, problem.data, seed=seed)
     exact = kn.ExactLinear().fit(model, problem.data).points["likelihood.log_noise"]
     spread = 1 / math.sqrt(2 * 100)
     assert abs(posterior.loc["likelihood.log_noise"] - exact) < spread
@@ -270,7 +278,7 @@ def test_log_uniform_prior_prunes_what_the_data_do_not_need(seed):
     x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
     y = 2 * x[:, :1] + 0.5 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
     model = kn.Model(nn.Linear(2, 1, bias=False).double(), kn.Gaussian(0.5), kn.LogUniform())
-    posterior = kn.MeanFieldVI(epochs=800, learning_rate=0.03).fit(model, (x, y), seed=seed)
+    posterior = kn.MeanFieldVI(epochs=500, learning_rate=0.03).fit(model, (x, y), seed=seed)
     ratio = (posterior.scale["weight"] / posterior.loc["weight"]).square()[0]
     assert ratio[0] < 0.01
     assert ratio[1] > 20 * ratio[0]
@@ -296,8 +304,7 @@ def test_flat_prior_leads_to_least_squares(seed):
 
 
 def test_report_has_the_terms_of_the_bound_apart(seed):
-    problem = make(seed)
-    posterior = kn.MeanFieldVI(**QUICK).fit(problem.model(), problem.data, seed=seed)
+    problem, posterior = fitted(seed)
     terms = posterior.diagnostics
     loc, std = flat_moments(problem, posterior)
     assert terms["kl"] == pytest.approx(kn.Normal(1.0).kl_from_normal(loc, std).item(), rel=1e-9)
@@ -310,8 +317,7 @@ def test_report_has_the_terms_of_the_bound_apart(seed):
 
 def test_standard_error_of_the_bound_is_that_of_its_draws(seed):
     # Var_q[log p(D | θ)] in closed form: a quadratic form of independent normals, over 256 draws
-    problem = make(seed)
-    posterior = kn.MeanFieldVI(epochs=150, learning_rate=0.05).fit(problem.model(), problem.data, seed=seed)
+    problem, posterior = fitted(seed)
     loc, std = flat_moments(problem, posterior)
     hessian = problem.design.T @ problem.design / problem.noise**2
     slope = problem.design.T @ (problem.y[:, 0] - problem.design @ loc) / problem.noise**2

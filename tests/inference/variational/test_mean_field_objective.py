@@ -161,7 +161,7 @@ def test_equal_priors_are_side_by_side():
     model = kn.Model(net, kn.Gaussian(0.1), {"*.bias": kn.Normal(3.0), "*": kn.Normal(1.0)})
     objective = MeanFieldObjective(model, torch.randn(4, 2), 4)
     assert objective.layout.names == ("0.weight", "2.weight", "0.bias", "2.bias")
-    assert [(each.start, each.stop) for each in objective.stretches] == [(0, 9), (9, 13)]
+    assert [(each.start, each.stop) for each in objective.plan.stretches] == [(0, 9), (9, 13)]
 
 
 def test_noise_of_the_likelihood_is_a_random_parameter_like_any_other(seed):

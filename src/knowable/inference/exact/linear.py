@@ -152,11 +152,17 @@ class _Statistics:
         return loc, torch.linalg.cholesky((covariance + covariance.T) / 2)
 
     def _solve(self, mean: Tensor, precision: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Cholesky factor of the posterior precision, and precision times posterior mean."""
         weight = noise**-2  # (outputs,)
         total = torch.einsum("o,ode->de", weight, self.gram) + precision
         chol, failed = torch.linalg.cholesky_ex(total)
-        if failed:
-            raise InvalidArgument("The data do not determine all weights under a flat prior. Give them a Normal prior.")
+        improper = (precision.diagonal() == 0).any()
+        if failed or (improper and _nearly_singular(total)):
+            raise InvalidArgument(
+                "The data do not determine all weights under a flat prior. Give them a Normal prior."
+                if improper
+                else "The noise is so small that the weights cannot be told apart from it. Fix it: Gaussian(noise=...)."
+            )
         return chol, precision @ mean + torch.einsum("o,od->d", weight, self.cross)
 
     def log_evidence(self, mean: Tensor, precision: Tensor, noise: Tensor) -> Tensor | None:
@@ -168,12 +174,21 @@ class _Statistics:
         if improper:
             return None
         chol, rhs = self._solve(mean, precision, noise)
-        weight = noise**-2
         loc = torch.cholesky_solve(rhs.unsqueeze(-1), chol).squeeze(-1)
         log_det = 2 * (chol.diagonal().log().sum() - prior_chol.diagonal().log().sum())
-        quadratic = weight @ self.square + mean @ precision @ mean - loc @ rhs
+        quadratic = noise**-2 @ self._residuals(loc) + (loc - mean) @ precision @ (loc - mean)
         noise_terms = self.rows * (2 * noise.log() + math.log(2 * math.pi))
         return -0.5 * (log_det + quadratic + noise_terms.sum())
+
+    def _residuals(self, loc: Tensor) -> Tensor:
+        """Sum of squared residuals at ``loc`` for each output, no smaller than what double precision can tell."""
+        fitted = torch.einsum("d,ode,e->o", loc, self.gram, loc) - 2 * self.cross @ loc
+        return torch.maximum(self.square + fitted, 1e-14 * self.square)
+
+
+def _nearly_singular(matrix: Tensor) -> bool:
+    scale = matrix.diagonal().clamp_min(1e-300).rsqrt()
+    return bool(torch.linalg.eigvalsh(matrix * scale * scale[:, None])[0] < 1e-12)
 
 
 def _prior(model: Model, layout: Layout, points: Params) -> tuple[Tensor, Tensor]:

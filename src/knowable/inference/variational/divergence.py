@@ -46,24 +46,16 @@ class Stretch:
             quadratic = self.precision * (scale[part].dot(scale[part]) + centred.dot(centred))
         return 0.5 * quadratic - self.entropy * log_scale[part].sum() + self.offset
 
-    def write_gradient(self, gradient: Tensor, by_loc: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
-        """Write ``by_loc`` plus ``weight`` times the derivative of the divergence into this part of ``gradient``.
-
-        Args:
-            gradient: The buffer ``(2, D)``: derivatives in ``loc`` and in ``log scale``.
-            by_loc: Derivative in ``loc`` that comes from elsewhere, for this stretch alone.
-            loc: Means, ``(D,)``.
-            scale: Standard deviations, ``(D,)``.
-            weight: Factor on the divergence.
-        """
+    def write_gradient(self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
+        """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
         part = slice(self.start, self.stop)
         centred, spread = self._centred(loc[part]), scale[part]
         constant = torch.full((), -weight * self.entropy, dtype=loc.dtype, device=loc.device)
         if isinstance(self.precision, Tensor):
-            torch.addcmul(by_loc, centred, self.precision, value=weight, out=gradient[0, part])
+            torch.mul(centred, self.precision, out=gradient[0, part]).mul_(weight)
             torch.addcmul(constant, self.precision, spread.square(), value=weight, out=gradient[1, part])
         else:
-            torch.add(by_loc, centred, alpha=weight * self.precision, out=gradient[0, part])
+            torch.mul(centred, weight * self.precision, out=gradient[0, part])
             torch.addcmul(constant, spread, spread, value=weight * self.precision, out=gradient[1, part])
 
     def _centred(self, loc: Tensor) -> Tensor:
@@ -75,13 +67,13 @@ def fixed_normal(prior: Prior | None) -> tuple[float | Tensor, float | Tensor] |
     return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
 
 
-def stretches_of(layout: Layout, model: Model, *, split: int = 0) -> list[Stretch]:
-    """All of ``layout`` cut into stretches: neighbours with the same prior are joined, but not across ``split``."""
+def stretches_of(layout: Layout, model: Model) -> list[Stretch]:
+    """All of ``layout`` cut into stretches, neighbours under the same prior joined."""
     found: list[Stretch] = []
     start = 0
     for name, size in zip(layout.names, layout.sizes, strict=True):
         stretch = _stretch(start, start + size, fixed_normal(model.prior.prior_of(name)))
-        if found and start != split and _alike(found[-1], stretch):
+        if found and _alike(found[-1], stretch):
             last = found.pop()
             stretch = replace(stretch, start=last.start, offset=last.offset + stretch.offset)
         found.append(stretch)

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_map
 
 from knowable.core.model import Model
 from knowable.core.randomness import own_randomness
-from knowable.core.types import Params
 
 LINEAR = F.linear
 CONVOLUTIONS = frozenset(
@@ -156,37 +155,55 @@ def flipout_rule(
     return mean
 
 
+@dataclass(frozen=True)
+class Call:
+    """One use of a weight: by which operation, whether its rows are the examples, and whether it acts once on each."""
+
+    operation: str
+    rows_are_examples: bool
+    once: bool
+
+
 @dataclass
 class Usage:
     """How the weights of a network are used in one forward pass.
 
     Attributes:
-        calls: For each parameter, the operations that took it, and whether each acted once per example.
+        calls: For each parameter, the operations that took it.
+        coupled: Whether one example's output depends on another's input (batch normalisation).
     """
 
-    calls: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    coupled: bool = False
 
-    def once_per_example(self, name: str) -> bool:
-        """Whether the parameter is used by one linear layer that acts once on each example."""
-        return self.calls.get(name) == [("linear", True)]
-
-    def one_operation(self, name: str) -> bool:
-        """Whether the parameter is used by one linear layer or convolution and nothing else."""
+    def suits(self, name: str, estimator: str) -> bool:
+        """Whether the weight may be left to its layer's own rule under this estimator."""
         calls = self.calls.get(name, [])
-        return len(calls) == 1 and calls[0][0] in ("linear", "convolution")
+        if len(calls) != 1 or calls[0].operation not in ("linear", "convolution"):
+            return False  # used twice, or by something else
+        if estimator == "local":
+            return True
+        if self.coupled or not calls[0].rows_are_examples:
+            return False
+        return estimator == "flipout" or (calls[0].operation == "linear" and calls[0].once)
 
 
 def trace_usage(model: Model, x: Tensor) -> Usage:
-    """Run the network once on a few rows and watch what happens to each random parameter."""
+    """Run the network on a few rows and watch what happens to each random parameter."""
     rows = x[:4]
     usage = Usage()
     params = model.params()
-    marked: Params = {}
-    for name, value in params.items():
-        random = name in model.random_names
-        marked[name] = _Watched.watch(value, name, len(rows), usage) if random else value
-    with own_randomness(0), torch.no_grad():
-        model.forward(marked, rows, buffers=model.buffers(), training=True)
+    marked = {
+        name: _Watched.watch(value, name, len(rows), usage) if name in model.random_names else value
+        for name, value in params.items()
+    }
+    changed = rows.clone()
+    changed[0] = rows[-1]
+    outputs = []
+    for given, inputs in ((marked, rows), (params, rows), (params, changed)):
+        with own_randomness(0), torch.no_grad():
+            outputs.append(model.forward(given, inputs, buffers=model.buffers(), training=True))
+    usage.coupled = not torch.equal(outputs[1][1:], outputs[2][1:])
     return usage
 
 
@@ -216,8 +233,8 @@ class _Watched(torch.Tensor):
 
 def _note(leaf: Any, kind: str, x: Any) -> None:
     if isinstance(leaf, _Watched):
-        once = kind == "linear" and isinstance(x, Tensor) and x.dim() == 2 and x.shape[0] == leaf.rows
-        leaf.usage.calls.setdefault(leaf.path, []).append((kind, once and leaf is not x))
+        by_rows = isinstance(x, Tensor) and x is not leaf and x.dim() > 0 and x.shape[0] == leaf.rows
+        leaf.usage.calls.setdefault(leaf.path, []).append(Call(kind, by_rows, by_rows and x.dim() == 2))
 
 
 def _plain(leaf: Any) -> Any:

@@ -81,6 +81,11 @@ class MeanFieldVI(Method, Training):
             raise InvalidArgument("draws must be >= 2 with estimator='score': each draw is compared with the others.")
         check_number("beta", self.beta, above=0)
         check_count("kl_warmup", self.kl_warmup, at_least=0)
+        if self.epochs is not None and 2 * self.kl_warmup > self.epochs:
+            raise InvalidArgument(
+                f"kl_warmup must be at most half of epochs={self.epochs}, got {self.kl_warmup}: the fit would end "
+                f"before it has seen the Bayes posterior for long."
+            )
         check_number("initial_scale", self.initial_scale, above=0)
         if not isinstance(self.start, Posterior):
             if not isinstance(self.start, str):

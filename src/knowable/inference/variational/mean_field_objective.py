@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from knowable.core.model import Model
 from knowable.core.objective import Objective
 from knowable.core.params import Layout
-from knowable.core.randomness import parallel_randn
+from knowable.core.randomness import fast_randn
 from knowable.core.types import Params
 from knowable.inference.variational.divergence import fixed_normal, other_divergence, stretches_of
 from knowable.inference.variational.gaussian_weight import GaussianWeight, Usage, flipout_rule, local_rule, trace_usage
-from knowable.inference.variational.reparameterise import DrawAndDivergence
+from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan
 from knowable.inference.variational.score_function import score_surrogate
 
 ESTIMATORS = ("auto", "local", "weight", "flipout", "score")
@@ -57,8 +57,13 @@ class MeanFieldObjective(Objective):
         self.q = nn.Parameter(torch.stack([loc, torch.full_like(loc, math.log(initial_scale))]))
         self.point_names = model.point_names
         self.points = nn.ParameterList([nn.Parameter(params[name]) for name in self.point_names])
-        self.stretches = stretches_of(self.layout, model, split=self.drawn.size)
+        self.plan = Plan(self.drawn, self.local, tuple(stretches_of(self.layout, model)))
         self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
+
+    @property
+    def settles_from(self) -> float:
+        """The end of the KL's warm-up."""
+        return float(self.kl_warmup)
 
     # --- the variational distribution --------------------------------------------------------------------------------
 
@@ -75,14 +80,14 @@ class MeanFieldObjective(Objective):
         loc, scale = self.loc_and_scale()
         flat = self.q[0], self.q[1], self.q[1].exp()
         total = other_divergence(self.model, self.others, loc, scale, params or self.point_params(), max(8, self.draws))
-        return total + sum(stretch.value(*flat) for stretch in self.stretches)
+        return total + sum(stretch.value(*flat) for stretch in self.plan.stretches)
 
     # --- the bound ---------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
-        noise = parallel_randn(self.draws, self.drawn.size, like=self.q)
+        noise = fast_randn(self.draws, self.drawn.size, like=self.q)
         if self.estimator == "score":
             log_likelihood, kl = score_surrogate(self, x, y, points, noise)
         else:
@@ -99,17 +104,15 @@ class MeanFieldObjective(Objective):
 
     def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Expected log likelihood per example and KL, differentiable through the draws."""
-        kl, loc, variance, *draws = DrawAndDivergence.apply(self.q, noise, self.stretches)
+        kl, loc, variance, draws = self.plan.named(DrawAndDivergence.apply(self.q, noise, self.plan), len(noise))
         each = [
-            self.log_likelihood_of(x, y, {**points, **self.drawn.views(draw), **self._local_weights(loc, variance)})
-            for draw in draws
+            self.log_likelihood_of(x, y, {**points, **draw, **self._local_weights(loc, variance)}) for draw in draws
         ]
         return sum(each[1:], each[0]) / len(each), kl
 
-    def _local_weights(self, loc: Tensor, variance: Tensor) -> Params:
+    def _local_weights(self, loc: Params, variance: Params) -> Params:
         rule = flipout_rule if self.estimator == "flipout" else local_rule
-        locs, variances = self.local.views(loc), self.local.views(variance)
-        return {name: GaussianWeight(locs[name], variances[name], rule) for name in locs}
+        return {name: GaussianWeight(loc[name], variance[name], rule) for name in loc}
 
     def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Mean log likelihood of a batch, in training mode."""
@@ -141,8 +144,7 @@ class MeanFieldObjective(Objective):
 def _plan(model: Model, x: Tensor, estimator: str) -> tuple[list[str], list[str]]:
     """Which parameters are drawn as weights and which are left to their layer's own rule, equal priors together."""
     usage = Usage() if estimator in ("weight", "score") else trace_usage(model, x)
-    suits = usage.once_per_example if estimator == "auto" else usage.one_operation
-    local = [name for name in model.random_names if suits(name)]
+    local = [name for name in model.random_names if usage.suits(name, estimator)]
     drawn = [name for name in model.random_names if name not in set(local)]
     return _by_prior(drawn, model), _by_prior(local, model)
 

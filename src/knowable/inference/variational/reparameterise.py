@@ -7,47 +7,92 @@ writes the gradient of all of them into one buffer. Autograd would walk the same
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from knowable.core.params import Layout
+from knowable.core.types import Params
 from knowable.inference.variational.divergence import Stretch
 
 
-class DrawAndDivergence(torch.autograd.Function):
-    """``(kl, local means, local variances, draw, draw, ...)`` from ``q``.
+@dataclass(frozen=True)
+class Plan:
+    """How the buffer is laid out: weights that are drawn first, then those whose layers are sampled locally.
 
-    The buffer is laid out as drawn weights first, then those whose layers are reparameterised locally.
+    Attributes:
+        drawn: The drawn parameters.
+        local: The others.
+        stretches: The priors over the buffer, as few stretches as there can be.
+    """
+
+    drawn: Layout
+    local: Layout
+    stretches: tuple[Stretch, ...]
+
+    def named(self, outputs: tuple[Tensor, ...], count: int) -> tuple[Tensor, Params, Params, list[Params]]:
+        """The outputs of :class:`DrawAndDivergence` by name: KL, local means, local variances, and each draw."""
+        kl, *rest = outputs
+        cut = len(self.local.names)
+        loc, variance = (dict(zip(self.local.names, rest[i * cut : (i + 1) * cut], strict=True)) for i in (0, 1))
+        names = self.drawn.names
+        drawn = rest[2 * cut :]
+        draws = [dict(zip(names, drawn[k * len(names) : (k + 1) * len(names)], strict=True)) for k in range(count)]
+        return kl, loc, variance, draws
+
+
+class DrawAndDivergence(torch.autograd.Function):
+    """The KL, then one output for every parameter: local means, local variances, and the draws.
+
+    One output for each parameter rather than one for all spares the backward pass a copy of the whole gradient.
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, noise: Tensor, stretches: list[Stretch]):
+    def forward(ctx, q: Tensor, noise: Tensor, plan: Plan):
         """Compute from ``q`` ``(2, D)`` and standard normal ``noise`` ``(draws, drawn weights)``, which is used up."""
         loc, log_scale = q[0], q[1]
-        split = noise.shape[1]
+        split = plan.drawn.size
         scale = log_scale.exp()
         shift = noise.mul_(scale[:split])  # s ε: what is added to the mean, and dw / d log s
-        draws = [each + loc[:split] for each in shift]
         variance = scale[split:].square()
-        kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in stretches]).sum()
-        ctx.stretches, ctx.split = stretches, split
+        kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in plan.stretches]).sum()
+        ctx.plan = plan
         ctx.save_for_backward(q, scale, shift, variance)
-        return kl, loc[split:], variance, *draws
+        drawn = [view for each in shift for view in plan.drawn.views(each + loc[:split]).values()]
+        return kl, *plan.local.views(loc[split:]).values(), *plan.local.views(variance).values(), *drawn
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_kl: Tensor, grad_loc: Tensor, grad_variance: Tensor, *grad_draws: Tensor):
+    def backward(ctx, grad_kl: Tensor, *grads: Tensor):
         """Chain rule for all outputs, written into one buffer in as few passes over memory as there can be."""
         q, scale, shift, variance = ctx.saved_tensors
-        split = ctx.split
+        plan: Plan = ctx.plan
         gradient = torch.empty_like(q)
-        drawn = grad_draws[0] if len(grad_draws) == 1 else torch.stack(grad_draws).sum(0)
         weight = grad_kl.item()
-        for stretch in ctx.stretches:
-            source, offset = (drawn, 0) if stretch.start < split else (grad_loc, split)
-            by_loc = source[stretch.start - offset : stretch.stop - offset]
-            stretch.write_gradient(gradient, by_loc, q[0], scale, weight)
-        for each, moved in zip(grad_draws, shift, strict=True):  # dw / d log s = s ε
-            gradient[1, :split].addcmul_(each, moved)
-        gradient[1, split:].addcmul_(grad_variance, variance, value=2.0)  # dv / d log s = 2 v
+        for stretch in plan.stretches:
+            stretch.write_gradient(gradient, q[0], scale, weight)
+        flat = [grad.reshape(-1) for grad in grads]
+        split, cut, sizes = plan.drawn.size, len(plan.local.names), plan.drawn.sizes
+        drawn, local = gradient[:, :split], gradient[:, split:]
+        if cut:
+            _add(local[0], plan.local.sizes, flat[:cut])
+            _add(local[1], plan.local.sizes, flat[cut : 2 * cut], variance, value=2.0)  # dv / d log s = 2 v
+        for k, moved in enumerate(shift) if sizes else ():
+            each = flat[2 * cut + k * len(sizes) : 2 * cut + (k + 1) * len(sizes)]
+            _add(drawn[0], sizes, each)
+            _add(drawn[1], sizes, each, moved)  # dw / d log s = s ε
         return gradient, None, None
+
+
+def _add(
+    target: Tensor, sizes: list[int], parts: list[Tensor], factor: Tensor | None = None, *, value: float = 1.0
+) -> None:
+    """Add ``parts``, laid end to end (times ``factor`` times ``value``), to ``target``, in place."""
+    if factor is None:
+        torch._foreach_add_(target.split(sizes), parts)  # pyright: ignore[reportPrivateImportUsage]
+    else:
+        torch._foreach_addcmul_(  # pyright: ignore[reportPrivateImportUsage]
+            target.split(sizes), parts, factor.split(sizes), value=value
+        )

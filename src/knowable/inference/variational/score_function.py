@@ -34,10 +34,10 @@ def score_surrogate(
         noise: Standard normal noise ``(K, D)`` with K >= 2.
     """
     standard = noise.clone()
-    kl, _, _, *draws = DrawAndDivergence.apply(objective.q, noise, objective.stretches)
-    values = torch.stack(  # no gradient passes through the draws
-        [objective.log_likelihood_of(x, y, {**points, **objective.drawn.views(draw.detach())}) for draw in draws]
-    )
+    plan = objective.plan
+    kl, _, _, draws = plan.named(DrawAndDivergence.apply(objective.q, noise, plan), len(noise))
+    draws = [{name: value.detach() for name, value in draw.items()} for draw in draws]  # no gradient passes through
+    values = torch.stack([objective.log_likelihood_of(x, y, {**points, **draw}) for draw in draws])
     value = values.mean()
     surrogate = _log_density_gradient(objective.q, standard, centred(values.detach()))
     return value + surrogate - surrogate.detach(), kl
