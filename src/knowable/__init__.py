@@ -37,7 +37,6 @@ from knowable.errors import (
     KnowableError,
     KnowableWarning,
     MissingExtra,
-    TargetWarning,
     Unsupported,
 )
 from knowable.evaluation import metrics
@@ -123,7 +122,6 @@ __all__ = [
     "KnowableWarning",
     "ConvergenceWarning",
     "Interrupted",
-    "TargetWarning",
 ]
 
 _LAZY = ("datasets", "testing")

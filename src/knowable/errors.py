@@ -48,7 +48,3 @@ class ConvergenceWarning(KnowableWarning):
 
 class Interrupted(KnowableWarning):
     """A fit was stopped from the keyboard; what it had learned so far was returned."""
-
-
-class TargetWarning(KnowableWarning):
-    """What is being computed is not the Bayes posterior of the stated model (a temperature, a tempered KL)."""

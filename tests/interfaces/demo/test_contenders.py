@@ -31,10 +31,10 @@ def test_warnings_are_said_once_with_their_count():
     for _ in range(3):
         watch.fit(Contender("loud", Warner(kn.ConvergenceWarning, kn.ConvergenceWarning), model), data, seed=0)
     watch.fit(Contender("quiet", Warner(), model), data, seed=0)
-    watch.fit(Contender("once", Warner(kn.TargetWarning), model), data, seed=0)
+    watch.fit(Contender("once", Warner(kn.Interrupted), model), data, seed=0)
     assert [(notice.source, notice.text) for notice in watch.notices()] == [
         ("Problem, loud", "told ConvergenceWarning (in 3 of 3 fits)"),
-        ("Problem, once", "told TargetWarning"),
+        ("Problem, once", "told Interrupted"),
     ]
 
 
