@@ -55,7 +55,7 @@ def test_warnings_of_others_are_passed_on():
 
 def test_an_interrupted_fit_interrupts_the_demonstration():
     with pytest.raises(KeyboardInterrupt):
-        Watch("Problem").fit(Contender("m", Warner(kn.KnowableWarning), model), linear(20), seed=0)
+        Watch("Problem").fit(Contender("m", Warner(kn.Interrupted), model), linear(20), seed=0)
 
 
 def test_the_same_seed_gives_the_same_fit_and_global_randomness_is_untouched():
