@@ -314,7 +314,7 @@ RESUMED = {
     "adam": (kn.MAP(epochs=8, batch_size=5), batch_norm_net, False),
     "sgd": (kn.MAP(epochs=8, batch_size=5, optimiser="sgd", learning_rate=1e-3), _dropout_net, False),
     "a bound": (kn.MeanFieldVI(epochs=8, batch_size=5), _dropout_net, False),
-    "a bound from a MAP fit": (kn.MeanFieldVI(epochs=8, batch_size=5, kl_warmup=5, start="map"), _dropout_net, False),
+    "a bound from a MAP fit": (kn.MeanFieldVI(epochs=8, batch_size=5, kl_warmup=4, start="map"), _dropout_net, False),
     "held-out data": (kn.MAP(epochs=8, batch_size=5, patience=2), _dropout_net, True),
 }
 
