@@ -1,6 +1,7 @@
 """The command line: ``python -m benchmarks.run [name ...] [--quick] [--out DIR]``.
 
-A benchmark is a module of this package with a function ``cases(*, quick) -> list[Case]``.
+A benchmark is a module of this package with a function ``cases(*, quick) -> list[Case]``, whose contenders take turns,
+or a study, which works through rows of its own (see the study module) and goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from benchmarks.environment import Environment
 from benchmarks.harness import QUICK, Case, Plan, measure
 from benchmarks.memory import peak_memory
 from benchmarks.report import describe_case, describe_run, to_markdown, write
+from benchmarks.study import Rows, write_study
 
 BENCHMARKS = ("step_time", "prediction", "epoch")
+STUDIES = ("gradients", "effective_samples", "uci_chains", "chain_memory")
+_NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -62,6 +66,18 @@ def _run_case(module: str, case: Case, *, quick: bool, memory: bool, rounds: int
     return describe_case(case, plan, outcomes)
 
 
+def run_study(name: str, *, quick: bool, only: str, folder: Path | None) -> None:
+    """Run a study, print its tables and write them into ``folder``; rows of a stopped run are found there."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    rows = Rows(None if folder is None else folder / f"{name}.jsonl")
+    run = module.run(quick=quick, only=only, rows=rows)
+    text = module.to_markdown(run)
+    print(text, flush=True)
+    if folder is not None:
+        print("written:", ", ".join(path.name for path in write_study(run, text, folder)), file=sys.stderr)
+        rows.forget()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, print and write; 1 if a reference itself failed, so that a table has no ratios."""
     options = _parser().parse_args(arguments)
@@ -71,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.out or (None if partial else RESULTS)
     memory = not options.quick if options.memory is None else options.memory
     whole = True
-    for name in options.names or BENCHMARKS:
+    for name in options.names or (*BENCHMARKS, *STUDIES):
+        if name in STUDIES:
+            run_study(name, quick=options.quick, only=options.case, folder=folder)
+            continue
         run = run_benchmark(
             f"benchmarks.{name}",
             quick=options.quick,
@@ -89,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Time knowable and its peers.")
     # choices= would reject the empty list that means all, hence the type
-    parser.add_argument("names", nargs="*", type=_benchmark, help=f"which of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("names", nargs="*", type=_benchmark, help=f"which of {_NAMES} (default: all)")
     parser.add_argument("--quick", action="store_true", help="smoke run of seconds; written only with --out")
     parser.add_argument("--out", type=Path, default=None, help="folder for JSON and Markdown (default: results/)")
     parser.add_argument("--case", default="*", help="glob of cases to run, such as mlp; written only with --out")
@@ -105,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _benchmark(name: str) -> str:
-    if name not in BENCHMARKS:
-        raise argparse.ArgumentTypeError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    if name not in (*BENCHMARKS, *STUDIES):
+        raise argparse.ArgumentTypeError(f"no benchmark {name!r}; there are {_NAMES}")
     return name
 
 

@@ -9,3 +9,4 @@ install=(.venv-bench/bin/python -m pip install -q --disable-pip-version-check -c
 # Without their own requirements, which would bring torchvision, CUDA packages and experiment trackers.
 "${install[@]}" --no-deps -r benchmarks/requirements-peers.txt
 .venv-bench/bin/python -m benchmarks.run step_time --quick --case mlp
+.venv-bench/bin/python -m benchmarks.run effective_samples --quick --case toy

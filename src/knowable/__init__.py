@@ -17,6 +17,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
+from knowable.core.chain_diagnostics import ChainDiagnostics
+from knowable.core.chain_posterior import ChainPosterior
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics, LogEvidence
@@ -26,6 +28,7 @@ from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.particles import Particles
 from knowable.core.posterior import Posterior
 from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.samples import Samples
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -43,6 +46,19 @@ from knowable.evaluation import metrics
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.inference.exact import ExactLinear
 from knowable.inference.point import MAP, MaximumLikelihood
+from knowable.inference.sampling import (
+    HMC,
+    MCLMC,
+    NUTS,
+    SGHMC,
+    SGLD,
+    SVGD,
+    CyclicalSGMCMC,
+    ImportanceSampling,
+    Metropolis,
+    SimulatedAnnealing,
+    TemperedChains,
+)
 from knowable.inference.variational import MeanFieldVI, gradient_variance
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
@@ -87,15 +103,29 @@ __all__ = [
     "ExactLinear",
     "MeanFieldVI",
     "gradient_variance",
+    "ImportanceSampling",
+    "Metropolis",
+    "HMC",
+    "NUTS",
+    "MCLMC",
+    "SimulatedAnnealing",
+    "TemperedChains",
+    "SGLD",
+    "SGHMC",
+    "CyclicalSGMCMC",
+    "SVGD",
     # posteriors and predictions
     "Posterior",
     "Particles",
     "DiagonalNormal",
     "FullNormal",
+    "ChainPosterior",
+    "Samples",
     "Prediction",
     "RegressionPrediction",
     "ClassPrediction",
     "Diagnostics",
+    "ChainDiagnostics",
     "LogEvidence",
     "load",
     # running

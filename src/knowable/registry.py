@@ -65,6 +65,56 @@ _ENTRIES = (
         "an independent normal for every weight, by maximising the evidence lower bound",
         ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
     ),
+    MethodEntry(
+        "importance_sampling", "ImportanceSampling", "knowable.inference.sampling", "sampling",
+        "weighted draws from the prior or an approximation, with a warning where the weights are worthless",
+        ("vehtari2024",), ("importance", "psis"),
+    ),
+    MethodEntry(
+        "metropolis", "Metropolis", "knowable.inference.sampling", "sampling",
+        "random-walk chains that need no gradient", ("metropolis1953",),
+    ),
+    MethodEntry(
+        "hmc", "HMC", "knowable.inference.sampling", "sampling",
+        "Hamiltonian trajectories of a length that tunes itself, all chains in step",
+        ("duane1987", "neal2011", "hoffman2021"),
+    ),
+    MethodEntry(
+        "nuts", "NUTS", "knowable.inference.sampling", "sampling",
+        "Hamiltonian trajectories that stop where they turn back: the reference for small networks",
+        ("hoffman2014", "betancourt2017"),
+    ),
+    MethodEntry(
+        "mclmc", "MCLMC", "knowable.inference.sampling", "sampling",
+        "microcanonical chains from a deep ensemble: the most draws for a gradient",
+        ("robnik2023", "robnik2025", "sommer2025"), ("mile",),
+    ),
+    MethodEntry(
+        "simulated_annealing", "SimulatedAnnealing", "knowable.inference.sampling", "sampling",
+        "chains that cool down from a hot start; also finds the mode", ("kirkpatrick1983",), ("annealing",),
+    ),
+    MethodEntry(
+        "tempered_chains", "TemperedChains", "knowable.inference.sampling", "sampling",
+        "chains at several temperatures that swap places: for posteriors with separate modes",
+        ("geyer1991",), ("parallel_tempering",),
+    ),
+    MethodEntry(
+        "sgld", "SGLD", "knowable.inference.sampling", "sampling",
+        "mini-batch gradient steps with noise that makes them draws", ("welling2011", "li2016"),
+    ),
+    MethodEntry(
+        "sghmc", "SGHMC", "knowable.inference.sampling", "sampling",
+        "the same with momentum and friction", ("chen2014",),
+    ),
+    MethodEntry(
+        "cyclical_sgmcmc", "CyclicalSGMCMC", "knowable.inference.sampling", "sampling",
+        "mini-batch chains whose step rises again and again, to visit several modes",
+        ("zhang2020",), ("csgmcmc",),
+    ),
+    MethodEntry(
+        "svgd", "SVGD", "knowable.inference.sampling", "sampling",
+        "particles that follow the gradient and repel each other", ("liu2016",),
+    ),
 )  # fmt: skip
 
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}

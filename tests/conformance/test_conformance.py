@@ -12,12 +12,26 @@ from knowable.testing.checks.networks import check_network
 QUICK = {"epochs": 2, "batch_size": 8}
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 
+CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
+LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
+
 # One line for each method: quick settings, and what it declares of itself.
 SUBJECTS = {
     "maximum_likelihood": Subject(kn.MaximumLikelihood(**QUICK)),
     "map": Subject(kn.MAP(**QUICK)),
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "importance_sampling": Subject(kn.ImportanceSampling(draws=40), iterates=False),
+    "metropolis": Subject(kn.Metropolis(**CHAINS), longer=kn.Metropolis(**LONG_CHAINS)),
+    "hmc": Subject(kn.HMC(**CHAINS, steps=2), longer=kn.HMC(**LONG_CHAINS, steps=2)),
+    "nuts": Subject(kn.NUTS(**CHAINS, max_depth=2), longer=kn.NUTS(**LONG_CHAINS, max_depth=2)),
+    "mclmc": Subject(kn.MCLMC(**CHAINS), longer=kn.MCLMC(**LONG_CHAINS)),
+    "simulated_annealing": Subject(kn.SimulatedAnnealing(**CHAINS), longer=kn.SimulatedAnnealing(**LONG_CHAINS)),
+    "tempered_chains": Subject(kn.TemperedChains(**CHAINS), longer=kn.TemperedChains(**LONG_CHAINS)),
+    "sgld": Subject(kn.SGLD(**CHAINS, batch_size=8), longer=kn.SGLD(**LONG_CHAINS, batch_size=8)),
+    "sghmc": Subject(kn.SGHMC(**CHAINS, batch_size=8), longer=kn.SGHMC(**LONG_CHAINS, batch_size=8)),
+    "cyclical_sgmcmc": Subject(kn.CyclicalSGMCMC(**CHAINS, batch_size=8), longer=kn.CyclicalSGMCMC(**LONG_CHAINS)),
+    "svgd": Subject(kn.SVGD(), longer=kn.SVGD()),
 }
 
 

@@ -11,21 +11,30 @@ from knowable.core.checks import check_choice
 from knowable.errors import InvalidType
 
 
+MODES = ("auto", "eager", "traced", "compiled")
+
+
 @dataclass(frozen=True)
 class Engine:
-    """Precision of the forward pass in training.
+    """Precision of the forward pass in training, and how the gradients of chains are computed.
 
     The device is the network's own: move it with ``net.to("cuda")`` before building the model.
 
     Args:
         precision: ``"full"`` (the network's dtype) or ``"bfloat16"`` (autocast; parameters and their updates stay in
             full precision).
+        mode: How a sampler computes gradients: ``"traced"`` (recorded once as a plain list of operations),
+            ``"compiled"`` (these are fused, which takes some seconds at the beginning and pays in long runs),
+            ``"auto"`` (traced, then compiled once the run is long) or ``"eager"`` (the network's own code at every
+            step: for debugging).
     """
 
     precision: str = "full"
+    mode: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("full", "bfloat16"))
+        check_choice("mode", self.mode, MODES)
 
     def precision_context(self, device: torch.device) -> AbstractContextManager[object]:
         """The context in which an objective is evaluated."""

@@ -57,7 +57,7 @@ class Network:
         """
         if vectorise and self._vectorises:
             try:
-                with _no_hidden_loops():
+                with no_hidden_loops():
                     return vmap(lambda params: self(params, x, buffers=buffers), randomness="different")(stack)
             except RuntimeError:
                 self._vectorises = False
@@ -117,7 +117,7 @@ class _Swappable:
 
 
 @contextmanager
-def _no_hidden_loops() -> Iterator[None]:
+def no_hidden_loops() -> Iterator[None]:
     """Make ``vmap`` refuse operations that it can only loop over, slowly; our own loop is quicker."""
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
     before = functorch._is_vmap_fallback_enabled()

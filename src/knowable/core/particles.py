@@ -52,15 +52,20 @@ class Particles(Posterior):
 
     def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
         index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
-        return index_params(self.stack, index)
+        return self._atoms(index)
+
+    def _atoms(self, index: Tensor) -> Params:
+        """Some of the atoms, in the model's dtype (they may be stored in a shorter one)."""
+        return {name: value.to(self.model.dtype) for name, value in index_params(self.stack, index).items()}
 
     def _mean_random(self) -> Params:
-        return {name: torch.tensordot(self.weights.to(v.dtype), v, dims=1) for name, v in self.stack.items()}
+        weights = self.weights.to(self.model.dtype)
+        return {name: torch.tensordot(weights, v.to(weights.dtype), dims=1) for name, v in self.stack.items()}
 
     def _std_random(self) -> Params:
         mean = self._mean_random()
         return {
-            name: torch.tensordot(self.weights.to(v.dtype), (v - mean[name]) ** 2, dims=1).sqrt()
+            name: torch.tensordot(self.weights.to(mean[name].dtype), (v - mean[name]) ** 2, dims=1).sqrt()
             for name, v in self.stack.items()
         }
 
@@ -77,7 +82,7 @@ class Particles(Posterior):
             points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
             total = self.weights.double().cpu().cumsum(0)
             index = torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
-        stack = index_params(self.stack, index)
+        stack = self._atoms(index)
         fixed = {name: value.expand(stop - start, *value.shape) for name, value in self.points.items()}
         return self._ordered({**stack, **fixed})
 

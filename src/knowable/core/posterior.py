@@ -59,7 +59,7 @@ class Posterior(ABC):
         self.model = model
         self.points = {name: value.detach() for name, value in (points or {}).items()}
         self.buffers = model.buffers() if buffers is None else {k: v.detach().clone() for k, v in buffers.items()}
-        self.diagnostics = diagnostics or Diagnostics()
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.log_evidence = log_evidence
         self.seed = seed
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next

@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from knowable.core.params import index_params
-from knowable.core.types import Params
+from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
+    from knowable.core.model import Model
     from knowable.core.posterior import Posterior
 
 DRAWS_PER_BLOCK = 8
@@ -121,12 +122,19 @@ class _Footprint:
         network = posterior.model.network_params(params)
         rows = x[:2]
         output = posterior.model.network.probe(x, network, posterior.buffers)[:2]
-        with _CountBytes() as counted, torch.no_grad():
-            posterior.model.network(network, rows, buffers=posterior.buffers)
+        working = bytes_per_row(posterior.model, rows, posterior.buffers)
         draw = sum(value.numel() * value.element_size() for value in random.values())
         size = sum(value.numel() for value in params.values())
         per_row = output.numel() * output.element_size() // len(rows)
-        return cls(max(1, per_row), max(1, counted.bytes // len(rows)), max(1, draw), size)
+        return cls(max(1, per_row), working, max(1, draw), size)
+
+
+def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
+    """Bytes that one row takes on its way through the network, all that is computed counted."""
+    params = model.network_params(model.params())
+    with _CountBytes() as counted, torch.no_grad():
+        model.network(params, x[:2], buffers=buffers)
+    return max(1, counted.bytes // len(x[:2]))
 
 
 class _CountBytes(TorchDispatchMode):

@@ -1,8 +1,11 @@
 """All scores in one place: ``kn.metrics``.
 
-Every function takes a Prediction or plain tensors and arrays, and returns a float (the curves return their data).
+Every function takes a Prediction or plain tensors and arrays, and returns a float (the curves return their data). Those
+for chains take draws ``(chains, draws, ...)`` and return a number for each quantity.
 """
 
+from knowable.core.mixing import ess_bulk as ess
+from knowable.core.mixing import ess_tail, rhat
 from knowable.evaluation.agreement import agreement, total_variation
 from knowable.evaluation.calibration import (
     CoverageCurve,
@@ -40,4 +43,8 @@ __all__ = [
     # agreement
     "agreement",
     "total_variation",
+    # chains
+    "rhat",
+    "ess",
+    "ess_tail",
 ]

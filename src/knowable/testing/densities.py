@@ -52,11 +52,11 @@ def correlated_gaussian(d: int = 2, *, correlation: float = 0.9, ratio: float = 
     scale = torch.logspace(0, math.log10(check_number("ratio", ratio, above=0)), d, dtype=torch.float64)
     covariance = scale.outer(scale) * (rho + (1 - rho) * torch.eye(d, dtype=torch.float64))
     factor = torch.linalg.cholesky(covariance)
+    whiten, log_det = torch.linalg.inv(factor), factor.diagonal().log().sum().item()
 
     def log_density(params: Params) -> Tensor:
         x = params["x"]
-        standard = torch.linalg.solve_triangular(factor.to(x), x.unsqueeze(-1), upper=False)
-        log_det = factor.diagonal().log().sum().item()
+        standard = whiten.to(x) @ x
         return -0.5 * standard.square().sum() - log_det - 0.5 * d * math.log(2 * math.pi)
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
@@ -88,6 +88,39 @@ def banana(*, curvature: float = 0.5, scale: float = 2.0) -> Density:
 
     covariance = torch.tensor([s**2, 1 + 2 * b**2 * s**4], dtype=torch.float64).diag()
     return Density("banana", log_density, draw, torch.zeros(2, dtype=torch.float64), covariance)
+
+
+def bimodal(d: int = 2, *, distance: float = 4.0, weight: float = 0.3) -> Density:
+    r"""Two standard normals apart along the first axis, of unequal weight: chains that stay in one mode get it wrong.
+
+    .. math:: w\, N(-\tfrac{a}{2} e_1, I) + (1 - w)\, N(\tfrac{a}{2} e_1, I)
+
+    Args:
+        d: Dimensions.
+        distance: a, between the modes; beyond 6 or so local moves hardly cross.
+        weight: w of the mode on the left.
+    """
+    check_count("d", d)
+    a = check_number("distance", distance, at_least=0)
+    w = check_number("weight", weight, above=0, below=1)
+
+    def log_density(params: Params) -> Tensor:
+        first, others = params["x"][0], params["x"][1:]
+        left = math.log(w) + normal_log_prob(first, -a / 2, 1.0)
+        right = math.log(1 - w) + normal_log_prob(first, a / 2, 1.0)
+        return torch.logaddexp(left, right) + normal_log_prob(others, 0.0, 1.0).sum()
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        noise = torch.randn((n, d), generator=generator, dtype=torch.float64)
+        side = torch.where(torch.rand(n, generator=generator, dtype=torch.float64) < w, -a / 2, a / 2)
+        noise[:, 0] += side
+        return noise
+
+    mean = torch.zeros(d, dtype=torch.float64)
+    mean[0] = (0.5 - w) * a
+    variance = torch.ones(d, dtype=torch.float64)
+    variance[0] = 1 + w * (1 - w) * a**2
+    return Density("bimodal", log_density, draw, mean, variance.diag())
 
 
 def funnel(d: int = 5, *, scale: float = 1.5) -> Density:

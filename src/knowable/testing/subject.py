@@ -14,9 +14,11 @@ from torch import Tensor
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.method import Method
 from knowable.core.posterior import Posterior
+from knowable.core.sampler import Sampler
 from knowable.core.types import Params
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
 
+LONGER_DRAWS = 90  # and as long a warm-up: more than three blocks of transitions
 LONGER_EPOCHS = 130  # 260 steps on 16 rows in batches of 8: more than two records of the history
 
 
@@ -31,7 +33,7 @@ class Subject:
         seeded: Whether the seed makes a difference. One that says no must give the same result for every seed.
         iterates: Whether a fit takes steps, so that it can be interrupted and resumed.
         longer: The method with settings that take a few hundred steps, for interruptions in the middle. The default
-            sets ``epochs``.
+            sets ``epochs``, or ``draws`` and ``warmup`` of a method that runs chains.
         any_value: Fields that refuse no value of their type (a location, which may be negative).
     """
 
@@ -71,7 +73,11 @@ class Subject:
 
     def longer_method(self, *, epochs: int = LONGER_EPOCHS) -> Method:
         """The method with settings that take a few hundred steps: those given, or this many ``epochs``."""
-        return self.longer or dataclasses.replace(self.method, epochs=epochs)  # type: ignore[type-var, call-arg]
+        if self.longer is not None:
+            return self.longer
+        if isinstance(self.method, Sampler):  # below a hundred draws nothing is said of mixing
+            return dataclasses.replace(self.method, chains=2, draws=LONGER_DRAWS, warmup=LONGER_DRAWS)
+        return dataclasses.replace(self.method, epochs=epochs)  # type: ignore[type-var, call-arg]
 
 
 def expect(condition: bool | Tensor, message: str) -> None:

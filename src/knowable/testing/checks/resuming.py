@@ -1,7 +1,8 @@
 """A fit that is stopped and taken up again ends where it would have ended.
 
 To stop a fit in its middle, the network itself counts how often it is run for a gradient and raises at a chosen
-count, as a keyboard or a failing machine would.
+count, as a keyboard or a failing machine would. Samplers are told to run the network itself at every step and not a
+recording of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.checkpoint import Checkpoint
+from knowable.core.engine import Engine
 from knowable.core.posterior import Posterior
 from knowable.errors import Interrupted, InvalidArgument
 from knowable.testing.checks.inputs import RowByRow
@@ -116,7 +118,7 @@ def _check_resuming(
 
     def fit(checkpoint: Checkpoint | None = None) -> Posterior:
         fuse.count = 0
-        return method.fit(case.model(), data, seed=4, checkpoint=checkpoint)
+        return method.fit(case.model(), data, seed=4, checkpoint=checkpoint, engine=Engine(mode="eager"))
 
     whole = fit()
     steps = fuse.count

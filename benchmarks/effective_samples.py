@@ -1,0 +1,271 @@
+"""Effective samples per second: our samplers and those of NumPyro, BlackJAX and Pyro on the same posteriors.
+
+Every run is a process of its own (see effective_samples_peers), timed from the first call to the last draw. What it
+leaves, the function values of all draws, is judged here by the same code for everybody: the least bulk effective sample
+size and the largest R-hat over the function values, both by ArviZ. A run whose R-hat is above 1.05 does not count.
+
+Each sampler tries its chain counts on the first seed; the best one runs on the others too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.effective_samples_peers import Settings
+from benchmarks.study import Rows, describe, own_process, page, say, table
+from benchmarks.targets import TARGETS
+
+SEEDS = (0, 1, 2)
+MOST_RHAT = 1.05
+_TIMEOUT = 240.0
+_PACKAGES = ("jax", "numpyro", "blackjax", "pyro-ppl", "arviz-stats")
+_HEADER = (
+    "sampler", "chains x (warm-up + draws)", "effective samples/s", "least–most", "seconds", "least ESS", "R-hat",
+    "gradients/s", "ESS per 1,000 gradients", "disagreement",
+)  # fmt: skip
+_NOTE = (
+    "Median over the seeds; seconds include compiling, starting and warm-up. Gradients count every chain's, warm-up "
+    f"included. Runs with R-hat above {MOST_RHAT} give no effective samples. Disagreement: largest difference of a "
+    "function's mean from that of all other exact samplers together, in standard errors (30 to 40 function values: "
+    "about 3 is chance). * has no Metropolis step and therefore a bias that its effective samples do not show."
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A sampler with the lengths of run it may choose from.
+
+    Attributes:
+        name: In the table.
+        sampler: In :data:`~benchmarks.effective_samples_peers.SAMPLERS`.
+        settings: By target, one for each chain count to try.
+        options: What else the sampler takes, beside its settings.
+        exact: Whether a Metropolis step makes it exact in the limit.
+    """
+
+    name: str
+    sampler: str
+    settings: Mapping[str, Sequence[Settings]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    exact: bool = True
+
+
+def _ours(method: str, settings: Mapping[str, Sequence[Settings]], *, exact: bool = True, **options: Any) -> Contender:
+    name = " ".join([f"knowable {method}", *(key for key, value in options.items() if value is True)])
+    options = {"method": method, "mode": "compiled", "start": "prior", **options}
+    return Contender(name, "knowable", settings, options, exact)
+
+
+CONTENDERS = (
+    _ours("HMC", {"diabetes": [Settings(16, 300, 300), Settings(32, 300, 200)],
+                  "toy": [Settings(16, 300, 400), Settings(64, 300, 200)]}),
+    _ours("NUTS", {"diabetes": [Settings(16, 200, 150), Settings(32, 200, 100)],
+                   "toy": [Settings(16, 200, 200), Settings(64, 200, 100)]}),
+    _ours("MCLMC", {"diabetes": [Settings(16, 3000, 1000, 10), Settings(32, 3000, 500, 10)],
+                    "toy": [Settings(16, 3000, 1000, 20), Settings(64, 3000, 500, 20)]}, exact=False, adjusted=False),
+    _ours("MCLMC", {"diabetes": [Settings(16, 300, 300), Settings(32, 300, 200)],
+                    "toy": [Settings(16, 300, 400), Settings(64, 300, 200)]}, adjusted=True),
+    Contender("NumPyro NUTS", "numpyro_nuts",
+              {"diabetes": [Settings(4, 300, 300), Settings(16, 300, 150)],
+               "toy": [Settings(4, 300, 500), Settings(16, 300, 300)]}),
+    Contender("BlackJAX NUTS", "blackjax_nuts",
+              {"diabetes": [Settings(4, 300, 300), Settings(16, 300, 150)],
+               "toy": [Settings(4, 300, 500), Settings(16, 300, 300)]}),
+    Contender("BlackJAX MCLMC", "blackjax_mclmc",
+              {"diabetes": [Settings(4, 0, 1000, 10), Settings(16, 0, 1000, 10)],
+               "toy": [Settings(4, 0, 2000, 20), Settings(16, 0, 2000, 20)]}, exact=False),
+    Contender("Pyro NUTS", "pyro_nuts", {"diabetes": [Settings(2, 200, 250)], "toy": [Settings(2, 150, 200)]}),
+)  # fmt: skip
+_QUICK = Settings(2, 20, 20)
+
+
+def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
+    """All contenders on all targets and seeds; ``only`` is a glob of targets."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for target in TARGETS:
+        if fnmatch(target, only):
+            found[target] = {each.name: _runs_of(each, target, quick, rows) for each in CONTENDERS}
+    results = {target: summarise(each) for target, each in found.items()}
+    return describe("effective_samples", quick=quick, packages=_PACKAGES, targets=results, runs=found)
+
+
+def _runs_of(contender: Contender, target: str, quick: bool, rows: Rows) -> list[Row]:
+    """The first seed with every chain count, the others with the best."""
+    tried = [_QUICK] if quick else list(contender.settings[target])
+    first, *others = SEEDS[:1] if quick else SEEDS
+    found = [_row(contender, target, settings, first, quick, rows) for settings in tried]
+    best = tried[max(range(len(tried)), key=lambda i: _merit(found[i]))]
+    return found + [_row(contender, target, best, seed, quick, rows) for seed in others]
+
+
+def _merit(row: Row) -> tuple[bool, float]:
+    return (row["error"] is None, row["ess_per_second"] if row["error"] is None else 0.0)
+
+
+def _row(contender: Contender, target: str, settings: Settings, seed: int, quick: bool, rows: Rows) -> Row:
+    if quick and "mode" in contender.options:  # without compiling
+        contender = replace(contender, options={**contender.options, "mode": "traced"})
+    key = (
+        f"{target}, {contender.name}, {settings.label}, seed {seed}, {json.dumps(contender.options)}"
+        + ", quick" * quick
+    )
+    known = rows.get(key)
+    if known is not None:
+        return known
+    row = {"settings": asdict(settings), "label": settings.label, "seed": seed, "exact": contender.exact}
+    row |= measure(contender, target, settings, seed, quick=quick)
+    said = row["error"] or f"{row['ess_per_second']:.1f} effective samples/s, R-hat {row['rhat']:.3f}"
+    say(f"{target}: {contender.name} {settings.label}, seed {seed}: {said}")
+    return rows.add(key, row)
+
+
+def measure(contender: Contender, target: str, settings: Settings, seed: int, *, quick: bool = False) -> Row:
+    """One run in a process of its own, judged."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "functions.npy"
+        arguments = [
+            contender.sampler,
+            target,
+            str(seed),
+            json.dumps(asdict(settings)),
+            json.dumps(dict(contender.options)),
+        ]
+        said = own_process(
+            "benchmarks.effective_samples_peers", [*arguments, str(file), *["--quick"] * quick], timeout=_TIMEOUT
+        )
+        if "error" in said:
+            return {"error": said["error"]}
+        return judge(np.load(file), said["seconds"], said["gradients"])
+
+
+def judge(functions: np.ndarray, seconds: float, gradients: int) -> Row:
+    """Effective samples of function values ``(chains, draws, M)``, and what they cost."""
+    from arviz_stats.base import array_stats
+
+    values = functions.astype(np.float64)
+    if not np.isfinite(values).all():
+        return {"error": "a draw is not finite"}
+    ess = array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk")
+    rhat = float(np.max(array_stats.rhat(values, chain_axis=0, draw_axis=1)))
+    least = float(np.min(ess))
+    mixed = rhat <= MOST_RHAT
+    return {
+        "error": None,
+        "seconds": seconds,
+        "gradients": gradients,
+        "rhat": rhat,
+        "ess": least,
+        "ess_per_second": least / seconds if mixed else 0.0,
+        "gradients_per_second": gradients / seconds,
+        "ess_per_thousand_gradients": 1000 * least / gradients if mixed else 0.0,
+        "mean": np.round(values.mean((0, 1)), 6).tolist(),
+        "error_of_mean": np.round(values.std((0, 1)) / np.sqrt(ess), 6).tolist(),
+    }
+
+
+def summarise(runs: Mapping[str, list[Row]]) -> dict[str, Row]:
+    """For every contender its best settings over the seeds, and how far it is from the others."""
+    chosen = {name: _of_best_settings(each) for name, each in runs.items()}
+    exact = [
+        row
+        for each in chosen.values()
+        for row in each
+        if row["error"] is None and row["exact"] and row["ess_per_second"]
+    ]
+    return {name: _summary(each, exact) for name, each in chosen.items()}
+
+
+def _of_best_settings(rows: list[Row]) -> list[Row]:
+    label = (
+        rows[-1]["label"] if len(rows) > 1 and rows[-1]["seed"] != rows[0]["seed"] else max(rows, key=_merit)["label"]
+    )
+    return [row for row in rows if row["label"] == label]
+
+
+def _summary(rows: list[Row], exact: list[Row]) -> Row:
+    good = [row for row in rows if row["error"] is None]
+    common = {"label": rows[0]["label"], "exact": rows[0]["exact"], "seeds": len(rows)}
+    if not good:
+        return {**common, "error": rows[0]["error"]}
+
+    def median(name: str) -> float:
+        return statistics.median(row[name] for row in good)
+
+    names = ("seconds", "rhat", "ess", "ess_per_second", "gradients_per_second", "ess_per_thousand_gradients")
+    rates = [row["ess_per_second"] for row in good]
+    return {
+        **common,
+        "error": None if len(good) == len(rows) else f"{len(rows) - len(good)} of {len(rows)} runs failed",
+        **{name: median(name) for name in names},
+        "range": [min(rates), max(rates)],
+        "disagreement": disagreement(good, [row for row in exact if row not in good]),
+    }
+
+
+def disagreement(rows: list[Row], others: list[Row]) -> float | None:
+    """Largest difference of a function's mean between two groups of runs, in standard errors; None without others."""
+    if not others:
+        return None
+    mean, error = _pooled(rows)
+    other_mean, other_error = _pooled(others)
+    return float(np.max(np.abs(mean - other_mean) / np.sqrt(error**2 + other_error**2)))
+
+
+def _pooled(rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Means weighted by their precision, and their standard errors."""
+    means, errors = (np.array([row[name] for row in rows]) for name in ("mean", "error_of_mean"))
+    precision = 1 / np.maximum(errors, 1e-9) ** 2
+    return (precision * means).sum(0) / precision.sum(0), precision.sum(0) ** -0.5
+
+
+def to_markdown(run: Mapping[str, Any]) -> str:
+    """A table for each target, and what the best of ours is ahead by."""
+    return page(run, *(_table(target, each) for target, each in run["targets"].items()))
+
+
+def _table(target: str, summaries: Mapping[str, Row]) -> str:
+    rows = [_cells(name, each) for name, each in summaries.items()]
+    return table(TARGETS[target]().title, _HEADER, rows, f"{_NOTE}\n\n{verdict(summaries)}")
+
+
+def _cells(name: str, row: Row) -> list[str]:
+    name += "" if row["exact"] else " *"
+    if "seconds" not in row:
+        return [name, row["label"], f"failed: {row['error']}"]
+    rate = f"{row['ess_per_second']:.3g}" if row["ess_per_second"] else f"none (R-hat {row['rhat']:.2f})"
+    far = row["disagreement"]
+    return [
+        name, row["label"], rate + (f" ({row['error']})" if row["error"] else ""),
+        f"{row['range'][0]:.3g}–{row['range'][1]:.3g}", f"{row['seconds']:.1f}", f"{row['ess']:.0f}",
+        f"{row['rhat']:.3f}", f"{row['gradients_per_second']:,.0f}", f"{row['ess_per_thousand_gradients']:.3g}",
+        "" if far is None or math.isnan(far) else f"{far:.1f}",
+    ]  # fmt: skip
+
+
+def verdict(summaries: Mapping[str, Row]) -> str:
+    """The best of ours over the best JAX peer and over Pyro, in effective samples per second."""
+    rates = {name: row.get("ess_per_second", 0.0) for name, row in summaries.items()}
+
+    def best(belongs: Callable[[str], bool]) -> tuple[str, float]:
+        return max(
+            ((name, rate) for name, rate in rates.items() if belongs(name)), key=lambda pair: pair[1], default=("", 0.0)
+        )
+
+    ours, our_rate = best(lambda name: name.startswith("knowable"))
+    if not our_rate:
+        return "None of ours has mixed."
+    compared = [best(lambda name: name.startswith(("NumPyro", "BlackJAX"))), best(lambda name: name.startswith("Pyro"))]
+    parts = [f"{our_rate / rate:.2f} times {name}" for name, rate in compared if rate]
+    return f"Best of ours: {ours}" + (f", {' and '.join(parts)}." if parts else "; no peer has mixed.")

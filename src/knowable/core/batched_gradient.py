@@ -1,0 +1,232 @@
+"""A log density and its gradient for many chains at once, as one plain graph of tensor operations.
+
+``vmap`` and ``grad`` describe what is wanted, but passing every operation through them at every step costs more than the
+arithmetic of a small network. So the two are applied once: what they do is recorded for the shapes at hand (``make_fx``)
+and from then on run as a flat list of tensor operations, which a compiler may also fuse. Functions that ``vmap`` cannot
+take (data-dependent branches, recurrent layers) are run chain by chain with ordinary autograd.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from knowable.core.network import no_hidden_loops
+
+Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
+_COMPILE_AFTER = 10_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
+
+
+class BatchedGradient:
+    """``(position (C, D), *data) -> value (C,), gradient (C, D)`` of a function of one position.
+
+    Args:
+        function: Takes one flat position ``(D,)`` and the data, returns a scalar.
+        mode: ``"eager"`` (through ``vmap`` at every call), ``"traced"`` (recorded once per shape), ``"compiled"``
+            (recorded and fused; seconds of warm-up), or ``"auto"`` (traced, and compiled after many calls).
+
+    Attributes:
+        calls: Gradients of all chains taken so far; a resumed run sets it, so that it switches where it would have.
+    """
+
+    def __init__(self, function: Function, *, mode: str = "auto"):
+        self.function, self.mode = function, mode
+        self.calls = 0
+        self._vectorises = True  # until vmap refuses
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the next gradient is fused: kernels then fuse their own arithmetic too."""
+        return self._vectorises and self._mode("gradient") == "compiled"
+
+    def value_and_grad(self, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and gradients."""
+        self.calls += 1
+        value, gradient = self._call("gradient", position, data)
+        return value, gradient.contiguous()
+
+    def value(self, position: Tensor, *data: Tensor) -> Tensor:
+        """Values alone."""
+        return self._call("value", position, data)
+
+    def _mode(self, what: str) -> str:
+        if self.mode != "auto":
+            return self.mode
+        return "compiled" if what == "gradient" and self.calls > _COMPILE_AFTER else "traced"
+
+    def _call(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
+        if self._vectorises:
+            mode = self._mode(what)
+            key = (mode, what, position.shape, position.dtype, *(each.shape for each in data))
+            try:
+                graph = self._graphs.get(key)
+                if graph is None:
+                    graph = self._graphs[key] = self._prepare(mode, what, position, data)
+                with torch.no_grad():
+                    return graph(position, *data)
+            except RuntimeError as error:
+                if not _refused_by_vmap(error):
+                    raise
+                self._vectorises = False
+                self._graphs.clear()
+        return self._one_by_one(what, position, data)
+
+    def _prepare(self, mode: str, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Callable[..., Any]:
+        dims = (0, *(None for _ in data))
+        whole = vmap(self._value_of if what == "value" else self._gradient_of, in_dims=dims, randomness="different")
+
+        def through_vmap(position: Tensor, *data: Tensor) -> Any:
+            with no_hidden_loops():
+                return whole(position, *data)
+
+        if mode == "eager":
+            return through_vmap
+        through_vmap(position, *data)  # if vmap refuses, it says so here and not from inside the recording
+        try:
+            return (compiled if mode == "compiled" else traced)(through_vmap, position, *data)
+        except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
+            return through_vmap
+
+    def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
+        # arguments of torch's distributions are not checked: a check is a branch, and out of range gives nan anyhow
+        checks = torch.distributions.Distribution._validate_args
+        torch.distributions.Distribution.set_default_validate_args(False)
+        try:
+            return self.function(flat, *data).reshape(()).to(flat.dtype)
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(checks)
+
+    def _gradient_of(self, flat: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, value = grad_and_value(self._value_of)(flat, *data)
+        return value, gradient
+
+    def _one_by_one(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
+        if what == "value":
+            with torch.no_grad():
+                return torch.stack([self._value_of(flat, *data) for flat in position])
+        values, gradients = [], []
+        for each in position:
+            with torch.enable_grad():
+                flat = each.detach().clone().requires_grad_()
+                value = self._value_of(flat, *data)
+                (gradient,) = torch.autograd.grad(value, flat, allow_unused=True)
+            values.append(value.detach())
+            gradients.append(torch.zeros_like(each) if gradient is None else gradient)
+        return torch.stack(values), torch.stack(gradients)
+
+
+def _refused_by_vmap(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor"))
+
+
+# --- recording and fusing --------------------------------------------------------------------------------------------
+
+
+def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
+    """``function`` as the list of tensor operations it does on ``example``, those without effect left out."""
+    graph = make_fx(function)(*example)
+    if not any(_writes(node) for node in graph.graph.nodes):  # else a copy may be there to be written to
+        for node in graph.graph.nodes:
+            if _does_nothing(node):
+                node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+_NEUTRAL = {"sub.Tensor": 0, "add.Tensor": 0, "div.Tensor": 1, "mul.Tensor": 1, "pow.Tensor_Scalar": 1, "mul.Scalar": 1}
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node changes a tensor in place."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _does_nothing(node: Any) -> bool:
+    """Whether a node gives back its first argument: x - 0, x / 1, a detach."""
+    if node.op != "call_function" or not node.args or node.kwargs or not _same_kind(node, node.args[0]):
+        return False
+    name = str(node.target).removeprefix("aten.")
+    if name in ("detach.default", "alias.default"):
+        return True
+    return len(node.args) == 2 and isinstance(node.args[1], int | float) and _NEUTRAL.get(name) == node.args[1]
+
+
+def _same_kind(node: Any, other: Any) -> bool:
+    """Whether two nodes hold tensors of the same shape and type."""
+    first, second = getattr(node, "meta", {}).get("val"), getattr(other, "meta", {}).get("val")
+    known = isinstance(first, Tensor) and isinstance(second, Tensor)
+    return known and first.dtype == second.dtype and first.shape == second.shape
+
+
+def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
+    """``function`` recorded on ``example`` and fused by torch's compiler; as recorded where there is no compiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the compiler's own modules say of each other
+        from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.decomposition import decompositions
+
+    table = {**decompositions, torch.ops.aten.tanh.default: rational_tanh}
+    graph = make_fx(function, decomposition_table=table)(*example)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    for own_cache in (False, True):  # a compilation that was killed can leave a broken file in the shared cache
+        try:
+            with warnings.catch_warnings(), torch.no_grad(), _compiler_cache(own_cache):
+                warnings.simplefilter("ignore")  # the compiler's remarks on the machine
+                fused = compile_fx(graph, list(example))
+                fused(*example)
+            return fused
+        except Exception:  # no compiler here, a broken cache, an operation it cannot do
+            continue
+    return traced(function, *example)
+
+
+@contextmanager
+def _compiler_cache(own: bool) -> Iterator[None]:
+    """Let the compiler use its usual cache, or one of its own for this process."""
+    if not own:
+        yield
+        return
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="knowable-compiler-")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
+_NUMERATOR = (4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 5.12229709037114e-08,
+              -8.60467152213735e-11, 2.00018790482477e-13, -2.76076847742355e-16)  # fmt: skip
+_DENOMINATOR = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+
+
+def rational_tanh(x: Tensor) -> Tensor:
+    """Tanh in float32 as a quotient of polynomials, which fuses; the largest error is 4e-7. Exact tanh elsewhere."""
+    if x.dtype != torch.float32:
+        return torch.ops.aten.tanh.default(x)
+    clipped = x.clamp(-7.9, 7.9)
+    square = clipped * clipped
+    return clipped * _polynomial(_NUMERATOR, square) / _polynomial(_DENOMINATOR, square)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    total: Any = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = x * total + coefficient
+    return total

@@ -1,0 +1,151 @@
+"""Draws kept within a memory budget: where they would not fit, every second one is let go.
+
+Thinning keeps the chain's law: an evenly spaced part of a chain is a chain with the same target.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from knowable.errors import InvalidArgument
+
+STORES = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_LEAST = 8  # draws of each chain that memory must hold
+_FIRST = 64  # rows of a new store
+
+
+class DrawStore:
+    """A growing array of draws ``(kept, chains, D)``: transitions number 0, stride, 2 stride, ...
+
+    Args:
+        chains: Number of chains.
+        dimension: Size D of a position.
+        dtype: What draws are stored as.
+        max_bytes: The most that the draws may take, or None.
+        thin: Keep every that-many-th transition from the beginning.
+        spill: A file on disk that holds the draws instead of memory; an older file of that name is replaced.
+    """
+
+    def __init__(
+        self,
+        chains: int,
+        dimension: int,
+        *,
+        dtype: torch.dtype,
+        max_bytes: int | None = None,
+        thin: int = 1,
+        spill: str | os.PathLike[str] | None = None,
+    ):
+        self.chains, self.dimension, self.dtype, self.stride = chains, dimension, dtype, thin
+        self.most = rows_within(max_bytes, chains, dimension, dtype)
+        self.spill = None if spill is None else _new_file(Path(spill))
+        self.seen = 0  # transitions offered so far
+        self.kept = 0
+        self._data = self._space(_FIRST if self.most is None else min(_FIRST, self.most))
+
+    @property
+    def draws(self) -> Tensor:
+        """The draws kept, ``(kept, chains, D)``, a view."""
+        return self._data[: self.kept]
+
+    def by_chain(self) -> Tensor:
+        """The draws kept, ``(chains, kept, D)``, one chain after the other; on disk where they were spilled.
+
+        For the end of a run: the file then holds them in this order, and the store takes no more.
+        """
+        if self.spill is None:
+            return self.draws.transpose(0, 1).contiguous()
+        partial = self.spill.with_name(self.spill.name + ".partial")
+        ordered = _mapped(_new_file(partial), (self.chains, self.kept, self.dimension), self.dtype)
+        for chain in range(self.chains):
+            ordered[chain] = self.draws[:, chain]
+        os.replace(partial, self.spill)  # what this store has mapped stays readable
+        return ordered
+
+    def add(self, positions: Tensor) -> None:
+        """Offer the next transitions ``(n, chains, D)``."""
+        for row in positions:
+            if self.seen % self.stride == 0:
+                if self.kept == len(self._data):
+                    self._make_room()
+                if self.seen % self.stride == 0:  # the stride may just have doubled
+                    self._data[self.kept] = row
+                    self.kept += 1
+            self.seen += 1
+
+    def back_to(self, seen: int) -> None:
+        """Forget all but the first ``seen`` transitions that were offered.
+
+        The stride stays, even if it has grown since: the same transitions offered again end as the same draws.
+        """
+        self.kept, self.seen = -(-seen // self.stride), seen
+
+    def drop_first(self, count: int) -> None:
+        """Forget the first ``count`` draws kept."""
+        self._data[: self.kept - count] = self._data[count : self.kept].clone()
+        self.kept -= count
+        self.seen -= count * self.stride
+
+    def restore(self, draws: Tensor, seen: int, stride: int) -> None:
+        """Take up the state of an earlier store."""
+        self._data = self._space(max(1, len(draws)))
+        self._data[: len(draws)] = draws
+        self.kept, self.seen, self.stride = len(draws), seen, stride
+
+    def _make_room(self) -> None:
+        if self.most is not None and len(self._data) >= self.most:  # full: every second one goes
+            half = self._data[: self.kept : 2].clone()
+            kept, stride = len(half), 2 * self.stride
+            # no call between these two lines, so that an interrupt from the keyboard cannot come between them
+            self._data[:kept] = half
+            self.kept, self.stride = kept, stride
+            return
+        rows = 2 * len(self._data)
+        larger = self._space(rows if self.most is None else min(rows, self.most))
+        if self.spill is None:  # a longer mapping of a file begins with what the file holds
+            larger[: self.kept] = self.draws
+        self._data = larger
+
+    def _space(self, rows: int) -> Tensor:
+        shape = (rows, self.chains, self.dimension)
+        return torch.empty(shape, dtype=self.dtype) if self.spill is None else _mapped(self.spill, shape, self.dtype)
+
+
+def rows_within(max_bytes: int | None, chains: int, dimension: int, dtype: torch.dtype) -> int | None:
+    """How many draws of all chains fit in ``max_bytes``; an error if that is hardly any."""
+    if max_bytes is None:
+        return None
+    each = chains * dimension * dtype.itemsize
+    most = max_bytes // each
+    if most < _LEAST:
+        raise InvalidArgument(
+            f"max_memory={max_bytes:,} holds fewer than {_LEAST} draws of {chains} chains ({each:,} bytes each). "
+            f"Allow more, use fewer chains, store='bfloat16', or spill= to a file."
+        )
+    return most
+
+
+def _new_file(path: Path) -> Path:
+    """Make way for a file; draws that an earlier run left there and that are still in use keep their data."""
+    if path.is_dir():
+        raise InvalidArgument(f"spill must be the name of a file, got the folder {str(path)!r}. Add a file name.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"spill={str(path)!r} cannot be written: {error.strerror}.") from None
+    return path
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor whose memory is a file, made longer if need be."""
+    numbers = math.prod(shape)
+    path.touch()
+    if path.stat().st_size < numbers * dtype.itemsize:  # torch would also do it, and overwrite the first byte with zero
+        os.truncate(path, numbers * dtype.itemsize)
+    return torch.from_file(str(path), shared=True, size=numbers, dtype=dtype).view(shape)

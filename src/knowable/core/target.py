@@ -1,0 +1,255 @@
+"""What a sampler sees: a log density over flat positions, for all chains at once.
+
+A network's log joint and a bare density of the user's look the same from here: ``(chains, D)`` in, values and gradients
+out.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.batched_gradient import BatchedGradient
+from knowable.core.data import Data
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.predicting import bytes_per_row
+from knowable.core.types import Buffers, Params
+from knowable.errors import InvalidArgument
+
+CHAINS_PER_BLOCK = 16  # that many stay in the cache together
+_BLOCK_BYTES = 64 * 2**20  # working memory of one call
+
+
+class Target(ABC):
+    """A log density, up to a constant, of positions ``(C, D)``.
+
+    Attributes:
+        layout: How a flat position is cut into parameters.
+        temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
+        gradients: How many gradients were taken so far, each chain's counted.
+        fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
+    """
+
+    def __init__(self, layout: Layout, temperature: float = 1.0):
+        self.fused: dict[Any, Any] = {}
+        self.layout = layout
+        self.temperature: float | Tensor = temperature
+        self.gradients = 0
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
+        self.gradients += len(position)
+        value, gradient = self._value_and_grad(position)
+        if isinstance(self.temperature, Tensor):
+            return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
+        return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
+    def value(self, position: Tensor) -> Tensor:
+        """Log densities ``(C,)``, at the target's temperature."""
+        return self._value(position) / self.temperature
+
+    @property
+    @abstractmethod
+    def function(self) -> BatchedGradient:
+        """What computes it; a resumed run restores its count of calls."""
+
+    @abstractmethod
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and gradients at temperature 1."""
+
+    @abstractmethod
+    def _value(self, position: Tensor) -> Tensor:
+        """Values at temperature 1."""
+
+
+class DensityTarget(Target):
+    """A log density of one dict of parameters, given by the user."""
+
+    def __init__(
+        self,
+        log_density: Callable[[Params], Tensor],
+        layout: Layout,
+        *,
+        temperature: float = 1.0,
+        mode: str = "auto",
+    ):
+        super().__init__(layout, temperature)
+        self._function = BatchedGradient(lambda flat: _one_number(log_density(layout.views(flat))), mode=mode)
+
+    @property
+    def function(self) -> BatchedGradient:
+        """The density, batched."""
+        return self._function
+
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self._function.value_and_grad(position)
+
+    def _value(self, position: Tensor) -> Tensor:
+        return self._function.value(position)
+
+
+class ModelTarget(Target):
+    r"""The log joint of a model given its point estimates, on the full-data scale.
+
+    .. math:: \log p(D, \theta) = \sum_n \log p(y_n \mid x_n, \theta) + \log p(\theta)
+
+    The network is in evaluation mode, so that this is one fixed function of the weights. Normal priors are added in
+    closed form. Chains go through the network in blocks that stay in the cache, rows in blocks that stay in memory.
+
+    Args:
+        model: The model.
+        data: All rows.
+        points: Values of the parameters that are not random.
+        buffers: The network's buffers.
+        temperature: See :class:`Target`.
+        mode: See :class:`~knowable.core.batched_gradient.BatchedGradient`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Data,
+        *,
+        points: Params,
+        buffers: Buffers,
+        temperature: float = 1.0,
+        mode: str = "auto",
+    ):
+        start = model.params()
+        super().__init__(Layout.of({name: start[name] for name in model.random_names}), temperature)
+        self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
+        self._prior = NormalDensity.of(model, self.layout)
+        self._joint = BatchedGradient(self._joint_of_batch, mode=mode)
+        self.data = data
+        self._rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._stands_for = 1.0
+
+    @property
+    def function(self) -> BatchedGradient:
+        """The log likelihood of a batch, batched over chains."""
+        return self._joint
+
+    # --- all rows ----------------------------------------------------------------------------------------------------
+
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return _joined([self._block_gradient(block) for block in _blocks(position)])
+
+    def _value(self, position: Tensor) -> Tensor:
+        return torch.cat([self._block_value(block) for block in _blocks(position)])
+
+    def _block_gradient(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        value = gradient = None
+        for x, y in self.rows(len(block)):
+            part, slope = self._joint.value_and_grad(block, x, y)
+            value = part if value is None else value + part
+            gradient = slope if gradient is None else gradient + slope
+        assert value is not None and gradient is not None
+        if self._stands_for != 1.0:
+            value, gradient = value * self._stands_for, gradient * self._stands_for
+        return self._with_prior(block, value, gradient)
+
+    def _block_value(self, block: Tensor) -> Tensor:
+        value = sum(self._joint.value(block, x, y) for x, y in self.rows(len(block)))
+        assert isinstance(value, Tensor)
+        value = value * self._stands_for
+        return value if self._prior is None else value + self._prior.value(block)
+
+    def _with_prior(self, block: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        if self._prior is None:
+            return value, gradient
+        log_prior, slope = self._prior.value_and_grad(block)
+        return value + log_prior, gradient + slope
+
+    def rows(self, chains: int) -> list[tuple[Tensor, Tensor]]:
+        """All rows, cut so that ``chains`` chains on one piece fit in memory."""
+        if chains not in self._rows:
+            x, y = self.data.tensors
+            per_row = 3 * bytes_per_row(self.model, x, self.buffers) * chains
+            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // per_row))
+            count = math.ceil(len(x) / pieces)
+            self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
+            self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
+        return self._rows[chains]
+
+    # --- a mini-batch ------------------------------------------------------------------------------------------------
+
+    def batch_value_and_grad(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """An unbiased estimate, from one batch that stands for all rows, of what :meth:`value_and_grad` gives."""
+        self.gradients += len(position)
+        scale = self.size / len(x)
+        found = []
+        for block in _blocks(position):
+            value, gradient = self._joint.value_and_grad(block, x, y)
+            found.append(self._with_prior(block, value * scale, gradient * scale))
+        value, gradient = _joined(found)
+        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
+            temperature = torch.as_tensor(self.temperature).to(value).expand(len(position))
+            return value / temperature, gradient / temperature.unsqueeze(-1)
+        return value, gradient
+
+    def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Σ log p(y | x, θ) of these rows, and their share of log p(θ) where it has no closed form."""
+        params = {**self.points, **self.layout.views(flat)}
+        output = self.model.forward(params, x, buffers=self.buffers)
+        total = self.model.score(output, y, params).sum()
+        if self._prior is not None:
+            return total
+        return total + (len(x) / self.size) * self.model.log_prior(params)
+
+
+class NormalDensity:
+    """The log density of independent normals over a flat position, and its gradient, in closed form."""
+
+    def __init__(self, mean: Tensor, precision: Tensor):
+        self.mean, self.precision = mean, precision  # (D,)
+        self.constant = 0.5 * (precision.log() - math.log(2 * math.pi)).sum()
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout) -> NormalDensity | None:
+        """The prior of a model's random parameters, if all of it is normal."""
+        means, precisions = {}, {}
+        start = model.params()
+        for name in layout.names:
+            prior = model.prior.prior_of(name)
+            moments = None if prior is None or not prior.proper else prior.normal_moments()
+            if moments is None:
+                return None
+            like = {"dtype": start[name].dtype, "device": start[name].device}
+            means[name] = torch.as_tensor(moments[0], **like).expand_as(start[name])
+            precisions[name] = torch.as_tensor(moments[1], **like).expand_as(start[name])
+        return cls(layout.flatten(means), layout.flatten(precisions))
+
+    def value(self, position: Tensor) -> Tensor:
+        """Log densities ``(C,)``."""
+        return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities ``(C,)`` and gradients ``(C, D)``."""
+        away = position - self.mean
+        slope = away * -self.precision
+        return self.constant + 0.5 * torch.einsum("cd,cd->c", away, slope), slope
+
+
+def _one_number(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidArgument(f"log_density must return one number as a tensor, got {got}. Sum over its terms.")
+    return value
+
+
+def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(blocks) == 1:
+        return blocks[0]
+    return torch.cat([value for value, _ in blocks]), torch.cat([gradient for _, gradient in blocks])
+
+
+def _blocks(position: Tensor) -> tuple[Tensor, ...]:
+    """Chains in equal blocks of at most sixteen."""
+    blocks = math.ceil(len(position) / CHAINS_PER_BLOCK)
+    return position.split(math.ceil(len(position) / blocks))

@@ -1,0 +1,279 @@
+"""Microcanonical Langevin Monte Carlo (Robnik et al., 2023), and its Metropolis-adjusted form (Robnik et al., 2025)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_choice, check_number, check_type
+from knowable.core.kernel import Block, Kernel, State, WarmUp
+from knowable.core.mixing import ess_mean
+from knowable.core.sampler import Sampler
+from knowable.core.target import Target
+from knowable.inference.sampling import metric as metrics
+from knowable.inference.sampling import step_size as steps
+from knowable.inference.sampling import trajectory_length as lengths
+from knowable.inference.sampling.isokinetic import Isokinetic, Walk, unit
+from knowable.inference.sampling.metric import Metric
+
+_MOST_STEPS = 500
+_WATCHED = 32  # coordinates whose correlation in time is measured
+
+
+@dataclass(frozen=True, repr=False)
+class MCLMC(Sampler):
+    r"""Chains that move at constant speed and are only turned by the gradient.
+
+    .. math:: \dot\theta = u, \qquad \dot u = \frac{1}{D - 1} (I - u u^\top) \nabla \log p(D, \theta), \qquad \|u\| = 1
+
+    The velocity's direction is partly renewed along the way. The energy is conserved by the exact dynamics, and its
+    error says how well the step follows it.
+
+    With ``adjusted=True`` whole trajectories are accepted or rejected, which makes the draws exact; their length is
+    tuned as in :class:`~knowable.inference.sampling.hmc.HMC`. With ``adjusted=False`` nothing is rejected: a gradient
+    moves a chain further, above all in many dimensions, at the price of a small bias that ``energy_variance`` sets
+    (the variance of the energy error of a step, for each dimension). Started from a deep ensemble, which is the
+    default for networks, this is the recipe of Sommer et al. (2025).
+
+    Args:
+        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        adjusted: Whether a Metropolis test makes the draws exact.
+        step_size: Step in units of the posterior, or None to tune it.
+        length: Distance, in the same units, after which the direction is forgotten, or None to tune it.
+        mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
+        target_acceptance: Where adjusted: acceptance probability the step size is tuned to.
+        energy_variance: Where not adjusted: variance of the energy error for each dimension that the step is tuned to.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> samples = kn.MCLMC(chains=4, draws=100).sample(lambda p: -0.5 * (p["x"] ** 2).sum(), {"x": torch.zeros(2)})
+        >>> samples.draws["x"].shape
+        torch.Size([4, 100, 2])
+    """
+
+    adjusted: bool = True
+    step_size: float | None = None
+    length: float | None = None
+    mass: str = "auto"
+    target_acceptance: float = 0.9
+    energy_variance: float = 5e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type("adjusted", self.adjusted, bool, "True or False")
+        if self.step_size is not None:
+            check_number("step_size", self.step_size, above=0)
+        if self.length is not None:
+            check_number("length", self.length, above=0)
+        check_choice("mass", self.mass, metrics.CHOICES)
+        check_number("target_acceptance", self.target_acceptance, above=0, below=1)
+        check_number("energy_variance", self.energy_variance, above=0)
+
+    def kernel(self, dimension: int) -> MCLMCKernel:
+        """The transition."""
+        return MCLMCKernel(self, metrics.kind_for(self.mass, dimension))
+
+
+@dataclass(frozen=True)
+class MCLMCKernel(Kernel):
+    """Stretches of the same number of steps for all chains: accepted or rejected as a whole, or kept as they are."""
+
+    settings: MCLMC
+    mass: str
+    flow: Isokinetic = field(default_factory=Isokinetic)
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+        """Where the chains begin, before any tuning."""
+        value, gradient = target.value_and_grad(position)
+        extra = torch.randn(
+            (len(position), self.flow.extra(position.shape[1])), generator=generator, dtype=position.dtype,
+            device=position.device,
+        )  # fmt: skip
+        dimension = position.shape[1] + extra.shape[1]
+        mass = metrics.initial(self.mass, position)
+        first = self.settings.step_size
+        if first is None:  # speed is 1 here, and about √D with momenta
+            leap = steps.sensible(target, position, Metric(mass), generator=generator)
+            first = 0.5 * leap * math.sqrt(dimension)
+        state = {
+            "position": position, "value": value, "gradient": gradient, "extra": extra,
+            "direction": unit(_noise(position, dimension, generator)),
+            "inverse_mass": mass, "step": steps.begin(first),
+            "length": lengths.begin(self.settings.length or max(4 * first, min(math.sqrt(dimension), 50 * first))),
+            "energy": torch.tensor([0.0, 0.0, first], dtype=torch.float64),
+            "centre": position.clone(),
+            "transitions": torch.zeros((), dtype=torch.int64),
+        }  # fmt: skip
+        metrics.forget(state, self.mass, position)
+        return state
+
+    def advance(
+        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[State, Block]:
+        """``n`` stretches of every chain."""
+        state = dict(state)
+        found = []
+        metric = Metric(state["inverse_mass"])
+        for i in range(n):
+            transition = self._adjusted if self.settings.adjusted else self._unadjusted
+            found.append(transition(target, state, metric, generator, None if warmup is None else warmup.first + i))
+            state["transitions"] = state["transitions"] + 1
+            if warmup is not None:
+                self._learn_metric(state, warmup.first + i, warmup.total)
+                metric = metric if metric.inverse_mass is state["inverse_mass"] else Metric(state["inverse_mass"])
+        block = Block.stack(found)
+        if warmup is not None and not self.settings.adjusted and self.settings.length is None:
+            self._learn_length(state, block.positions, warmup, n)
+        return state, block
+
+    def tuned(self, state: State) -> dict[str, float]:
+        """Step size and the steps of a stretch."""
+        step = self._step(state, tuning=False)
+        length = self.settings.length or lengths.length(state["length"], tuning=False)
+        return {"step_size": step, "stretch_steps": float(max(1, round(length / step)))}
+
+    def _step(self, state: State, *, tuning: bool) -> float:
+        if self.settings.step_size is not None:
+            return self.settings.step_size
+        if not self.settings.adjusted:
+            return state["energy"][2].item()
+        return steps.current(state["step"]) if tuning else steps.final(state["step"])
+
+    # --- with a Metropolis test --------------------------------------------------------------------------------------
+
+    def _adjusted(self, target: Target, state: State, metric: Metric, generator: torch.Generator, number: int | None):
+        tuning = number is not None
+        share = lengths.halton(int(state["transitions"]) + 1)
+        step = self._step(state, tuning=tuning)
+        length = self.settings.length or lengths.length(state["length"], tuning=tuning)
+        count = max(1, min(_MOST_STEPS, math.ceil(2 * share * length / step)))
+        walk = Walk.of(state, unit(_noise(state["position"], state["direction"].shape[1], generator)), metric)
+        end = self.flow.run(target, metric, walk, step, count)
+        change = end.energy  # ΔE of the whole trajectory
+        good = torch.isfinite(change) & torch.isfinite(end.gradient).all(-1)
+        acceptance = torch.where(good, (-change).clamp_max(0.0).exp(), 0.0)
+        uniform = torch.rand(len(change), generator=generator, dtype=change.dtype, device=change.device)
+        taken = uniform < acceptance
+        if tuning:
+            self._tune(state, end, metric, acceptance, good, share, number or 0)
+        for name, new in (("position", end.position), ("gradient", end.gradient), ("extra", end.extra)):
+            state[name] = torch.where(taken.unsqueeze(-1), new, state[name])
+        state["value"] = torch.where(taken, end.value, state["value"])
+        info = {
+            "acceptance": acceptance, "diverging": (~good).to(change), "energy": torch.where(good, change, 0.0),
+            "steps": torch.full_like(acceptance, 2 * count),
+        }  # fmt: skip
+        return state["position"], state["value"], info
+
+    def _tune(
+        self, state: State, end: Walk, metric: Metric, acceptance: Tensor, good: Tensor, share: float, number: int
+    ) -> None:  # fmt: skip
+        if self.settings.step_size is None:
+            state["step"] = steps.update(state["step"], [acceptance.mean().item()], self.settings.target_acceptance)
+        if self.settings.length is None:
+            before = metric.whiten(state["position"] - state["centre"])
+            after = torch.where(good.unsqueeze(-1), metric.whiten(end.position - state["centre"]), before)
+            velocity = torch.where(good.unsqueeze(-1), end.direction[:, : before.shape[1]], 0.0)
+            state["length"] = lengths.update(
+                state["length"], before, after, velocity, acceptance, share=share, step=steps.current(state["step"])
+            )
+        state["centre"] = lengths.running_mean(state["centre"], state["position"], number)
+
+    # --- without ------------------------------------------------------------------------------------------------------
+
+    def _unadjusted(self, target: Target, state: State, metric: Metric, generator: torch.Generator, number: int | None):
+        tuning = number is not None
+        length = self.settings.length or lengths.length(state["length"], tuning=tuning)
+        count = max(1, min(_MOST_STEPS, round(length / self._step(state, tuning=tuning))))
+        walk = Walk.of(state, state["direction"], metric)
+        worst = torch.zeros_like(state["value"])
+        for _ in range(count):
+            step = self._step(state, tuning=tuning)
+            before = walk
+            walk = self.flow.run(target, metric, walk, step, 1)
+            change = walk.energy - before.energy
+            good = torch.isfinite(change) & (change.abs() < 1000) & torch.isfinite(walk.gradient).all(-1)
+            walk = walk.where(good, before.turned_back())
+            worst = torch.maximum(worst, (~good).to(worst))
+            if tuning and self.settings.step_size is None:
+                state["energy"] = _energy_step(
+                    state["energy"], change[good], walk.direction.shape[1] * self.settings.energy_variance
+                )
+            share = math.sqrt(math.expm1(2 * step / length) / walk.direction.shape[1])
+            noise = _noise(state["position"], walk.direction.shape[1], generator)
+            walk = walk.renewed(unit(walk.direction + share * noise))
+        state |= {
+            "position": walk.position, "gradient": walk.gradient, "extra": walk.extra, "value": walk.value,
+            "direction": walk.direction,
+        }  # fmt: skip
+        info = {"diverging": worst, "energy": walk.energy, "steps": torch.full_like(worst, 2 * count)}
+        return walk.position, walk.value, info
+
+    def _learn_length(self, state: State, positions: Tensor, warmup: WarmUp, n: int) -> None:
+        """Forget the direction after a fixed part of the time in which positions stay correlated."""
+        dimension = state["direction"].shape[1]
+        step = self._step(state, tuning=True)
+        if warmup.first + n <= metrics.window_opens(warmup.total) or n < 20:
+            state["length"] = lengths.begin(max(2 * step, min(math.sqrt(dimension), 200 * step)))
+            return
+        before = lengths.length(state["length"], tuning=False)
+        every = max(1, positions.shape[2] // _WATCHED)
+        some = positions[..., ::every].transpose(0, 1)
+        effective = ess_mean(some)
+        share = effective[~effective.isnan()].mean().item() / (some.shape[0] * some.shape[1])
+        if math.isfinite(share) and share > 0:  # a stretch spans `before`: τ = before / share
+            wanted = min(max(0.4 * before / share, 0.5 * before, 2 * step), 2 * before, _MOST_STEPS * step)
+            state["length"] = lengths.begin(wanted)
+
+    # --- the metric --------------------------------------------------------------------------------------------------
+
+    def _learn_metric(self, state: State, number: int, total: int) -> None:
+        if self.mass == "identity":
+            return
+        if number == metrics.window_opens(total):
+            metrics.forget(state, self.mass, state["position"])
+        metrics.observe(state, state["position"])
+        if number + 1 not in metrics.windows(total):
+            return
+        found = metrics.estimate(state, state["inverse_mass"])
+        if found is not None:
+            scale = _relative(found, state["inverse_mass"])
+            state["inverse_mass"] = found
+            step = self._step(state, tuning=True) / scale
+            state["step"] = steps.begin(step, boldness=2.0)
+            state["energy"] = torch.tensor([0.0, 0.0, step], dtype=torch.float64)
+            length = lengths.length(state["length"], tuning=True) / scale
+            state["length"] = lengths.begin(max(length, 2 * step))
+        metrics.forget(state, self.mass, state["position"])
+
+
+def _relative(new: Tensor, old: Tensor) -> float:
+    """How much longer the unit of the new metric is, as a geometric mean over directions."""
+    variances = [each.diagonal() if each.dim() == 2 else each for each in (new, old)]
+    return math.exp(0.5 * (variances[0].double().log() - variances[1].double().log()).mean().item())
+
+
+def _energy_step(state: Tensor, change: Tensor, target: float) -> Tensor:
+    r"""The step at which the energy error has the wanted variance, from a fading memory of errors.
+
+    The variance grows as the sixth power of the step: :math:`\epsilon = (\overline{\Delta E^2 / (v \epsilon^6)})^{-1/6}`.
+    """
+    total, weights, step = state.tolist()
+    if len(change) == 0:
+        return torch.tensor([total, weights, step / 2], dtype=torch.float64)
+    ratio = change.double().square() / target + 1e-8
+    weight = (-0.5 * (ratio.log() / 9.0).square()).exp()
+    fade = 1 - 1 / 50
+    total = fade * total + (weight * ratio).mean().item() / step**6
+    weights = fade * weights + weight.mean().item()
+    found = (total / weights) ** (-1 / 6) if total > 0 else step
+    return torch.tensor([total, weights, min(max(found, step / 1.5), 1.5 * step)], dtype=torch.float64)
+
+
+def _noise(position: Tensor, dimension: int, generator: torch.Generator) -> Tensor:
+    shape = (len(position), dimension)
+    return torch.randn(shape, generator=generator, dtype=position.dtype, device=position.device)

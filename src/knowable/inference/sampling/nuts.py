@@ -1,0 +1,141 @@
+"""The No-U-Turn sampler (Hoffman and Gelman, 2014), with multinomial draws along the trajectory (Betancourt, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.kernel import Block, Kernel, State, WarmUp
+from knowable.core.sampler import Sampler
+from knowable.core.target import Target
+from knowable.inference.sampling import metric as metrics
+from knowable.inference.sampling import step_size as steps
+from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.trees import Trees
+
+
+@dataclass(frozen=True, repr=False)
+class NUTS(Sampler):
+    r"""Hamiltonian trajectories that grow until they turn back, each chain at its own pace.
+
+    A trajectory doubles, forwards or backwards at random, until its two ends begin to approach each other:
+
+    .. math:: p_-^\top \Sigma \rho \le 0 \quad\text{or}\quad p_+^\top \Sigma \rho \le 0, \qquad \rho = \sum_i p_i
+
+    or the same holds in a part of it. The next draw is one of its points, with probability proportional to
+    :math:`e^{-H}` and a bias towards the later half. Step size and mass are tuned in the warm-up from all chains
+    together. Chains do not wait for each other: one that has finished its trajectory begins the next at once, so that
+    every gradient of the batch is used.
+
+    Args:
+        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        step_size: Leapfrog step, or None to tune it.
+        mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
+        target_acceptance: Mean acceptance along a trajectory that the step size is tuned to.
+        max_depth: Longest trajectory: 2 to this power leapfrog steps.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> samples = kn.NUTS(chains=4, draws=100).sample(lambda p: -0.5 * (p["x"] ** 2).sum(), {"x": torch.zeros(2)})
+        >>> samples.draws["x"].shape
+        torch.Size([4, 100, 2])
+    """
+
+    step_size: float | None = None
+    mass: str = "auto"
+    target_acceptance: float = 0.9
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step_size is not None:
+            check_number("step_size", self.step_size, above=0)
+        check_choice("mass", self.mass, metrics.CHOICES)
+        check_number("target_acceptance", self.target_acceptance, above=0, below=1)
+        check_count("max_depth", self.max_depth, at_most=15)
+
+    def kernel(self, dimension: int) -> NUTSKernel:
+        """The transition."""
+        return NUTSKernel(self, metrics.kind_for(self.mass, dimension))
+
+
+@dataclass(frozen=True)
+class NUTSKernel(Kernel):
+    """Trajectories of every chain's own length; between two blocks all are complete."""
+
+    settings: NUTS
+    mass: str
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+        """Where the chains begin, before any tuning."""
+        value, gradient = target.value_and_grad(position)
+        mass = metrics.initial(self.mass, position)
+        first = self.settings.step_size or steps.sensible(target, position, Metric(mass), generator=generator)
+        state = {
+            "position": position, "value": value, "gradient": gradient, "inverse_mass": mass,
+            "step": steps.begin(first),
+        }  # fmt: skip
+        metrics.forget(state, self.mass, position)
+        return state
+
+    def advance(
+        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[State, Block]:
+        """``n`` trajectories of every chain."""
+        state = dict(state)
+        blocks = []
+        for count, last in _pieces(n, warmup):
+            trees = Trees(target, state, count, self.settings.max_depth, generator=generator)
+            tuning = warmup is not None and self.settings.step_size is None
+            while not trees.finished:
+                step = steps.current(state["step"]) if warmup is not None else steps.final(state["step"])
+                acceptances = trees.tick(self.settings.step_size or step)
+                if tuning and acceptances:
+                    state["step"] = steps.update(state["step"], acceptances, self.settings.target_acceptance)
+            state |= trees.ends()
+            blocks.append(trees.block())
+            if warmup is not None and self._learn_metric(state, blocks[-1].positions, last, warmup):
+                step = steps.sensible(target, state["position"], Metric(state["inverse_mass"]), generator=generator)
+                state["step"] = steps.begin(step, boldness=2.0)
+        return state, _joined(blocks)
+
+    def _learn_metric(self, state: State, positions: Tensor, last: int, warmup: WarmUp) -> bool:
+        """Count the positions up to transition ``last``; at the end of a window estimate the metric from them."""
+        if self.mass == "identity":
+            return False
+        for row in positions:
+            metrics.observe(state, row)
+        ended = last in metrics.windows(warmup.total)
+        found = metrics.estimate(state, state["inverse_mass"]) if ended else None
+        if ended or last == metrics.window_opens(warmup.total):
+            metrics.forget(state, self.mass, state["position"])
+        if found is None:
+            return False
+        state["inverse_mass"] = found
+        return True
+
+    def tuned(self, state: State) -> dict[str, float]:
+        """The step size."""
+        return {"step_size": self.settings.step_size or steps.final(state["step"])}
+
+
+def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
+    """``n`` transitions cut where windows of the warm-up open and end: (how many, number of the last)."""
+    if warmup is None:
+        return [(n, 0)]
+    first, stop = warmup.first, warmup.first + n
+    marks = {metrics.window_opens(warmup.total), *metrics.windows(warmup.total)}
+    cuts = [first, *sorted(mark for mark in marks if first < mark < stop), stop]
+    return [(end - begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+
+
+def _joined(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    info = {name: torch.cat([block.info[name] for block in blocks]) for name in blocks[0].info}
+    positions, values = [torch.cat(each) for each in zip(*((b.positions, b.values) for b in blocks), strict=True)]
+    return Block(positions, values, info)

@@ -1,0 +1,79 @@
+r"""Dual averaging: a step size at which proposals are accepted as often as wanted (Nesterov, 2009; Hoffman and Gelman, 2014).
+
+The state is one small tensor ``[log step, log averaged step, mean error, updates, anchor]`` in double precision, shared
+by all chains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from knowable.core.target import Target
+from knowable.inference.sampling.metric import Metric
+
+_GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
+
+
+def begin(step: float, *, boldness: float = 10.0) -> Tensor:
+    """The state that starts from ``step`` and is drawn towards ``boldness`` times it: larger steps are tried first."""
+    return torch.tensor([math.log(step), math.log(step), 0.0, 0.0, math.log(boldness * step)], dtype=torch.float64)
+
+
+def update(state: Tensor, acceptances: Iterable[float], target: float) -> Tensor:
+    r"""One update for each acceptance probability.
+
+    .. math:: \bar H_t = \Big(1 - \frac{1}{t + t_0}\Big) \bar H_{t-1} + \frac{\delta - \alpha_t}{t + t_0}, \qquad
+        \log\epsilon_t = \mu - \frac{\sqrt t}{\gamma} \bar H_t
+    """
+    log_step, averaged, error, count, anchor = state.tolist()
+    for acceptance in acceptances:
+        count += 1
+        share = 1 / (count + _DELAY)
+        error = (1 - share) * error + share * (target - acceptance)
+        log_step = anchor - math.sqrt(count) / _GAMMA * error
+        weight = count**-_DECAY
+        averaged = weight * log_step + (1 - weight) * averaged
+    return torch.tensor([log_step, averaged, error, count, anchor], dtype=torch.float64)
+
+
+def current(state: Tensor) -> float:
+    """The step to use while tuning."""
+    return math.exp(state[0].item())
+
+
+def final(state: Tensor) -> float:
+    """The step to use once tuning has ended."""
+    return math.exp(state[1].item() if state[3] > 0 else state[0].item())
+
+
+def sensible(target: Target, position: Tensor, metric: Metric, *, generator: torch.Generator) -> float:
+    """A first step: doubled or halved until one leapfrog step is accepted about half of the time.
+
+    Args:
+        target: The log density.
+        position: Where the chains are, ``(C, D)``.
+        metric: What momenta are drawn with.
+        generator: For the momenta.
+    """
+    value, gradient = target.value_and_grad(position)
+    noise = torch.randn(position.shape, generator=generator, dtype=position.dtype, device=position.device)
+    momentum = metric.momentum(noise)
+    kinetic = metric.kinetic(momentum)
+
+    def accepted(step: float) -> bool:
+        half = momentum.add(gradient, alpha=0.5 * step)
+        proposed, slope = target.value_and_grad(position.add(metric.velocity(half), alpha=step))
+        change = proposed - value - metric.kinetic(half.add(slope, alpha=0.5 * step)) + kinetic
+        return bool(change.nan_to_num(-math.inf, -math.inf, -math.inf).clamp_max(0.0).exp().mean() > 0.5)
+
+    step = 1.0
+    direction = 1 if accepted(step) else -1
+    for _ in range(60):
+        step *= 2.0**direction
+        if accepted(step) != (direction == 1):
+            break
+    return step if direction == -1 else step / 2

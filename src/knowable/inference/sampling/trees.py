@@ -1,0 +1,263 @@
+"""Trajectories of many chains that grow by doubling, one leapfrog step of every chain at a time.
+
+A subtree of 2^k leapfrog steps is integrated in order. To notice a turn inside it without keeping all its points, one
+remembers at each level the first point of the part that is under way (Phan, Pradhan and Jankowiak, 2019): leaf number n
+is the last of as many complete parts as n has trailing ones in binary, and the first of each was stored when it came by.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knowable.core.batched_gradient import compiled
+from knowable.core.kernel import Block, State
+from knowable.core.target import Target
+from knowable.inference.sampling.metric import Metric
+
+_DIVERGED = 1000.0  # nats of energy error
+
+
+class Trees:
+    """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU."""
+
+    def __init__(self, target: Target, state: State, count: int, max_depth: int, *, generator: torch.Generator):
+        self.target, self.count, self.max_depth, self.generator = target, count, max_depth, generator
+        self.metric = Metric(state["inverse_mass"])
+        self.position, self.value, self.gradient = (state[k].clone() for k in ("position", "value", "gradient"))
+        chains, dimension = self.position.shape
+        self.chains = chains
+        like = self.position
+        # the point that moves, and the ends of every trajectory (backwards, forwards)
+        self.q, self.p, self.g = like.clone(), torch.zeros_like(like), self.gradient.clone()
+        self.ends_of = {name: like.new_zeros((2, chains, dimension)) for name in ("q", "p", "g")}
+        # the draw so far of the whole tree, and of the subtree that is growing
+        self.sub_q, self.sub_g, self.sub_v = like.clone(), self.gradient.clone(), self.value.clone()
+        self.sum, self.sub_sum = torch.zeros_like(like), torch.zeros_like(like)
+        self.weight, self.sub_weight = self.value.new_zeros(chains), self.value.new_full((chains,), -math.inf)
+        self.energy = self.value.new_zeros(chains)
+        self.acceptance = self.value.new_zeros(chains)
+        # first points of the parts under way: velocity, momentum, and the sum of momenta up to it
+        self.marks = like.new_zeros((3, max_depth + 1, chains, dimension))
+        self.leaf, self.depth, self.done, self.taken = (np.zeros(chains, dtype=np.int64) for _ in range(4))
+        self.direction = np.ones(chains)
+        self.active = np.ones(chains, dtype=bool)
+        self.step = like.new_zeros((chains, 1))
+        self.positions = like.new_zeros((count, chains, dimension))
+        self.values = self.value.new_zeros((count, chains))
+        self.info = {name: self.value.new_zeros((count, chains)) for name in _INFO}
+        self._move, self._weigh = _arithmetic(target, self)
+        self._pending = np.arange(chains)  # chains that begin a new trajectory at the next tick
+
+    @property
+    def finished(self) -> bool:
+        """Whether every chain has made all its transitions."""
+        return not self.active.any()
+
+    def ends(self) -> State:
+        """Where the chains are."""
+        return {"position": self.position, "value": self.value, "gradient": self.gradient}
+
+    def block(self) -> Block:
+        """All transitions."""
+        return Block(self.positions, self.values, self.info)
+
+    # --- one leapfrog step of every chain ----------------------------------------------------------------------------
+
+    def tick(self, step: float) -> list[float]:
+        """One leapfrog step; returns the mean acceptance of every trajectory that ended with it."""
+        if len(self._pending):
+            self._begin(self._pending, step)
+        inverse_mass = self.metric.inverse_mass
+        self.q, half = self._move(self.q, self.p, self.g, self.step, inverse_mass)
+        value, self.g = self.target.value_and_grad(self.q)
+        uniform = torch.rand(self.chains, generator=self.generator, dtype=value.dtype, device=value.device)
+        (
+            self.p, velocity, self.sub_q, self.sub_g, self.sub_v, self.sub_weight, self.sub_sum, self.acceptance, bad,
+        ) = self._weigh(
+            self.q, half, self.g, value, self.step, inverse_mass, self.energy, uniform, self.sub_q, self.sub_g,
+            self.sub_v, self.sub_weight, self.sub_sum, self.acceptance,
+        )  # fmt: skip
+        diverging = bad.cpu().numpy()
+        turning = self._turning_within(velocity)
+        self.leaf += 1
+        self.taken += 1
+        complete = self.leaf == 2**self.depth
+        over = np.flatnonzero((complete | diverging | turning) & self.active)
+        return self._close(over, complete & ~diverging & ~turning, diverging) if len(over) else []
+
+    def _turning_within(self, velocity: Tensor) -> np.ndarray:
+        """Whether a part of the growing subtree that ends with this leaf has turned back."""
+        odd = self.leaf & 1
+        first = np.flatnonzero((odd == 0) & self.active)  # this leaf is the first of a part: remember it
+        turning = np.zeros(self.chains, dtype=bool)
+        if len(first):
+            index = torch.from_numpy(first)
+            level = torch.from_numpy(_LEVEL[self.leaf[first]])
+            self.marks[0, level, index] = velocity[index]
+            self.marks[1, level, index] = self.p[index]
+            self.marks[2, level, index] = self.sub_sum[index]
+        last = np.flatnonzero((odd == 1) & self.active)  # this leaf is the last of one or several parts
+        if len(last):
+            parts = _PARTS[self.leaf[last]]
+            chain = np.repeat(last, parts)
+            top = np.repeat(_LEVEL[self.leaf[last]], parts)
+            level = top - (np.arange(len(chain)) - np.repeat(np.cumsum(parts) - parts, parts))
+            index = torch.from_numpy(chain)
+            left, momentum, sums = self.marks[:, torch.from_numpy(level), index]
+            span = self.sub_sum[index] - sums + momentum
+            back = ((left * span).sum(-1) <= 0) | ((velocity[index] * span).sum(-1) <= 0)
+            turning[chain[back.cpu().numpy()]] = True
+        return turning
+
+    # --- the ends of subtrees and trajectories -----------------------------------------------------------------------
+
+    def _close(self, over: np.ndarray, whole: np.ndarray, diverging: np.ndarray) -> list[float]:
+        """Join finished subtrees to their trees; begin the next subtree or end the transition."""
+        ended = ~whole[over]
+        grown = over[whole[over]]
+        if len(grown):
+            ended[whole[over]] = self._join(grown)
+        self._emit(over[ended], diverging)
+        going_on = over[~ended]
+        if len(going_on):
+            self._grow(going_on)
+        stopped = over[ended]
+        self._pending = stopped[self.done[stopped] < self.count]
+        idle = stopped[self.done[stopped] >= self.count]
+        if len(idle):
+            self.active[idle] = False
+            index = torch.from_numpy(idle)  # they stay where they are until the others are there
+            self.q[index], self.g[index] = self.position[index], self.gradient[index]
+            self.p[index] = self.step[index] = 0.0
+        return [self.info["acceptance"][self.done[c] - 1, c].item() for c in stopped]
+
+    def _join(self, grown: np.ndarray) -> np.ndarray:
+        """Add complete subtrees to their trees; returns which trees have now turned back or reached their depth."""
+        index = torch.from_numpy(grown)
+        side = torch.from_numpy((self.direction[grown] > 0).astype(np.int64))
+        # biased progressive draw: the new half is preferred
+        uniform = torch.rand(len(grown), generator=self.generator, dtype=self.weight.dtype, device=self.weight.device)
+        taken = uniform.log() < self.sub_weight[index] - self.weight[index]
+        chosen = index[taken]
+        self.position[chosen], self.value[chosen] = self.sub_q[chosen], self.sub_v[chosen]
+        self.gradient[chosen] = self.sub_g[chosen]
+        self.weight[index] = torch.logaddexp(self.weight[index], self.sub_weight[index])
+        self.sum[index] += self.sub_sum[index]
+        for name, now in (("q", self.q), ("p", self.p), ("g", self.g)):
+            self.ends_of[name][side, index] = now[index]
+        total = self.sum[index]
+        back = self.metric.velocity(self.ends_of["p"][0, index]), self.metric.velocity(self.ends_of["p"][1, index])
+        turned = ((back[0] * total).sum(-1) <= 0) | ((back[1] * total).sum(-1) <= 0)
+        self.depth[grown] += 1
+        return turned.cpu().numpy() | (self.depth[grown] >= self.max_depth)
+
+    def _grow(self, chains: np.ndarray) -> None:
+        """Begin a new subtree at one end of each tree, forwards or backwards at random."""
+        index = torch.from_numpy(chains)
+        forwards = torch.rand(len(chains), generator=self.generator) < 0.5
+        side = forwards.long()
+        self.q[index], self.p[index], self.g[index] = (self.ends_of[name][side, index] for name in ("q", "p", "g"))
+        self.direction[chains] = np.where(forwards.numpy(), 1.0, -1.0)
+        self.step[index] = self.step[index].abs() * torch.where(forwards, 1.0, -1.0).unsqueeze(-1).to(self.step)
+        self.sub_sum[index] = 0.0
+        self.sub_weight[index] = -math.inf
+        self.leaf[chains] = 0
+
+    def _begin(self, chains: np.ndarray, step: float) -> None:
+        """Fresh momenta for chains that start a transition."""
+        index = torch.from_numpy(chains)
+        noise = torch.randn(
+            (len(chains), self.q.shape[1]), generator=self.generator, dtype=self.q.dtype, device=self.q.device
+        )
+        momentum = self.metric.momentum(noise)
+        for name, now in (("q", self.position), ("p", None), ("g", self.gradient)):
+            self.ends_of[name][:, index] = momentum if now is None else now[index]
+        self.energy[index] = self.metric.kinetic(momentum) - self.value[index]
+        self.sum[index] = momentum
+        self.weight[index] = 0.0
+        self.acceptance[index] = 0.0
+        self.depth[chains] = self.taken[chains] = 0
+        self.step[index] = step
+        self._grow(chains)
+        self._pending = chains[:0]
+
+    def _emit(self, chains: np.ndarray, diverging: np.ndarray) -> None:
+        """Write down the draws of transitions that have ended."""
+        if not len(chains):
+            return
+        index = torch.from_numpy(chains)
+        row = torch.from_numpy(self.done[chains])
+        self.positions[row, index], self.values[row, index] = self.position[index], self.value[index]
+        taken = torch.from_numpy(self.taken[chains]).to(self.value)
+        self.info["acceptance"][row, index] = self.acceptance[index] / taken
+        self.info["diverging"][row, index] = torch.from_numpy(diverging[chains]).to(self.value)
+        self.info["energy"][row, index] = self.energy[index]
+        self.info["steps"][row, index] = taken
+        self.done[chains] += 1
+
+
+_INFO = ("acceptance", "diverging", "energy", "steps")
+_LEAVES = np.arange(2**15)
+_LEVEL = np.array([int(n).bit_count() for n in _LEAVES >> 1])  # where the first point of a part is remembered
+_PARTS = np.array([(~n & (n + 1)).bit_length() - 1 for n in map(int, _LEAVES)])  # trailing ones
+
+
+# --- the arithmetic of one step, which can be fused ------------------------------------------------------------------
+
+
+def _arithmetic(target: Target, trees: Trees):
+    if not target.function.compiling:
+        return move, weigh
+    key = (tuple(trees.q.shape), trees.q.dtype, trees.metric.dense)
+    fused = target.fused.get(key)
+    if fused is None:
+        mass = trees.metric.inverse_mass
+        half, uniform = torch.zeros_like(trees.q), trees.value.clone()
+        fused = target.fused[key] = (
+            compiled(move, trees.q, trees.p, trees.g, trees.step, mass),
+            compiled(
+                weigh, trees.q, half, trees.g, trees.value, trees.step, mass, trees.energy, uniform, trees.sub_q,
+                trees.sub_g, trees.sub_v, trees.sub_weight, trees.sub_sum, trees.acceptance,
+            ),
+        )  # fmt: skip
+    return fused
+
+
+def move(q: Tensor, p: Tensor, g: Tensor, step: Tensor, inverse_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Half a step of the momentum and a step of the position."""
+    half = p + 0.5 * step * g
+    return q + step * _velocity(half, inverse_mass), half
+
+
+def weigh(
+    q: Tensor, half: Tensor, g: Tensor, value: Tensor, step: Tensor, inverse_mass: Tensor, energy: Tensor,
+    uniform: Tensor, sub_q: Tensor, sub_g: Tensor, sub_v: Tensor, sub_weight: Tensor, sub_sum: Tensor,
+    acceptance: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The other half step of the momentum; the new point's weight, and whether it becomes the subtree's draw."""
+    p = half + 0.5 * step * g
+    velocity = _velocity(p, inverse_mass)
+    change = energy - (0.5 * (p * velocity).sum(-1) - value)  # log weight: -ΔH
+    change = torch.where(torch.isfinite(change), change, -math.inf)
+    total = torch.logaddexp(sub_weight, change)
+    taken = uniform.log() < change - total
+    wide = taken.unsqueeze(-1)
+    return (
+        p,
+        velocity,
+        torch.where(wide, q, sub_q),
+        torch.where(wide, g, sub_g),
+        torch.where(taken, value, sub_v),
+        total,
+        sub_sum + p,
+        acceptance + change.clamp_max(0.0).exp(),
+        change < -_DIVERGED,
+    )
+
+
+def _velocity(momentum: Tensor, inverse_mass: Tensor) -> Tensor:
+    return momentum @ inverse_mass if inverse_mass.dim() == 2 else momentum * inverse_mass

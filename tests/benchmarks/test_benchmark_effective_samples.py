@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from benchmarks.effective_samples import (
+    CONTENDERS,
+    Contender,
+    disagreement,
+    judge,
+    run,
+    summarise,
+    to_markdown,
+    verdict,
+)
+from benchmarks.effective_samples_peers import Settings
+from benchmarks.study import Rows
+from benchmarks.targets import TARGETS
+
+from benchmarks import effective_samples
+
+
+def independent(seed: int, *, shift: float = 0.0, chains: int = 4, draws: int = 500) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((chains, draws, 3)) + shift
+
+
+def test_every_contender_has_settings_for_every_target():
+    for contender in CONTENDERS:
+        assert set(contender.settings) == set(TARGETS) and all(contender.settings.values())
+    assert len({contender.name for contender in CONTENDERS}) == len(CONTENDERS)
+
+
+def test_independent_draws_are_worth_about_their_number():
+    row = judge(independent(0), seconds=10.0, gradients=4000)
+    # the estimate of 2,000 independent draws' effective size scatters by some percent around 2,000
+    assert 1400 < row["ess"] < 2600 and row["rhat"] < 1.02
+    assert row["ess_per_second"] == pytest.approx(row["ess"] / 10)
+    assert row["ess_per_thousand_gradients"] == pytest.approx(row["ess"] / 4)
+    assert row["gradients_per_second"] == 400.0
+    np.testing.assert_allclose(row["error_of_mean"], 1 / np.sqrt(2000), rtol=0.25)
+
+
+def test_least_of_the_function_values_decides():
+    values = independent(0)
+    values[..., 1] = np.repeat(values[:, ::10, 1], 10, axis=1)  # each draw ten times: a tenth of the samples
+    assert 100 < judge(values, 1.0, 1)["ess"] < 300
+
+
+def test_chains_that_disagree_give_no_effective_samples():
+    values = independent(0)
+    values[0] += 3.0
+    row = judge(values, 1.0, 1)
+    assert row["rhat"] > 1.05 and row["ess_per_second"] == row["ess_per_thousand_gradients"] == 0.0
+
+
+def test_draws_that_are_not_finite_are_an_error():
+    values = independent(0)
+    values[0, 0, 0] = np.nan
+    assert judge(values, 1.0, 1) == {"error": "a draw is not finite"}
+
+
+def described(seed: int, label: str = "a", *, shift: float = 0.0, seconds: float = 1.0, exact: bool = True) -> dict:
+    settings = {"settings": {}, "label": label, "seed": seed, "exact": exact}
+    return settings | judge(independent(seed, shift=shift), seconds, 1000)
+
+
+def test_disagreement_is_in_standard_errors():
+    same = disagreement([described(0)], [described(1), described(2)])
+    # three differences of unit variance: above 4.5 with probability 2e-5
+    assert same is not None and same < 4.5
+    error = 1 / np.sqrt(2000)
+    far = disagreement([described(0, shift=0.5)], [described(1), described(2)])
+    assert far == pytest.approx(0.5 / (error * np.sqrt(1.5)), rel=0.4)
+    assert disagreement([described(0)], []) is None
+
+
+def test_summary_takes_the_settings_that_went_on_to_the_other_seeds():
+    runs = [described(0, "slow", seconds=9.0), described(0, "quick"), described(1, "quick"), described(2, "quick")]
+    summary = summarise({"ours": runs, "theirs": [described(5)]})["ours"]
+    assert summary["label"] == "quick" and summary["seeds"] == 3 and summary["error"] is None
+    rates = [row["ess_per_second"] for row in runs[1:]]
+    assert summary["ess_per_second"] == np.median(rates) and summary["range"] == [min(rates), max(rates)]
+    assert summary["disagreement"] is not None
+
+
+def test_failures_stay_in_the_summary():
+    failed = {"settings": {}, "label": "a", "seed": 0, "exact": True, "error": "ImportError: no"}
+    summary = summarise({"absent": [failed], "half": [described(0), {**failed, "seed": 1}]})
+    assert summary["absent"]["error"] == "ImportError: no" and "seconds" not in summary["absent"]
+    assert summary["half"]["error"] == "1 of 2 runs failed" and summary["half"]["ess"] > 0
+
+
+def test_verdict_names_the_best_of_each_side():
+    rates = {"knowable HMC": 3.0, "knowable NUTS": 6.0, "NumPyro NUTS": 4.0, "BlackJAX NUTS": 1.0, "Pyro NUTS": 0.5}
+    text = verdict({name: {"ess_per_second": rate} for name, rate in rates.items()})
+    assert text == "Best of ours: knowable NUTS, 1.50 times NumPyro NUTS and 12.00 times Pyro NUTS."
+    assert verdict({"knowable HMC": {"ess_per_second": 0.0}}) == "None of ours has mixed."
+
+
+@pytest.fixture
+def one_contender(monkeypatch):
+    """Ours alone: a process, but no compiling."""
+    hmc = replace(CONTENDERS[0], settings={"toy": [Settings(2, 10, 10)], "diabetes": [Settings(2, 10, 10)]})
+    absent = Contender(
+        "knowable Nobody", "knowable", hmc.settings, {"method": "Nobody", "mode": "traced", "start": "prior"}
+    )
+    monkeypatch.setattr(effective_samples, "CONTENDERS", (hmc, absent))
+
+
+@pytest.mark.usefixtures("one_contender")
+def test_quick_run_samples_in_another_process_and_is_not_repeated(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    first = run(quick=True, only="toy", rows=Rows(path))
+    (row,) = first["runs"]["toy"]["knowable HMC"]
+    assert row["error"] is None and row["gradients"] > 2 * 40 and row["seconds"] > 0 and len(row["mean"]) == 4
+    (absent,) = first["runs"]["toy"]["knowable Nobody"]
+    assert "has no attribute 'Nobody'" in absent["error"]
+    assert "| knowable HMC | 2 x (20 + 20) |" in to_markdown(first) and "failed: AttributeError" in to_markdown(first)
+    again = run(quick=True, only="toy", rows=Rows(path))
+    assert again["runs"]["toy"]["knowable HMC"] == [row]
+
+
+PEERS = {each.name: each for each in CONTENDERS if each.sampler != "knowable"}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_absent_peer_is_reported_by_the_package_it_lacks(name):
+    contender = PEERS[name]
+    package = contender.sampler.partition("_")[0]
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    row = effective_samples.measure(contender, "toy", Settings(2, 5, 5), 0, quick=True)
+    assert row["error"].startswith("ModuleNotFoundError: No module named")

@@ -1,0 +1,60 @@
+"""Draws against the truth of a density: means, variances and quantiles within their standard errors.
+
+Standard errors come from the measured effective sample sizes. A single figure may be off by 4 of them; where many are
+looked at together the limit rises so that the chance of a false alarm stays that of a single figure (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from knowable.core.mixing import ess_mean, ess_quantile
+from knowable.core.samples import Samples
+from knowable.testing.densities import Density
+
+_SINGLE = 4.0
+_EXACT = 400_000  # exact draws that quantiles are taken from
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def limit(figures: int) -> float:
+    """Standard errors allowed when ``figures`` figures are looked at together."""
+    chance = math.erfc(_SINGLE / math.sqrt(2)) / figures
+    return -torch.special.ndtri(torch.tensor(chance / 2, dtype=torch.float64)).item()
+
+
+def projections(density: Density) -> Tensor:
+    """A few directions ``(k, D)``: the first and last coordinates, and the widest and narrowest directions."""
+    axes = torch.linalg.eigh(density.covariance).eigenvectors
+    identity = torch.eye(len(density.mean), dtype=torch.float64)
+    return torch.unique(torch.stack([identity[0], identity[-1], axes[:, 0], axes[:, -1]]), dim=0)
+
+
+def z_scores(draws: Tensor, density: Density, seed: int = 0) -> dict[str, Tensor]:
+    """How many standard errors each figure is from the truth, for draws ``(chains, draws, D)``."""
+    directions = projections(density)
+    found = draws.double() @ directions.T  # (chains, draws, k)
+    mean, variance = directions @ density.mean, (directions @ density.covariance * directions).sum(1)
+    exact = density.draw(_EXACT, torch.Generator().manual_seed(seed)) @ directions.T
+    squares = (found - mean).square()
+    scores = {
+        "mean": (found.mean((0, 1)) - mean) / (found.flatten(0, 1).std(0) / ess_mean(found).sqrt()),
+        "variance": (squares.mean((0, 1)) - variance) / (squares.flatten(0, 1).std(0) / ess_mean(squares).sqrt()),
+    }
+    for q in QUANTILES:  # the share of draws below the true quantile, whose own error is that of the exact draws
+        place = exact.quantile(q, dim=0) if len(exact) < 2**24 else exact.sort(0).values[int(q * len(exact))]
+        below = (found <= place).double()
+        error = (q * (1 - q) * (1 / ess_quantile(found, q) + 1 / _EXACT)).sqrt()
+        scores[f"quantile {q}"] = (below.mean((0, 1)) - q) / error
+    return scores
+
+
+def expect_moments(samples: Samples, density: Density, *, name: str = "x") -> None:
+    """Fail if any mean, variance or quantile is further from the truth than its standard error allows."""
+    scores = z_scores(samples.draws[name], density)
+    most = limit(sum(len(each) for each in scores.values()))
+    far = {what: each.tolist() for what, each in scores.items() if not (each.abs() < most).all()}
+    assert not far, f"{density.name}: off by these many standard errors (limit {most:.2f}): {far}"
