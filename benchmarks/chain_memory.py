@@ -89,7 +89,9 @@ def killed_and_resumed(size: Size) -> dict[str, Any]:
     """A run that is killed between two checkpoints of its chains, and the run that takes it up."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         first = _process(size, Path(folder))
-        killed = _kill_in_the_middle(first, Path(folder) / "checkpoint" / "chains", size.save_seconds / 2)
+        killed = _kill_in_the_middle(
+            first, Path(folder) / "checkpoint" / "chains" / "manifest.json", size.save_seconds / 2
+        )
         if "error" in killed:
             return {"error": killed["error"], "killed": killed, "resumed": {"error": "nothing to resume"}}
         resumed = _wait(_process(size, Path(folder)))
@@ -113,16 +115,16 @@ def _wait(process: subprocess.Popen[str]) -> dict[str, Any]:
     return last_line(output, process.returncode, errors)
 
 
-def _kill_in_the_middle(process: subprocess.Popen[str], chains: Path, delay: float) -> dict[str, Any]:
+def _kill_in_the_middle(process: subprocess.Popen[str], saved: Path, delay: float) -> dict[str, Any]:
     """Kill the process ``delay`` seconds after the second checkpoint of its chains; what it had used by then."""
-    begun, seen, peak = time.monotonic(), set(), 0
+    begun, peak = time.monotonic(), 0
+    seen: set[tuple[int, int]] = set()
     while len(seen) < 2:
         if process.poll() is not None or time.monotonic() - begun > _TIMEOUT:
             process.kill()
             output, errors = process.communicate()
             return {"error": "ended before it could be killed", **last_line(output, process.returncode, errors)}
-        if chains.exists():
-            seen.add(_changed(chains))
+        seen |= _version(saved)
         peak = max(peak, peak_memory(process.pid))
         time.sleep(0.01)
     time.sleep(delay)
@@ -134,12 +136,13 @@ def _kill_in_the_middle(process: subprocess.Popen[str], chains: Path, delay: flo
     return {"peak": peak, "seconds": time.monotonic() - begun}
 
 
-def _changed(folder: Path) -> int:
-    """A number that changes with every save."""
+def _version(file: Path) -> set[tuple[int, int]]:
+    """What tells a file from the one that replaces it; nothing while there is none."""
     try:
-        return folder.stat().st_ino ^ folder.stat().st_mtime_ns
-    except FileNotFoundError:  # in the moment of its replacement
-        return 0
+        found = file.stat()
+    except FileNotFoundError:
+        return set()
+    return {(found.st_ino, found.st_mtime_ns)}
 
 
 def peak_memory(process: int | str = "self") -> int:

@@ -52,15 +52,18 @@ class Recipe:
         chains: Chains, each from its own trained network.
         warmup: Stretches before the first draw.
         draws: Draws of each chain.
+        length: Distance after which a chain has forgotten its direction, in units of the posterior, and the length of a
+            stretch. The tuned one is longer and takes more gradients.
         start: Where the chains begin, see :class:`knowable.core.sampling_settings.Sampling`.
     """
 
-    hidden: tuple[int, ...] = (32, 32)
+    hidden: tuple[int, ...] = (16, 16)
     activation: str = "tanh"
     prior: float = 1.0
     chains: int = 8
-    warmup: int = 200
-    draws: int = 100
+    warmup: int = 60
+    draws: int = 40
+    length: float | None = 2.0
     start: str = "ensemble"
 
 
@@ -116,7 +119,8 @@ def evaluate(split: Split, recipe: Recipe, *, seed: int) -> dict[str, float]:
         net = network(split.x.shape[1], recipe)
     model = kn.Model(net, kn.HeteroscedasticGaussian(), kn.Normal(recipe.prior))
     sampler = MCLMC(
-        chains=recipe.chains, warmup=recipe.warmup, draws=recipe.draws, start=recipe.start, adjusted=False
+        chains=recipe.chains, warmup=recipe.warmup, draws=recipe.draws, start=recipe.start, length=recipe.length,
+        adjusted=False,
     )  # fmt: skip
     begun = time.perf_counter()
     with warnings.catch_warnings():

@@ -43,7 +43,9 @@ from knowable.errors import (
     Unsupported,
 )
 from knowable.evaluation import metrics
+from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.inference.exact import ExactLinear
 from knowable.inference.point import MAP, MaximumLikelihood
 from knowable.inference.sampling import (
@@ -135,6 +137,10 @@ __all__ = [
     "evaluate",
     "Scores",
     "metrics",
+    "compare_to_reference",
+    "ReferenceComparison",
+    "trace_plot",
+    "rank_plot",
     # the rest
     "cite",
     "datasets",

@@ -128,15 +128,6 @@ BIBTEX: dict[str, str] = {
   pages     = {3907--3915},
   year      = {2021}
 }""",
-    "vehtari2021rhat": """@article{vehtari2021rhat,
-  author  = {Vehtari, Aki and Gelman, Andrew and Simpson, Daniel and Carpenter, Bob and B{\\"u}rkner, Paul-Christian},
-  title   = {Rank-Normalization, Folding, and Localization: An Improved {R-hat} for Assessing Convergence of {MCMC}},
-  journal = {Bayesian Analysis},
-  volume  = {16},
-  number  = {2},
-  pages   = {667--718},
-  year    = {2021}
-}""",
     "robnik2023": """@article{robnik2023,
   author  = {Robnik, Jakob and De Luca, G. Bruno and Silverstein, Eva and Seljak, Uro{\\v{s}}},
   title   = {Microcanonical {Hamiltonian} {Monte} {Carlo}},

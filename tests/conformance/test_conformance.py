@@ -14,6 +14,8 @@ NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
 LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
+STEPS = {"step_size": 0.1, "length": 0.2}
+BATCHES = {"batch_size": 8, "steps": 2}
 
 # One line for each method: quick settings, and what it declares of itself.
 SUBJECTS = {
@@ -21,18 +23,35 @@ SUBJECTS = {
     "map": Subject(kn.MAP(**QUICK)),
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
-    "importance_sampling": Subject(kn.ImportanceSampling(draws=40), iterates=False),
-    "metropolis": Subject(kn.Metropolis(**CHAINS), longer=kn.Metropolis(**LONG_CHAINS)),
+    "importance_sampling": Subject(
+        kn.ImportanceSampling(draws=20, max_parameters=10), refuses=NONLINEAR - {"last_layer"}, iterates=False
+    ),
+    # it takes no gradients, which the suite counts to stop a fit: tests/inference/sampling/test_resuming.py does
+    "metropolis": Subject(kn.Metropolis(**CHAINS, steps=2), iterates=False),
     "hmc": Subject(kn.HMC(**CHAINS, steps=2), longer=kn.HMC(**LONG_CHAINS, steps=2)),
     "nuts": Subject(kn.NUTS(**CHAINS, max_depth=2), longer=kn.NUTS(**LONG_CHAINS, max_depth=2)),
-    "mclmc": Subject(kn.MCLMC(**CHAINS), longer=kn.MCLMC(**LONG_CHAINS)),
-    "simulated_annealing": Subject(kn.SimulatedAnnealing(**CHAINS), longer=kn.SimulatedAnnealing(**LONG_CHAINS)),
-    "tempered_chains": Subject(kn.TemperedChains(**CHAINS), longer=kn.TemperedChains(**LONG_CHAINS)),
-    "sgld": Subject(kn.SGLD(**CHAINS, batch_size=8), longer=kn.SGLD(**LONG_CHAINS, batch_size=8)),
-    "sghmc": Subject(kn.SGHMC(**CHAINS, batch_size=8), longer=kn.SGHMC(**LONG_CHAINS, batch_size=8)),
-    "cyclical_sgmcmc": Subject(kn.CyclicalSGMCMC(**CHAINS, batch_size=8), longer=kn.CyclicalSGMCMC(**LONG_CHAINS)),
-    "svgd": Subject(kn.SVGD(), longer=kn.SVGD()),
+    "mclmc": Subject(kn.MCLMC(**CHAINS, **STEPS), longer=kn.MCLMC(**LONG_CHAINS, **STEPS)),
+    "simulated_annealing": Subject(
+        kn.SimulatedAnnealing(**CHAINS, steps=2), longer=kn.SimulatedAnnealing(**LONG_CHAINS, steps=2)
+    ),
+    "tempered_chains": Subject(
+        kn.TemperedChains(**CHAINS, rungs=2, steps=2), longer=kn.TemperedChains(**LONG_CHAINS, rungs=2, steps=2)
+    ),
+    "sgld": Subject(kn.SGLD(**CHAINS, **BATCHES), longer=kn.SGLD(**LONG_CHAINS, **BATCHES)),
+    "sghmc": Subject(kn.SGHMC(**CHAINS, **BATCHES), longer=kn.SGHMC(**LONG_CHAINS, **BATCHES)),
+    "cyclical_sgmcmc": Subject(
+        kn.CyclicalSGMCMC(**CHAINS, batch_size=8, cycle_steps=12), longer=kn.CyclicalSGMCMC(**LONG_CHAINS, cycle_steps=12)
+    ),
+    "svgd": Subject(
+        kn.SVGD(chains=3, warmup=3, start="prior", batch_size=8), longer=kn.SVGD(chains=2, warmup=150, start="prior")
+    ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _short_training_before_chains(monkeypatch):
+    """Parameters that are points are trained before the chains begin: a few steps will do here."""
+    monkeypatch.setattr("knowable.core.starting_points._STEPS", 20)
 
 
 def test_every_registered_method_is_here():

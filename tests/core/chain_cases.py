@@ -29,7 +29,10 @@ class Counting(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         numbers = torch.arange(len(position), dtype=position.dtype)
-        return {"position": numbers.unsqueeze(1).expand(position.shape).clone(), "count": torch.zeros((), dtype=torch.int64)}
+        return {
+            "position": numbers.unsqueeze(1).expand(position.shape).clone(),
+            "count": torch.zeros((), dtype=torch.int64),
+        }
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None

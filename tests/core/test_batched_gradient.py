@@ -293,6 +293,7 @@ def test_compiled_gradients_are_those_of_autograd():
         assert (left.double() - right).abs().max() < 1e-5 * right.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
 def test_without_a_compiler_it_is_as_recorded(monkeypatch):
     import torch._inductor.compile_fx as inductor
 

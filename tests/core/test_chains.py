@@ -238,9 +238,10 @@ def test_an_interrupt_while_room_is_made_leaves_a_run_that_goes_on(tmp_path, mon
             raise KeyboardInterrupt
 
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
-    with monkeypatch.context() as patch, pytest.warns(kn.Interrupted):
+    with monkeypatch.context() as patch:
         patch.setattr(DrawStore, "_make_room", interrupted)
-        partial = run(Counting(), **settings, checkpoint=checkpoint)
+        with pytest.warns(kn.Interrupted):
+            partial = run(Counting(), **settings, checkpoint=checkpoint)
     assert partial.draws[0, :, 0].diff().tolist() == [8000.0] * (partial.draws.shape[1] - 1)
     assert torch.equal(partial.values, partial.draws[..., 0])
     assert_same_result(run(Counting(), **settings, checkpoint=checkpoint), whole)

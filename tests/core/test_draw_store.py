@@ -21,7 +21,9 @@ def transitions(count: int) -> torch.Tensor:
 
 def store(*, rows: int | None = None, **settings) -> DrawStore:
     """A store of float32 draws with room for that many."""
-    return DrawStore(CHAINS, DIMENSION, dtype=torch.float32, max_bytes=None if rows is None else rows * EACH, **settings)
+    return DrawStore(
+        CHAINS, DIMENSION, dtype=torch.float32, max_bytes=None if rows is None else rows * EACH, **settings
+    )
 
 
 def stride_for(count: int, rows: int | None, thin: int) -> int:
@@ -152,7 +154,7 @@ def test_a_folder_to_spill_to_is_refused(tmp_path):
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(kn.InvalidArgument, match="spill=.* cannot be written"):
+    with pytest.raises(kn.InvalidArgument, match=r"spill=.* cannot be written"):
         store(spill=tmp_path / "file" / "draws")
 
 

@@ -53,3 +53,22 @@ def test_what_is_not_an_engine_is_refused():
         kn.InvalidArgument, match=r"precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"
     ):
         Engine("bfloat")
+
+
+@pytest.mark.parametrize("mode", ["auto", "eager", "traced", "compiled"])
+def test_every_way_of_computing_gradients_has_a_name(mode):
+    assert Engine(mode=mode).mode == mode
+
+
+def test_a_way_that_does_not_exist_is_refused():
+    with pytest.raises(kn.InvalidArgument, match=r"mode must be one of 'auto', 'eager', .*; got 'trace'. Did you mean"):
+        Engine(mode="trace")
+
+
+def test_methods_that_train_take_no_notice_of_the_way():
+    x, net = torch.randn(20, 2), nn.Linear(2, 1)
+    fits = [
+        kn.MAP(epochs=3).fit(kn.Model(net, kn.Gaussian(0.5)), (x, x.sum(1)), engine=Engine(mode=mode))
+        for mode in ("auto", "eager")
+    ]
+    assert torch.equal(fits[0].mean()["weight"], fits[1].mean()["weight"])

@@ -9,7 +9,9 @@ from knowable.core.kernel import Block, Kernel, WarmUp
 
 
 def test_single_transitions_become_a_block_with_the_transitions_first():
-    transitions = [(torch.full((3, 2), float(k)), torch.full((3,), 10.0 * k), {"steps": torch.ones(3)}) for k in range(4)]
+    transitions = [
+        (torch.full((3, 2), float(k)), torch.full((3,), 10.0 * k), {"steps": torch.ones(3)}) for k in range(4)
+    ]
     block = Block.stack(transitions)
     assert block.positions.shape == (4, 3, 2) and block.values.shape == (4, 3)
     assert block.positions[:, 0, 0].tolist() == [0, 1, 2, 3]

@@ -89,3 +89,17 @@ def test_weights_that_are_not_one_number_for_each_atom_are_refused(log_weights):
 
 def test_one_atom_is_called_a_point_estimate():
     assert "Particles(point estimate, 3 random parameters" in repr(atoms(linear_model(), 1))
+
+
+def test_atoms_kept_in_short_numbers_are_used_in_the_models_own():
+    short = {name: (value + 0.123).bfloat16() for name, value in STACK.items()}
+    posterior = kn.Particles(linear_model(), short, LOG_WEIGHTS)
+    assert posterior.stack["weight"].dtype == torch.bfloat16
+    exact = kn.Particles(linear_model(), {name: value.to(DTYPE) for name, value in short.items()}, LOG_WEIGHTS)
+    assert same_params(posterior.mean(), exact.mean())
+    assert same_params(posterior.std(), exact.std())
+    draws = [each.sample(5, torch.Generator().manual_seed(0)) for each in (posterior, exact)]
+    assert same_params(*draws)
+    x = torch.randn(4, 2, dtype=DTYPE)
+    for samples in (2, 10):
+        assert torch.equal(posterior.predict(x, samples=samples).samples, exact.predict(x, samples=samples).samples)

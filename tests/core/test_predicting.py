@@ -13,7 +13,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.core import predicting
-from knowable.core.predicting import parse_memory, predict_outputs, rows_that_fit
+from knowable.core.predicting import bytes_per_row, parse_memory, predict_outputs, rows_that_fit
 from tests.core.cases import atoms, batch_norm_net, diagonal_posterior, full_posterior, mlp
 
 
@@ -113,6 +113,16 @@ def test_what_is_counted_covers_what_a_forward_pass_computes():
     assert footprint.output == 2 * 4
     assert footprint.working >= (64 + 64 + 2) * 4
     assert footprint.draw == (8 * 64 + 64 + 64 * 2 + 2) * 4
+
+
+def test_bytes_of_a_row_are_those_of_all_that_is_computed_from_it():
+    # 3 inputs -> 50 -> tanh -> 7 outputs in float32: at least 50 + 50 + 7 numbers, and not many times as many
+    net = nn.Sequential(nn.Linear(3, 50), nn.Tanh(), nn.Linear(50, 7))
+    model = kn.Model(net, kn.Categorical())
+    for rows in (1, 2, 100):
+        found = bytes_per_row(model, torch.randn(rows, 3), model.buffers())
+        assert 4 * (50 + 50 + 7) <= found <= 4 * 4 * (50 + 50 + 7)
+    assert bytes_per_row(kn.Model(net.double(), kn.Categorical()), torch.randn(2, 3).double(), {}) >= 1.5 * found
 
 
 def test_draws_are_kept_for_the_next_prediction_where_they_fit():

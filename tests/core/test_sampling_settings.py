@@ -51,7 +51,9 @@ def test_a_posterior_is_taken_as_a_start():
 
 
 def test_what_is_a_number_in_other_words_is_taken(tmp_path):
-    settings = Sampling(chains=np.int64(4), draws=np.int32(5), warmup=0, temperature=1, max_memory=10**9, spill=tmp_path)
+    settings = Sampling(
+        chains=np.int64(4), draws=np.int32(5), warmup=0, temperature=1, max_memory=10**9, spill=tmp_path
+    )
     assert settings.chains == 4 and settings.draws == 5
 
 

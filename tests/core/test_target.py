@@ -257,16 +257,45 @@ def test_gradients_are_counted_for_every_chain():
 # --- the normal prior in closed form ---------------------------------------------------------------------------------
 
 
-def test_independent_normals_have_the_density_of_torchs():
-    mean, scale = torch.randn(4, dtype=DTYPE), torch.rand(4, dtype=DTYPE) + 0.5
+@pytest.mark.parametrize("simple", [True, False])
+def test_independent_normals_have_the_density_of_torchs(simple):
+    mean = torch.zeros(4, dtype=DTYPE) if simple else torch.randn(4, dtype=DTYPE)
+    scale = torch.full((4,), 0.7, dtype=DTYPE) if simple else torch.rand(4, dtype=DTYPE) + 0.5
     density = NormalDensity(mean, scale**-2)
     position = torch.randn(3, 4, dtype=DTYPE, requires_grad=True)
     exact = torch.distributions.Normal(mean, scale).log_prob(position).sum(1)
     (slope,) = torch.autograd.grad(exact.sum(), position)
-    value, gradient = density.value_and_grad(position.detach())
-    torch.testing.assert_close(value, exact.detach())
-    torch.testing.assert_close(gradient, slope)
-    torch.testing.assert_close(density.value(position.detach()), exact.detach())
+    exact, position = exact.detach(), position.detach()
+    torch.testing.assert_close(density.value(position), exact)
+    value, gradient = density.add_to(position, torch.ones(3, dtype=DTYPE), torch.ones(3, 4, dtype=DTYPE))
+    torch.testing.assert_close(value, 1 + exact)
+    torch.testing.assert_close(gradient, 1 + slope)
+
+
+class Unused(nn.Module):
+    """A network with a parameter that its output does not depend on, and one that is its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.level = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.level.expand(len(x), 1)
+
+
+@pytest.mark.parametrize("net", [mlp(), Unused()], ids=["mlp", "unused"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_asking_again_gives_the_same_and_leaves_the_positions_alone(net, count):
+    target = model_target(kn.Model(net.to(DTYPE), kn.Gaussian(0.5)), linear_data())
+    position = chains(target, count)
+    kept = position.clone()
+    first = [each.clone() for each in target.value_and_grad(position)]
+    again = target.value_and_grad(position)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(position, kept)
+    expected = by_autograd(target.model, target.data.tensors, target.layout, position)
+    for left, right in zip(first, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
 
 def test_priors_that_are_not_normal_have_no_such_form():

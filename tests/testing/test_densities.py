@@ -9,11 +9,13 @@ import torch
 
 import knowable as kn
 from knowable.testing import Density, banana, correlated_gaussian, funnel
+from knowable.testing.densities import bimodal
 
 DENSITIES = {
     "gaussian": lambda: correlated_gaussian(2, correlation=0.8, ratio=3.0),
     "banana": lambda: banana(curvature=0.5, scale=1.2),
     "funnel": lambda: funnel(2, scale=1.0),
+    "bimodal": lambda: bimodal(2, distance=5.0, weight=0.2),
 }
 
 
@@ -35,7 +37,8 @@ def test_density_integrates_to_one_with_the_stated_moments(density):
     grid, values, cell = on_a_grid(density, 30.0, 1201)
     mass = values.sum().item() * cell
     mean = (values.unsqueeze(1) * grid).sum(0) * cell
-    covariance = torch.einsum("n,ni,nj->ij", values, grid, grid) * cell
+    away = grid - density.mean
+    covariance = torch.einsum("n,ni,nj->ij", values, away, away) * cell
     loose = density.name == "funnel"
     assert mass == pytest.approx(1.0, abs=5e-3 if loose else 1e-6)
     torch.testing.assert_close(mean, density.mean, rtol=0, atol=1e-2 if loose else 1e-5)
@@ -43,14 +46,15 @@ def test_density_integrates_to_one_with_the_stated_moments(density):
 
 
 @pytest.mark.parametrize(
-    "density", [correlated_gaussian(3), banana(), funnel(3, scale=0.8)], ids=lambda density: density.name
+    "density", [correlated_gaussian(3), banana(), funnel(3, scale=0.8), bimodal(3)], ids=lambda density: density.name
 )
 def test_exact_draws_have_the_stated_moments(density, generator):
     # S draws: means within 4.5 sqrt(v / S), and second moments within 4.5 of their own estimated standard errors
     draws = density.draw(20_000, generator)
     error = (density.covariance.diagonal() / len(draws)).sqrt()
     assert ((draws.mean(0) - density.mean).abs() < 4.5 * error).all()
-    products = draws.unsqueeze(2) * draws.unsqueeze(1)
+    away = draws - density.mean
+    products = away.unsqueeze(2) * away.unsqueeze(1)
     error = products.std(0) / math.sqrt(len(draws))
     assert ((products.mean(0) - density.covariance).abs() < 4.5 * error).all()
 
@@ -85,9 +89,26 @@ def test_float32_goes_in_and_comes_out(density):
         lambda: correlated_gaussian(correlation=1.0),
         lambda: funnel(1),
         lambda: banana(scale=0),
+        lambda: bimodal(0),
+        lambda: bimodal(distance=-1.0),
+        lambda: bimodal(weight=1.0),
     ],
-    ids=["no dimensions", "perfect correlation", "a funnel of one", "no scale"],
+    ids=["no dimensions", "perfect correlation", "a funnel of one", "no scale", "no modes", "too near", "one mode"],
 )
 def test_densities_that_make_no_sense_are_refused(make):
     with pytest.raises(kn.InvalidArgument):
         make()
+
+
+def test_two_modes_are_a_mixture_of_two_normals(generator):
+    density = bimodal(2, distance=6.0, weight=0.3)
+    left, right = (scipy.stats.multivariate_normal([place, 0.0]) for place in (-3.0, 3.0))
+    for x in density.draw(5, generator):
+        expected = np.log(0.3 * left.pdf(x.numpy()) + 0.7 * right.pdf(x.numpy()))
+        assert density.log_density({"x": x}).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_left_mode_has_its_share_of_the_draws(generator):
+    # apart by 12 standard deviations no draw is on the wrong side: a binomial share
+    draws = bimodal(1, distance=12.0, weight=0.3).draw(20_000, generator)
+    assert (draws[:, 0] < 0).double().mean().item() == pytest.approx(0.3, abs=4.5 * math.sqrt(0.3 * 0.7 / 20_000))

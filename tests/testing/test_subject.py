@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import knowable as kn
+from knowable.inference.sampling.hmc import HMC
 from knowable.testing import Subject
 from knowable.testing.subject import expect, expect_error, expect_same_params
 
@@ -17,6 +18,11 @@ def test_subject_names_its_method_and_finds_a_problem_it_can_do():
 def test_longer_settings_are_those_given_or_more_epochs():
     assert Subject(kn.MAP(epochs=2, clip=1.0)).longer_method(epochs=7) == kn.MAP(epochs=7, clip=1.0)
     assert Subject(kn.MAP(), longer=kn.MAP(epochs=99)).longer_method().epochs == 99
+
+
+def test_longer_settings_of_a_method_that_runs_chains_are_more_draws():
+    longer = Subject(HMC(chains=4, draws=3, warmup=2, steps=2)).longer_method(epochs=7)
+    assert longer == HMC(chains=2, draws=90, warmup=90, steps=2)
 
 
 def test_networks_that_do_not_exist_cannot_be_refused():

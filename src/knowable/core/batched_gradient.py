@@ -1,9 +1,9 @@
 """A log density and its gradient for many chains at once, as one plain graph of tensor operations.
 
-``vmap`` and ``grad`` describe what is wanted, but passing every operation through them at every step costs more than the
-arithmetic of a small network. So the two are applied once: what they do is recorded for the shapes at hand (``make_fx``)
-and from then on run as a flat list of tensor operations, which a compiler may also fuse. Functions that ``vmap`` cannot
-take (data-dependent branches, recurrent layers) are run chain by chain with ordinary autograd.
+``vmap`` and ``grad`` describe what is wanted, but passing every operation through them at every step costs more than
+the arithmetic of a small network. So the two are applied once: what they do is recorded for the shapes at hand
+(``make_fx``) and from then on run as a flat list of tensor operations, which a compiler may also fuse. Functions that
+``vmap`` cannot take (data-dependent branches, recurrent layers) are run chain by chain with ordinary autograd.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class BatchedGradient:
 
 def _refused_by_vmap(error: RuntimeError) -> bool:
     text = str(error).lower()
-    return any(word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor"))
+    return any(
+        word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor")
+    )
 
 
 # --- recording and fusing --------------------------------------------------------------------------------------------
@@ -167,8 +169,9 @@ def _does_nothing(node: Any) -> bool:
 def _same_kind(node: Any, other: Any) -> bool:
     """Whether two nodes hold tensors of the same shape and type."""
     first, second = getattr(node, "meta", {}).get("val"), getattr(other, "meta", {}).get("val")
-    known = isinstance(first, Tensor) and isinstance(second, Tensor)
-    return known and first.dtype == second.dtype and first.shape == second.shape
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.dtype == second.dtype and first.shape == second.shape
 
 
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
@@ -186,7 +189,7 @@ def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., An
         try:
             with warnings.catch_warnings(), torch.no_grad(), _compiler_cache(own_cache):
                 warnings.simplefilter("ignore")  # the compiler's remarks on the machine
-                fused = compile_fx(graph, list(example))
+                fused: Any = compile_fx(graph, list(example))
                 fused(*example)
             return fused
         except Exception:  # no compiler here, a broken cache, an operation it cannot do

@@ -1,7 +1,7 @@
 """The one chain loop: every sampler runs in it.
 
-Progress, memory, mixing, Ctrl-C, checkpoint and resume live here and nowhere else. A run that is killed and resumed ends
-with the same bits as one that was not: a checkpoint holds the kernel's whole state, the generator's, and the draws.
+Progress, memory, mixing, Ctrl-C, checkpoint and resume live here and nowhere else. A run that is killed and resumed
+ends with the same bits as one that was not: a checkpoint holds the kernel's state, the generator's, and the draws.
 """
 
 from __future__ import annotations
@@ -240,8 +240,9 @@ class ChainRun:
         if found["rhat"] != found["rhat"] or (self.settings.draws or _FEW) < _FEW:
             return None  # too few to tell
         enough = min(found["ess_bulk"], found["ess_tail"])
-        wanted = self.mixing.ess if self.settings.draws is None else min(self.mixing.ess, 100.0)
-        return found["rhat"] <= max(self.mixing.rhat, 1.01) and enough >= wanted
+        if self.settings.draws is not None:  # as many as were asked for: only what is clearly wrong is said
+            return found["rhat"] <= max(self.mixing.rhat, 1.05) and enough >= min(self.mixing.ess, 100.0)
+        return found["rhat"] <= self.mixing.rhat and enough >= self.mixing.ess
 
     def _check_finite(self, positions: Tensor) -> None:
         if not torch.isfinite(positions).all():
@@ -298,7 +299,9 @@ class ChainRun:
         self.generator.set_state(tensors["generator"])
         self._make_store(start)
         self.store.restore(tensors["draws"], *content["store"])
-        self.state = {k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")}
+        self.state = {
+            k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")
+        }
         restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from, self.target.gradients = content["sampling_from"], content["gradients"]
@@ -331,8 +334,9 @@ class ChainRun:
         result = ChainResult(
             draws=self.store.by_chain(), monitored=monitored,
             values=torch.cat(self.values).transpose(0, 1)[:, ::stride],
-            info={name: value[:, ::stride] for name, value in info.items()}, terms=known, state=self.state, converged=False if interrupted else self.converged,
-            interrupted=interrupted, message=self._message(interrupted, transitions, terms), seconds=seconds,
+            info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
+            state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
+            message=self._message(interrupted, transitions, terms), seconds=seconds,
         )  # fmt: skip
         _say(result)
         return result
@@ -378,14 +382,15 @@ def _say(result: ChainResult) -> None:
         warnings.warn(f"Sampling was {result.message}; these are its draws.", Interrupted, stacklevel=6)
         return
     if result.converged is False:
+        least = min(terms.get("ess_bulk", 0.0), terms.get("ess_tail", 0.0))
         warnings.warn(
             f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, least effective sample size "
-            f"{min(terms.get('ess_bulk', 0.0), terms.get('ess_tail', 0.0)):.0f}. Ask for more draws or a longer warmup, or reparameterise; "
-            f"averages over these draws are less sure than they look.",
+            f"{least:.0f}. Ask for more draws or a longer warmup, or reparameterise; averages over these draws are "
+            f"less sure than they look.",
             ConvergenceWarning, stacklevel=6,
         )  # fmt: skip
     share = terms.get("divergences", 0.0) / max(1, result.values.numel())
-    if share > 0.001 and result.monitored.shape[1] >= _FEW:
+    if share > 0.01 and result.monitored.shape[1] >= _FEW:
         warnings.warn(
             f"{terms['divergences']:.0f} of {result.values.numel()} transitions diverged: the sampler cannot follow the "
             f"curvature there, and the draws miss that region. Raise target_acceptance, or reparameterise the model.",

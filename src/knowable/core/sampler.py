@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,21 +106,26 @@ class Sampler(Method, Sampling):
         if not callable(log_density):
             raise InvalidType(f"log_density must be a function of a dict of tensors, got {type(log_density).__name__}.")
         _refuse_short_numbers(self, engine)
-        layout, first = _first_positions(init_params, self.chains)
+        layout, first = first_positions(init_params, self.chains)
         target = DensityTarget(log_density, layout, temperature=self.temperature, mode=engine.mode)
-        first = scattered(target, first, self.chains, seed, given=not isinstance(init_params, Mapping))
+        with own_randomness(derive_seed(seed, "start")):  # a density may draw random numbers of its own
+            first = scattered(target, first, self.chains, seed, given=not isinstance(init_params, Mapping))
+            known = tensor_fingerprint(first, *target.value_and_grad(first))
         saver = as_checkpoint(checkpoint)
         result = self._run(
             target, first, coordinate_monitor(layout.size), self.mixing, seed, progress, saver,
             {
-                "method": repr(self), "parameters": repr(layout), "engine": repr(engine),
-                "density": tensor_fingerprint(first, *target.value_and_grad(first)),
+                "method": repr(self), "parameters": repr(layout), "engine": repr(engine), "density": known,
             },
         )  # fmt: skip
         draws = layout.views(result.draws)
         run = self._diagnostics(result)
         return Samples(
-            draws, result.values * self.temperature, ChainDiagnostics.of(draws, run), info=result.info, best=self._best(target, result)
+            draws,
+            result.values * self.temperature,
+            ChainDiagnostics.of(draws, run),
+            info=result.info,
+            best=self._best(target, result),
         )
 
     def _rows(self, rows: Data, seed: int) -> Data:
@@ -201,21 +207,26 @@ def coordinate_monitor(dimension: int) -> Monitor:
     return lambda positions: positions[..., ::step].clone()
 
 
-def _first_positions(init_params: Any, chains: int) -> tuple[Layout, Tensor]:
+def first_positions(init_params: Any, chains: int) -> tuple[Layout, Tensor]:
     """The layout and the start values, ``(1, D)`` or ``(chains, D)``, from one dict or one for each chain."""
     several = isinstance(init_params, Sequence) and not isinstance(init_params, str)
-    each = list(init_params) if several else [init_params]
+    each: list[Any] = list(init_params) if several else [init_params]
     if several and len(each) != chains:
-        raise InvalidArgument(f"init_params has {len(each)} dicts for {chains} chains: give one, or one for each chain.")
+        raise InvalidArgument(
+            f"init_params has {len(each)} dicts for {chains} chains: give one, or one for each chain."
+        )
     if not each or not all(isinstance(one, Mapping) and one for one in each):
         raise InvalidType(
             f"init_params must be a dict of tensors such as {{'x': torch.zeros(3)}}, got {type(init_params).__name__}."
         )
     found = [{name: _start_value(name, value) for name, value in one.items()} for one in each]
-    tensors = [v for one in each for v in one.values() if hasattr(v, "dtype")]  # bare Python numbers do not decide
-    short = tensors and all(found[i][n].dtype == torch.float32 for i, one in enumerate(each) for n, v in one.items()
-                            if hasattr(v, "dtype"))
-    dtype = torch.float32 if short else torch.float64
+    dtypes = {
+        now[name].dtype
+        for one, now in zip(each, found, strict=True)
+        for name, value in one.items()
+        if isinstance(value, Tensor | np.ndarray)  # bare Python numbers do not decide
+    }
+    dtype = torch.float32 if dtypes == {torch.float32} else torch.float64
     found = [{name: value.to(dtype) for name, value in one.items()} for one in found]
     layout = Layout.of(found[0])
     if layout.size == 0:
@@ -239,13 +250,15 @@ def _start_value(name: str, value: Any) -> Tensor:
 
 def scattered(target: Target, first: Tensor, chains: int, seed: int, *, given: bool) -> Tensor:
     """Start positions for all chains: as ``given``, or near the one there is, where the density is finite."""
-    _check_density(target, first)
+    check_density(target, first)
     if given:
         return first
     generator = generator_for(seed, "scatter", device=first.device)
     spread = 1.0
     while spread > 1e-3:
-        noise = 2 * torch.rand((chains, first.shape[1]), generator=generator, dtype=first.dtype, device=first.device) - 1
+        noise = (
+            2 * torch.rand((chains, first.shape[1]), generator=generator, dtype=first.dtype, device=first.device) - 1
+        )
         found = first + spread * noise
         value, gradient = target.value_and_grad(found)
         if torch.isfinite(value).all() and torch.isfinite(gradient).all():
@@ -254,7 +267,7 @@ def scattered(target: Target, first: Tensor, chains: int, seed: int, *, given: b
     return first.expand(chains, -1).clone()
 
 
-def _check_density(target: Target, first: Tensor) -> None:
+def check_density(target: Target, first: Tensor) -> None:
     value, gradient = target.value_and_grad(first)
     if not torch.isfinite(value).all():
         raise InvalidArgument(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -58,7 +60,9 @@ def test_scales_that_are_far_apart_are_no_trouble_in_single_precision():
     correlation = torch.tensor([[1.0, 0.9, 0.5], [0.9, 1.0, 0.3], [0.5, 0.3, 1.0]])
     metric = Metric(scale.outer(scale) * correlation)
     noise = torch.randn(4, D)
-    torch.testing.assert_close(metric.kinetic(metric.momentum(noise)), 0.5 * noise.square().sum(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        metric.kinetic(metric.momentum(noise)), 0.5 * noise.square().sum(1), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_matrix_that_rounding_made_indefinite_is_taken():
@@ -149,7 +153,7 @@ def test_windows_double_and_leave_time_before_and_after(total):
         return
     widths = np.diff([metrics.window_opens(total), *ends])
     assert all(width >= 10 for width in widths)
-    assert all(later >= 2 * earlier for earlier, later in zip(widths, widths[1:], strict=False))
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(widths))
     assert total - ends[-1] >= max(round(0.1 * total), min(50, total // 4))
     assert metrics.window_opens(total) >= round(0.1 * total)
     assert 2 * widths[-1] >= 0.4 * (ends[-1] - metrics.window_opens(total)), "the last window sees about half of it"

@@ -98,7 +98,8 @@ def test_defaults_are_right_up_to_the_stated_bias(density, seed):
 
     The 10% and 90% quantiles of a normal that is 1.25% too wide have 0.0022 more outside: it is added to the limit.
     """
-    samples = SGLD(draws=1000).sample(density.log_density, density.start(), seed=seed)
+    steps = 10 if density.name != "bimodal" else 40  # the valley is crossed now and then only
+    samples = SGLD(draws=1000, steps=steps).sample(density.log_density, density.start(), seed=seed)
     draws = samples.draws["x"]
     scores = z_scores(draws, density)
     most = limit(sum(map(len, scores.values())))
@@ -112,18 +113,29 @@ def test_defaults_are_right_up_to_the_stated_bias(density, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("density", [banana(), funnel()], ids=lambda each: each.name)
-def test_bent_and_narrow_posteriors_keep_their_middle_and_lose_part_of_their_tails(density, seed):
-    """The bias where the curvature varies: medians to their standard errors, variances up to a third too small.
+def test_banana_keeps_its_middle_and_loses_part_of_its_tails(seed):
+    """Medians to their standard errors, variances up to a third too small.
 
     The step is tuned on the average of the posterior; where it is narrower, steps overshoot and chains leave sooner.
     """
-    samples = SGLD(draws=4000, warmup=1000).sample(density.log_density, density.start(), seed=seed)
-    scores = z_scores(samples.draws["x"], density)
-    assert (scores["quantile 0.5"].abs() < limit(8)).all()
+    density = banana()
+    samples = SGLD(draws=4000, steps=40).sample(density.log_density, density.start(), seed=seed)
+    assert (z_scores(samples.draws["x"], density)["quantile 0.5"].abs() < limit(2)).all()
     ratio = samples.draws["x"].flatten(0, 1).var(0) / density.covariance.diagonal()
-    ess = samples.diagnostics.ess["x"].min()
-    assert ((ratio > 0.6 - 4 * (4 / ess).sqrt()) & (ratio < 1.2 + 4 * (4 / ess).sqrt())).all()
+    error = (4 / samples.diagnostics.ess["x"].min()).sqrt()
+    assert ((ratio > 0.67 - 4 * error) & (ratio < 1 + 4 * error)).all()
+
+
+@pytest.mark.slow
+def test_neck_of_the_funnel_has_a_quarter_too_few_draws(seed):
+    # the documented bias: 47% of draws below the median of v, 7.4% below its 10% quantile; measured with 3 seeds, whose
+    # step sizes differ, hence a percent of tolerance besides 4 standard errors
+    density = funnel()
+    samples = SGLD(draws=4000, steps=40).sample(density.log_density, density.start(), seed=seed)
+    v, ess = samples.draws["x"][..., 0], samples.diagnostics.ess["x"][0].item()
+    for place, expected in ((0.0, 0.472), (-1.5 * 1.2816, 0.074)):
+        share = (v < place).double().mean().item()
+        assert abs(share - expected) < 0.01 + 4 * (expected * (1 - expected) / ess) ** 0.5
 
 
 def test_settings_out_of_range_are_refused():

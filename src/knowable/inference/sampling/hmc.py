@@ -154,7 +154,7 @@ class HMCKernel(Kernel):
 
     def _tune(self, state: State, proposal: State, metric: Metric, share: float, number: int, total: int) -> None:
         settings = self.settings
-        if settings.step_size is None:
+        if settings.step_size is None and total >= steps.SHORTEST:
             acceptance = proposal["acceptance"].mean().item()
             state["step"] = steps.update(state["step"], [acceptance], settings.target_acceptance)
         if settings.steps is None and number >= total // 10:  # the step has to be about right before

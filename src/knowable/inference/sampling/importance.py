@@ -26,7 +26,7 @@ from knowable.core.particles import Particles
 from knowable.core.posterior import Posterior
 from knowable.core.predicting import parse_memory
 from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.sampler import _check_density, _first_positions
+from knowable.core.sampler import check_density, first_positions
 from knowable.core.samples import Samples
 from knowable.core.starting_points import Start, starting_points
 from knowable.core.target import DensityTarget, ModelTarget, Target
@@ -162,10 +162,10 @@ class ImportanceSampling(Method):
         if self.proposal != "laplace":
             raise InvalidArgument("proposal must be 'laplace' for a bare density, which has no prior and no model.")
         several = isinstance(init_params, Sequence) and not isinstance(init_params, str)
-        layout, first = _first_positions(init_params, max(1, len(init_params)) if several else 1)
+        layout, first = first_positions(init_params, max(1, len(init_params)) if several else 1)
         self._check_size(layout.size)
         target = DensityTarget(log_density, layout, mode=engine.mode)
-        _check_density(target, first)
+        check_density(target, first)
         density = BareDensity(log_density, layout, first.dtype)
         with own_randomness(derive_seed(seed, "importance")):
             proposal = self._student_t(target, density, first, seed)

@@ -120,7 +120,8 @@ class MCLMCKernel(Kernel):
         metric = Metric(state["inverse_mass"])
         for i in range(n):
             transition = self._adjusted if self.settings.adjusted else self._unadjusted
-            found.append(transition(target, state, metric, generator, None if warmup is None else warmup.first + i))
+            number = warmup.first + i if warmup is not None and steps.tunes(warmup) else None
+            found.append(transition(target, state, metric, generator, number))
             state["transitions"] = state["transitions"] + 1
             if warmup is not None:
                 self._learn_metric(state, warmup.first + i, warmup.total)

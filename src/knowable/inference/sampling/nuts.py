@@ -90,18 +90,27 @@ class NUTSKernel(Kernel):
         blocks = []
         for count, last in _pieces(n, warmup):
             trees = Trees(target, state, count, self.settings.max_depth, generator=generator)
-            tuning = warmup is not None and self.settings.step_size is None
-            while not trees.finished:
-                step = steps.current(state["step"]) if warmup is not None else steps.final(state["step"])
-                acceptances = trees.tick(self.settings.step_size or step)
-                if tuning and acceptances:
-                    state["step"] = steps.update(state["step"], acceptances, self.settings.target_acceptance)
+            self._run(trees, state, tuning=steps.tunes(warmup) and self.settings.step_size is None)
             state |= trees.ends()
             blocks.append(trees.block())
             if warmup is not None and self._learn_metric(state, blocks[-1].positions, last, warmup):
                 step = steps.sensible(target, state["position"], Metric(state["inverse_mass"]), generator=generator)
                 state["step"] = steps.begin(step, boldness=2.0)
         return state, _joined(blocks)
+
+    def _run(self, trees: Trees, state: State, *, tuning: bool) -> None:
+        """All transitions of the trees. One update of the step for as many trajectories as there are chains.
+
+        Trajectories that fail end sooner and report first, so that the mean of all chains is what the step follows.
+        """
+        heard: list[float] = []
+        while not trees.finished:
+            step = steps.current(state["step"]) if tuning else steps.final(state["step"])
+            heard += trees.tick(self.settings.step_size or step)
+            while tuning and len(heard) >= trees.chains:
+                mean = sum(heard[: trees.chains]) / trees.chains
+                state["step"] = steps.update(state["step"], [mean], self.settings.target_acceptance)
+                del heard[: trees.chains]
 
     def _learn_metric(self, state: State, positions: Tensor, last: int, warmup: WarmUp) -> bool:
         """Count the positions up to transition ``last``; at the end of a window estimate the metric from them."""

@@ -57,9 +57,9 @@ class SGHMC(StochasticGradientSampler):
     Example:
         >>> import torch
         >>> import knowable as kn
-        >>> samples = kn.SGHMC(chains=4, draws=100).sample(lambda p: -0.5 * (p["x"] ** 2).sum(), {"x": torch.zeros(2)})
+        >>> samples = kn.SGHMC(chains=8, draws=200).sample(lambda p: -0.5 * (p["x"] ** 2).sum(), {"x": torch.zeros(2)})
         >>> samples.draws["x"].shape
-        torch.Size([4, 100, 2])
+        torch.Size([8, 200, 2])
     """
 
     friction: float = 2.0

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from knowable.core.kernel import WarmUp
 from knowable.core.target import Target
 from knowable.inference.sampling.metric import Metric
 
 _GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
+SHORTEST = 20  # transitions of a warm-up
 
 
 def begin(step: float, *, boldness: float = 10.0) -> Tensor:
@@ -38,6 +40,11 @@ def update(state: Tensor, acceptances: Iterable[float], target: float) -> Tensor
         weight = count**-_DECAY
         averaged = weight * log_step + (1 - weight) * averaged
     return torch.tensor([log_step, averaged, error, count, anchor], dtype=torch.float64)
+
+
+def tunes(warmup: WarmUp | None) -> bool:
+    """Whether a warm-up is long enough to tune the step; else the first sensible one stays."""
+    return warmup is not None and warmup.total >= SHORTEST
 
 
 def current(state: Tensor) -> float:
