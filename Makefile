@@ -31,10 +31,10 @@ demo: $(VENV)/.core  ## the main job on data that ships with the package
 	$(BIN)/knowable demo
 
 test: $(VENV)/.full  ## the tests, without the slow statistical ones
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.full  ## all tests, on five seeds where they are seeded
-	KNOWABLE_SEEDS=0-4 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 KNOWABLE_SEEDS=0-4 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.full  ## style, types
 	$(BIN)/ruff check src tests benchmarks

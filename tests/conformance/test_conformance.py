@@ -40,11 +40,10 @@ SUBJECTS = {
     "sgld": Subject(kn.SGLD(**CHAINS, **BATCHES), longer=kn.SGLD(**LONG_CHAINS, **BATCHES)),
     "sghmc": Subject(kn.SGHMC(**CHAINS, **BATCHES), longer=kn.SGHMC(**LONG_CHAINS, **BATCHES)),
     "cyclical_sgmcmc": Subject(
-        kn.CyclicalSGMCMC(**CHAINS, batch_size=8, cycle_steps=12), longer=kn.CyclicalSGMCMC(**LONG_CHAINS, cycle_steps=12)
+        kn.CyclicalSGMCMC(**CHAINS, batch_size=8, cycle_steps=12),
+        longer=kn.CyclicalSGMCMC(**LONG_CHAINS, cycle_steps=12),
     ),
-    "svgd": Subject(
-        kn.SVGD(chains=3, warmup=3, start="prior", batch_size=8), longer=kn.SVGD(chains=2, warmup=150, start="prior")
-    ),
+    "svgd": Subject(kn.SVGD(chains=3, warmup=3, batch_size=8), longer=kn.SVGD(chains=2, warmup=150)),
 }
 
 

@@ -392,7 +392,8 @@ def _say(result: ChainResult) -> None:
     share = terms.get("divergences", 0.0) / max(1, result.values.numel())
     if share > 0.01 and result.monitored.shape[1] >= _FEW:
         warnings.warn(
-            f"{terms['divergences']:.0f} of {result.values.numel()} transitions diverged: the sampler cannot follow the "
-            f"curvature there, and the draws miss that region. Raise target_acceptance, or reparameterise the model.",
+            f"{terms['divergences']:.0f} of {result.values.numel()} transitions diverged: the sampler cannot follow "
+            f"the curvature there, and the draws miss that region. Raise target_acceptance, or "
+            f"reparameterise the model.",
             ConvergenceWarning, stacklevel=6,
         )  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from knowable.core.checks import check_choice
 from knowable.errors import InvalidType
 
-
 MODES = ("auto", "eager", "traced", "compiled")
 
 

@@ -268,6 +268,7 @@ def scattered(target: Target, first: Tensor, chains: int, seed: int, *, given: b
 
 
 def check_density(target: Target, first: Tensor) -> None:
+    """Refuse a density that is not finite, or not smooth, where it begins."""
     value, gradient = target.value_and_grad(first)
     if not torch.isfinite(value).all():
         raise InvalidArgument(
@@ -280,8 +281,8 @@ def check_density(target: Target, first: Tensor) -> None:
 def _refuse_short_numbers(method: Method, engine: Engine) -> None:
     if engine.precision != "full":
         raise Unsupported(
-            f"{type(method).__name__} needs exact gradients: precision={engine.precision!r} would change the posterior. "
-            f"To save memory keep draws as store='bfloat16'."
+            f"{type(method).__name__} needs exact gradients: precision={engine.precision!r} would change the "
+            f"posterior. To save memory keep draws as store='bfloat16'."
         )
 
 

@@ -233,7 +233,7 @@ class NormalDensity:
         return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
 
     def add_to(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add log densities and gradients at ``position`` to ``value`` ``(C,)`` and ``gradient`` ``(C, D)``, in place."""
+        """Add the log densities and gradients at ``position`` to ``value`` and ``gradient``, in place."""
         if self._common is not None:
             value.add_(torch.linalg.vecdot(position, position), alpha=-0.5 * self._common).add_(self.constant)
             return value, gradient.add_(position, alpha=-self._common)

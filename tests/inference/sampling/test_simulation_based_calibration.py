@@ -1,8 +1,8 @@
 """Simulation-based calibration (Talts et al., 2018) of the exact gradient samplers on a small Bayesian network.
 
-Weights are drawn from the prior, data from the network with these weights, and chains from the posterior given the data.
-Then the true value of any quantity is one more draw of it: its rank among the chain's draws is uniform. Every replication
-is one chain of a single batched run, each with data of its own.
+Weights are drawn from the prior, data from the network with these weights, and chains from the posterior given the
+data. Then the true value of any quantity is one more draw of it: its rank among the chain's draws is uniform. Every
+replication is one chain of a single batched run, each with data of its own.
 """
 
 from __future__ import annotations

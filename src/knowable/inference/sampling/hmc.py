@@ -38,9 +38,10 @@ class HMC(Sampler):
         step_size: Leapfrog step, or None to tune it.
         steps: Leapfrog steps of a trajectory, the mean where they are jittered, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
-        target_acceptance: Acceptance probability the step size is tuned to.
-        jitter: Whether trajectory lengths vary evenly between 0 and twice the mean, and every fifth has smaller steps so
-            that no chain is stuck for long where the density is narrow; or all are the same.
+        target_acceptance: Acceptance probability the step size is tuned to, as a harmonic mean over chains: a few that
+            are stuck count for much.
+        jitter: Whether trajectory lengths vary evenly between 0 and twice the mean, and every fifth has smaller steps
+            so that no chain is stuck for long where the density is narrow; or all are the same.
 
     Example:
         >>> import torch
@@ -53,7 +54,7 @@ class HMC(Sampler):
     step_size: float | None = None
     steps: int | None = None
     mass: str = "auto"
-    target_acceptance: float = 0.9
+    target_acceptance: float = 0.8
     jitter: bool = True
 
     def __post_init__(self) -> None:
@@ -155,7 +156,7 @@ class HMCKernel(Kernel):
     def _tune(self, state: State, proposal: State, metric: Metric, share: float, number: int, total: int) -> None:
         settings = self.settings
         if settings.step_size is None and total >= steps.SHORTEST:
-            acceptance = proposal["acceptance"].mean().item()
+            acceptance = steps.harmonic_mean(proposal["acceptance"])
             state["step"] = steps.update(state["step"], [acceptance], settings.target_acceptance)
         if settings.steps is None and number >= total // 10:  # the step has to be about right before
             before, after = (metric.whiten(each["position"] - state["centre"]) for each in (state, proposal))

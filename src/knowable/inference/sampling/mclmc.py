@@ -261,7 +261,8 @@ def _relative(new: Tensor, old: Tensor) -> float:
 def _energy_step(state: Tensor, change: Tensor, target: float) -> Tensor:
     r"""The step at which the energy error has the wanted variance, from a fading memory of errors.
 
-    The variance grows as the sixth power of the step: :math:`\epsilon = (\overline{\Delta E^2 / (v \epsilon^6)})^{-1/6}`.
+    The variance grows as the sixth power of the step, so that
+    :math:`\epsilon = (\overline{\Delta E^2 / (v \epsilon^6)})^{-1/6}`.
     """
     total, weights, step = state.tolist()
     if len(change) == 0:

@@ -1,8 +1,8 @@
 r"""The metric of momenta: how far a unit of momentum moves each direction, and how it is learned in the warm-up.
 
-The inverse mass matrix is an estimate of the posterior covariance: a vector of variances (diagonal) or a matrix (dense).
-In the warm-up it is estimated anew at the end of windows that double in length (Stan Development Team), from the spread
-*within* each chain, pooled over chains: chains that sit in different modes do not inflate it.
+The inverse mass matrix is an estimate of the posterior covariance: a vector of variances (diagonal) or a matrix
+(dense). In the warm-up it is estimated anew at the end of windows that double in length (Stan Development Team), from
+the spread *within* each chain, pooled over chains: chains that sit in different modes do not inflate it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,8 @@ class NUTS(Sampler):
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
         step_size: Leapfrog step, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
-        target_acceptance: Mean acceptance along a trajectory that the step size is tuned to.
+        target_acceptance: Mean acceptance along a trajectory that the step size is tuned to, as a harmonic mean over
+            chains: a few that are stuck count for much.
         max_depth: Longest trajectory: 2 to this power leapfrog steps.
 
     Example:
@@ -47,7 +49,7 @@ class NUTS(Sampler):
 
     step_size: float | None = None
     mass: str = "auto"
-    target_acceptance: float = 0.9
+    target_acceptance: float = 0.8
     max_depth: int = 10
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class NUTSKernel(Kernel):
             step = steps.current(state["step"]) if tuning else steps.final(state["step"])
             heard += trees.tick(self.settings.step_size or step)
             while tuning and len(heard) >= trees.chains:
-                mean = sum(heard[: trees.chains]) / trees.chains
+                mean = steps.harmonic_mean(torch.tensor(heard[: trees.chains]))
                 state["step"] = steps.update(state["step"], [mean], self.settings.target_acceptance)
                 del heard[: trees.chains]
 
@@ -139,7 +141,7 @@ def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
     first, stop = warmup.first, warmup.first + n
     marks = {metrics.window_opens(warmup.total), *metrics.windows(warmup.total)}
     cuts = [first, *sorted(mark for mark in marks if first < mark < stop), stop]
-    return [(end - begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    return [(end - begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
 def _joined(blocks: list[Block]) -> Block:

@@ -86,6 +86,8 @@ class SimulatedAnnealing(Sampler):
         return AnnealingKernel(moves, self.hottest, self.schedule)
 
     def _best(self, target: Target, result: ChainResult) -> Params:
+        if result.interrupted:  # no time to cool: the best that the chains came by
+            return target.layout.views(result.state["best"][int(result.state["best_value"].argmax())])
         kernel = self.kernel(target.layout.size)
         position, _ = kernel.cool(
             target, result.state, generator=generator_for(0, "cooling", device=result.draws.device)

@@ -1,4 +1,4 @@
-r"""Dual averaging: a step size at which proposals are accepted as often as wanted (Nesterov, 2009; Hoffman and Gelman, 2014).
+r"""Dual averaging: a step size at which proposals are accepted as often as wanted (Hoffman and Gelman, 2014).
 
 The state is one small tensor ``[log step, log averaged step, mean error, updates, anchor]`` in double precision, shared
 by all chains.
@@ -40,6 +40,11 @@ def update(state: Tensor, acceptances: Iterable[float], target: float) -> Tensor
         weight = count**-_DECAY
         averaged = weight * log_step + (1 - weight) * averaged
     return torch.tensor([log_step, averaged, error, count, anchor], dtype=torch.float64)
+
+
+def harmonic_mean(acceptance: Tensor) -> float:
+    """The mean over chains that a few stuck ones pull down (Hoffman, Radul and Sountsov, 2021)."""
+    return len(acceptance) / (1 / acceptance.double().clamp_min(1e-3)).sum().item()
 
 
 def tunes(warmup: WarmUp | None) -> bool:

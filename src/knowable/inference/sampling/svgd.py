@@ -94,7 +94,7 @@ class SVGD(Sampler):
         settled, updates = bool(result.state["settled"]), int(result.state["updates"])
         outcome = "settled" if settled else "not settled"
         message = f"{outcome} after {updates} updates of {self.chains} particles"
-        if not settled:
+        if not settled and self.warmup is None:  # who asks for a number of updates gets it without remark
             warnings.warn(
                 f"The particles have {message}: what pulls them and what pushes them differ by "
                 f"{result.terms['force']:.2g} of their size, and less and less. Allow more updates with warmup=.",

@@ -4,11 +4,11 @@ What it achieves is ChEES, the change in the estimator of the expected square (H
 
 .. math:: C = \tfrac14 E\big[(\|\theta' - \bar\theta\|^2 - \|\theta - \bar\theta\|^2)^2\big]
 
-and its cost is its length T: C / T is increased by gradient steps on log T, the same for all chains (without the division
-lengths that wander beyond the best one never come back, for C is flat there). Distances are in units of the posterior
-and from each chain's own running mean, so that chains in different modes do not mislead it. Lengths are jittered between
-0 and twice the mean. The state is one small tensor ``[log length, averaged, slope of C, C, updates]`` in double
-precision, where slope and C are fading means.
+and its cost is its length T: C / T is increased by gradient steps on log T, the same for all chains (without the
+division lengths that wander beyond the best one never come back, for C is flat there). Distances are in units of the
+posterior and from each chain's own running mean, so that chains in different modes do not mislead it. Lengths are
+jittered between 0 and twice the mean. The state is one small tensor ``[log length, averaged, slope of C, C, updates]``
+in double precision, where slope and C are fading means.
 """
 
 from __future__ import annotations

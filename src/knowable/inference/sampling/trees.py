@@ -2,7 +2,7 @@
 
 A subtree of 2^k leapfrog steps is integrated in order. To notice a turn inside it without keeping all its points, one
 remembers at each level the first point of the part that is under way (Phan, Pradhan and Jankowiak, 2019): leaf number n
-is the last of as many complete parts as n has trailing ones in binary, and the first of each was stored when it came by.
+is the last of as many complete parts as n has trailing ones in binary, and the first of each was stored before.
 """
 
 from __future__ import annotations
