@@ -53,4 +53,7 @@ def test_quick_and_partial_runs_do_not_touch_the_results(tmp_path, monkeypatch):
 def test_unknown_benchmark_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         main(["step_tme"])
-    assert "no benchmark 'step_tme'; there are step_time, prediction, epoch, gradients" in capsys.readouterr().err
+    assert (
+        "no benchmark 'step_tme'; there are step_time, prediction, epoch, stochastic_gradient, gradients"
+        in capsys.readouterr().err
+    )

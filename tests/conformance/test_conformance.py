@@ -32,7 +32,7 @@ SUBJECTS = {
     "nuts": Subject(kn.NUTS(**CHAINS, max_depth=2), longer=kn.NUTS(**LONG_CHAINS, max_depth=2)),
     "mclmc": Subject(kn.MCLMC(**CHAINS, **STEPS), longer=kn.MCLMC(**LONG_CHAINS, **STEPS)),
     "simulated_annealing": Subject(
-        kn.SimulatedAnnealing(**CHAINS, steps=2), longer=kn.SimulatedAnnealing(**LONG_CHAINS, steps=2)
+        kn.SimulatedAnnealing(**{**CHAINS, "draws": 10}, steps=2), longer=kn.SimulatedAnnealing(**LONG_CHAINS, steps=2)
     ),
     "tempered_chains": Subject(
         kn.TemperedChains(**CHAINS, rungs=2, steps=2), longer=kn.TemperedChains(**LONG_CHAINS, rungs=2, steps=2)

@@ -282,8 +282,10 @@ def test_a_linear_model_has_the_exact_posterior(seed):
 @pytest.mark.parametrize("wanted", [0.6, 0.8, 0.95])
 def test_the_acceptance_is_about_the_one_wanted(wanted):
     found = sample(HMC(chains=8, draws=300, target_acceptance=wanted), correlated_gaussian(10))
+    usual = found.info["acceptance"][:, torch.arange(300) % 5 != 0]  # every fifth has a quarter of the step
+    harmonic = (1 / usual.clamp_min(1e-3)).mean(0).reciprocal().mean().item()
     # the step is averaged on the log scale over a noisy path, which makes it a little careful
-    assert wanted - 0.08 < found.diagnostics["acceptance"] < wanted + 0.2
+    assert wanted - 0.08 < harmonic < wanted + 0.2
 
 
 def test_the_metric_finds_the_scales():

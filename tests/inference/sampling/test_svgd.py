@@ -81,9 +81,14 @@ def test_one_draw_of_each_particle_has_no_mixing_to_report_and_says_whether_it_s
     assert samples.diagnostics.rhat["x"].isnan().all() and samples.diagnostics.ess["x"].isnan().all()
     assert samples.diagnostics.converged is True and "settled" in samples.diagnostics.message
     torch.testing.assert_close(samples.log_density[:, 0], -0.5 * samples.draws["x"][:, 0].square().sum(-1))
+
+
+def test_particles_that_have_not_settled_say_so_unless_the_number_of_updates_was_asked_for(monkeypatch):
+    hasty = SVGD(chains=10, warmup=5).sample(_normal, {"x": torch.full((2,), 9.0)})
+    assert hasty.diagnostics.converged is False and "not settled" in hasty.diagnostics.message
+    monkeypatch.setattr(SVGD, "default_warmup", 5)
     with pytest.warns(ConvergenceWarning, match="not settled"):
-        hasty = SVGD(chains=10, warmup=5).sample(_normal, {"x": torch.full((2,), 9.0)}, seed=seed)
-    assert hasty.diagnostics.converged is False
+        SVGD(chains=10).sample(_normal, {"x": torch.full((2,), 9.0)})
 
 
 @pytest.mark.parametrize("batch_size", [None, 20])

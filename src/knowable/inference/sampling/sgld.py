@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_number
+from knowable.core.checks import check_choice, check_number, check_type
 from knowable.core.kernel import State
 from knowable.core.randomness import fast_randn
 from knowable.core.target import Target
@@ -87,6 +87,7 @@ class SGLD(StochasticGradientSampler):
         super().__post_init__()
         check_choice("schedule", self.schedule, SCHEDULES)
         check_number("decay", self.decay, above=0, at_most=1)
+        check_type("preconditioned", self.preconditioned, bool, "True or False")
         if self.preconditioned and self.mass != "auto":
             raise InvalidArgument(
                 f"preconditioned=True follows the gradients and leaves no choice of mass, got mass={self.mass!r}."
