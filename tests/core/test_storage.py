@@ -15,7 +15,15 @@ import torch
 from safetensors.torch import save_file
 
 from knowable.core import storage
-from knowable.core.storage import FORMAT_VERSION, MANIFEST, is_folder, read_folder, tensor_fingerprint, write_folder
+from knowable.core.storage import (
+    FORMAT_VERSION,
+    MANIFEST,
+    check_place,
+    is_folder,
+    read_folder,
+    tensor_fingerprint,
+    write_folder,
+)
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
 from tests.core.cases import same_params
 
@@ -381,3 +389,14 @@ def test_the_fingerprint_of_much_data_looks_at_evenly_spaced_rows():
     moved[::195] += 1.0  # every row that is looked at
     assert tensor_fingerprint(data) != tensor_fingerprint(moved)
     assert tensor_fingerprint(data) != tensor_fingerprint(data[:-1])
+
+
+def test_what_a_killed_save_leaves_behind_is_no_obstacle(tmp_path):
+    folder = tmp_path / "state"
+    write_folder(folder, "checkpoint", {}, {"x": torch.zeros(2)})
+    for left in (".tmprhpNbV", "tensors.12.partial", "manifest.json.12.partial"):
+        (folder / left).write_text("half")
+    check_place(folder, "checkpoint")
+    write_folder(folder, "checkpoint", {}, {"x": torch.ones(2)})
+    assert not list(folder.glob(".tmp*")) and not list(folder.glob("*.partial"))
+    assert torch.equal(read_folder(folder, "checkpoint")[1]["x"], torch.ones(2))

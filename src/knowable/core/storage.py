@@ -25,7 +25,7 @@ from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
-_PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial")
+_PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial|\.tmp\w{6}")  # the last: safetensors' own
 _TRIES = 20
 _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
 
