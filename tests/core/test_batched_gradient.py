@@ -314,3 +314,27 @@ def test_the_quotient_of_polynomials_is_tanh_to_single_precision():
     assert torch.equal(rational_tanh(x.double()), torch.tanh(x.double()))
     small = torch.logspace(-6, -1, 100)
     assert (rational_tanh(small).double() / torch.tanh(small.double()) - 1).abs().max() < 1e-6
+
+
+# --- products with a matrix that all chains share ---------------------------------------------------------------------
+
+
+def linear_layer(flat: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(x @ flat.reshape(3, -1).T).square().sum()
+
+
+@pytest.mark.parametrize("large", [1, 100])
+def test_a_shared_matrix_is_multiplied_once_for_all_chains(monkeypatch, large):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    monkeypatch.setattr(batched_gradient, "_LARGE", large)
+    x, position = torch.randn(7, 2, dtype=DTYPE), torch.randn(CHAINS, 6, dtype=DTYPE)
+    whole = torch.func.vmap(torch.func.grad_and_value(linear_layer), in_dims=(0, None))
+    graph = make_fx(whole)(position, x)
+    batched_gradient.join_shared_products(graph)
+    graph.recompile()
+    names = [str(node.target) for node in graph.graph.nodes]
+    joined = 2 if large == 1 else 0  # the layer and the gradient of its weights
+    assert (names.count("aten.mm.default"), names.count("aten.bmm.default")) == (joined, 2 - joined)
+    gradient, value = graph(position, x)
+    assert_same((value, gradient), by_autograd(linear_layer, position, x))

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from knowable.core.network import no_hidden_loops
 
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
+_LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
 _COMPILE_AFTER = 10_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
 
 
@@ -174,6 +175,49 @@ def _same_kind(node: Any, other: Any) -> bool:
     return first.dtype == second.dtype and first.shape == second.shape
 
 
+def join_shared_products(graph: Any) -> None:
+    """Turn products of every chain's matrix with one that all chains share into a single large product.
+
+    ``x Wᵀ`` for all W ``(C, m, k)`` is one product of ``(C m, k)`` with ``xᵀ``, which keeps the processor busier than C
+    small ones: the first layer of a network with many inputs, and the gradient of its weights.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.target is not aten.bmm.default:
+            continue
+        left, right = (_shared(each) for each in node.args)
+        if (left is None) == (right is None):
+            continue
+
+        def call(operation: Any, *arguments: Any) -> Any:
+            return graph.graph.call_function(operation, arguments)
+
+        chains, rows, columns = node.meta["val"].shape
+        with graph.graph.inserting_before(node):
+            if right is not None:  # (C, n, k) (k, m)
+                flat = call(aten.reshape.default, node.args[0], [chains * rows, -1])
+                found = call(aten.view.default, call(aten.mm.default, flat, right), [chains, rows, columns])
+            else:  # (n, k) (C, k, m)
+                flat = call(aten.reshape.default, call(aten.transpose.int, node.args[1], 1, 2), [chains * columns, -1])
+                product = call(aten.mm.default, flat, call(aten.t.default, left))
+                found = call(aten.transpose.int, call(aten.view.default, product, [chains, columns, rows]), 1, 2)
+        node.replace_all_uses_with(found)
+        graph.graph.erase_node(node)
+
+
+def _shared(node: Any) -> Any:
+    """The matrix that ``node`` repeats for every chain, or None."""
+    shape = node.meta["val"].shape
+    while node.target in (torch.ops.aten.view.default, torch.ops.aten.expand.default):
+        node = node.args[0]
+        here = node.meta["val"].shape
+        if here == shape[1:]:
+            return node if min(here) >= _LARGE else None
+        if here != shape:
+            return None
+    return None
+
+
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
     """``function`` recorded on ``example`` and fused by torch's compiler; as recorded where there is no compiler."""
     with warnings.catch_warnings():
@@ -183,6 +227,7 @@ def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., An
 
     table = {**decompositions, torch.ops.aten.tanh.default: rational_tanh}
     graph = make_fx(function, decomposition_table=table)(*example)
+    join_shared_products(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     for own_cache in (False, True):  # a compilation that was killed can leave a broken file in the shared cache

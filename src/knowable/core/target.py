@@ -23,7 +23,7 @@ from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument
 
 CHAINS_PER_BLOCK = 16  # that many stay in the cache together
-_BLOCK_BYTES = 64 * 2**20  # working memory of one call
+_BLOCK_BYTES = 128 * 2**20  # working memory of one call
 
 
 class Target(ABC):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import math
 
+import torch
+from torch import Tensor
+
+from knowable.core.params import Layout
+from knowable.core.target import DensityTarget
 from knowable.inference.sampling import trees
 
 
@@ -38,3 +43,74 @@ def test_a_leapfrog_step_is_reversible_and_nearly_conserves_energy(generator):
 
     errors = [(energy(*leap(q, p, each * step)) - energy(q, p)).abs().mean() for each in (1.0, 0.5)]
     assert 5 < errors[0] / errors[1] < 12  # third order for one step: a factor of 8
+
+
+class Recorded(trees.Trees):
+    """Trees that write down, for every leaf, its momentum and what was said of a turn."""
+
+    def _turning_within(self, velocity):
+        turning = super()._turning_within(velocity)
+        self.log.append((self.leaf.copy(), self.p.clone(), turning.copy()))
+        return turning
+
+
+def turned_back(momenta: list[Tensor]) -> bool:
+    """The slow way: any part of 2^k leaves, aligned and complete, that turns as a whole or at its middle."""
+    size = len(momenta)
+    if size == 1:
+        return False
+    left, right = momenta[: size // 2], momenta[size // 2 :]
+    return (
+        against(left + right)
+        or against([*left, right[0]])
+        or against([left[-1], *right])
+        or turned_back(left)
+        or turned_back(right)
+    )
+
+
+def against(momenta: list[Tensor]) -> bool:
+    span = torch.stack(momenta).sum(0)
+    return bool(momenta[0] @ span <= 0) or bool(momenta[-1] @ span <= 0)
+
+
+def test_turns_are_noticed_where_a_recursion_would_notice_them(generator):
+    scale = torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
+    layout = Layout.of({"x": torch.zeros(3, dtype=torch.float64)})
+    target = DensityTarget(lambda p: -0.5 * (p["x"] / scale).square().sum(), layout)
+    position = scale * torch.randn((6, 3), generator=generator, dtype=torch.float64)
+    value, gradient = target.value_and_grad(position)
+    mass = torch.ones(3, dtype=torch.float64)
+    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": mass}
+    grown = Recorded(target, state, 30, 10, generator=generator)
+    grown.log = []
+    subtrees: list[list[Tensor]] = [[] for _ in range(6)]
+    looked = noticed = 0
+    while not grown.finished:
+        active = grown.active.copy()
+        grown.tick(0.08)
+        leaf, momentum, turning = grown.log[-1]
+        for chain in range(6):
+            if not active[chain]:
+                continue
+            here = subtrees[chain] = [] if leaf[chain] == 0 else subtrees[chain]
+            here.append(momentum[chain])
+            parts = [here[-(2**k) :] for k in range(1, 11) if len(here) % 2**k == 0]
+            expected = any(turned_back(part) for part in parts)
+            assert bool(turning[chain]) == expected, (chain, leaf[chain])
+            looked, noticed = looked + 1, noticed + expected
+    assert looked > 500 and noticed > 20
+
+
+def test_a_tree_that_closes_a_circle_does_not_go_on(generator):
+    # every direction has the same period: a trajectory may double from less than half a circle to a whole number
+    layout = Layout.of({"x": torch.zeros(50, dtype=torch.float64)})
+    target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), layout)
+    position = torch.randn((64, 50), generator=generator, dtype=torch.float64)
+    value, gradient = target.value_and_grad(position)
+    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": torch.ones(50).double()}
+    for step in (2 * math.pi / 15, 2 * math.pi / 16, 2 * math.pi / 17):
+        grown = trees.Trees(target, state, 20, 10, generator=generator)
+        while not grown.finished:
+            grown.tick(step)
+        assert grown.block().info["steps"].max() <= 31

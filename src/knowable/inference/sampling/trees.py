@@ -3,6 +3,9 @@
 A subtree of 2^k leapfrog steps is integrated in order. To notice a turn inside it without keeping all its points, one
 remembers at each level the first point of the part that is under way (Phan, Pradhan and Jankowiak, 2019): leaf number n
 is the last of as many complete parts as n has trailing ones in binary, and the first of each was stored before.
+
+Whatever consists of two halves has turned back if it has as a whole, or either half together with the point of the
+other that is next to it: the whole alone can close a full circle between two looks and go on for long.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ class Trees:
         self.weight, self.sub_weight = self.value.new_zeros(chains), self.value.new_full((chains,), -math.inf)
         self.energy = self.value.new_zeros(chains)
         self.acceptance = self.value.new_zeros(chains)
-        # first points of the parts under way: velocity, momentum, and the sum of momenta up to it
-        self.marks = like.new_zeros((3, max_depth + 1, chains, dimension))
+        # of the first points of the parts under way: velocity and momentum, the same of the leaf before, and the sum of
+        # momenta before it
+        self.marks = like.new_zeros((5, max_depth + 1, chains, dimension))
+        self.before = torch.zeros_like(like), torch.zeros_like(like)  # velocity and momentum of the last leaf
         self.leaf, self.depth, self.done, self.taken = (np.zeros(chains, dtype=np.int64) for _ in range(4))
         self.direction = np.ones(chains)
         self.active = np.ones(chains, dtype=bool)
@@ -91,27 +96,34 @@ class Trees:
 
     def _turning_within(self, velocity: Tensor) -> np.ndarray:
         """Whether a part of the growing subtree that ends with this leaf has turned back."""
-        odd = self.leaf & 1
-        first = np.flatnonzero((odd == 0) & self.active)  # this leaf is the first of a part: remember it
-        turning = np.zeros(self.chains, dtype=bool)
+        first = np.flatnonzero((self.leaf & 1 == 0) & self.active)  # this leaf is the first of a part: remember it
         if len(first):
-            index = torch.from_numpy(first)
-            level = torch.from_numpy(_LEVEL[self.leaf[first]])
-            self.marks[0, level, index] = velocity[index]
-            self.marks[1, level, index] = self.p[index]
-            self.marks[2, level, index] = self.sub_sum[index]
-        last = np.flatnonzero((odd == 1) & self.active)  # this leaf is the last of one or several parts
+            index, level = torch.from_numpy(first), torch.from_numpy(_LEVEL[self.leaf[first]])
+            here = (velocity, self.p, *self.before, self.sub_sum - self.p)
+            self.marks[:, level, index] = torch.stack([each[index] for each in here])
+        self.before = velocity, self.p
+        last = np.flatnonzero((self.leaf & 1 == 1) & self.active)  # this leaf is the last of one or several parts
+        turning = np.zeros(self.chains, dtype=bool)
         if len(last):
             parts = _PARTS[self.leaf[last]]
             chain = np.repeat(last, parts)
-            top = np.repeat(_LEVEL[self.leaf[last]], parts)
-            level = top - (np.arange(len(chain)) - np.repeat(np.cumsum(parts) - parts, parts))
-            index = torch.from_numpy(chain)
-            left, momentum, sums = self.marks[:, torch.from_numpy(level), index]
-            span = self.sub_sum[index] - sums + momentum
-            back = ((left * span).sum(-1) <= 0) | ((velocity[index] * span).sum(-1) <= 0)
-            turning[chain[back.cpu().numpy()]] = True
+            inner = np.arange(len(chain)) - np.repeat(np.cumsum(parts) - parts, parts)  # 0: the smallest part
+            level = torch.from_numpy(np.repeat(_LEVEL[self.leaf[last]], parts) - inner)
+            turning[chain[self._halves_turn(torch.from_numpy(chain), level, inner, velocity).cpu().numpy()]] = True
         return turning
+
+    def _halves_turn(self, chain: Tensor, level: Tensor, inner: np.ndarray, velocity: Tensor) -> Tensor:
+        """Whether parts that end with this leaf have turned: the second half of each began one level above."""
+        v_first, p_first, *_, before = self.marks[:, level, chain]
+        v_second, p_second, v_middle, p_middle, half = self.marks[:, (level + 1).clamp_max(self.max_depth), chain]
+        pair = torch.from_numpy(inner == 0).to(chain.device).unsqueeze(-1)  # the second half is this leaf alone
+        v_last, total = velocity[chain], self.sub_sum[chain]
+        v_second, p_second = torch.where(pair, v_last, v_second), torch.where(pair, self.p[chain], p_second)
+        v_middle, p_middle = torch.where(pair, v_first, v_middle), torch.where(pair, p_first, p_middle)
+        half = torch.where(pair, total - p_second, half)
+        return _turned(
+            v_first, v_middle, v_second, v_last, half - before, total - half, p_middle, p_second
+        )  # fmt: skip
 
     # --- the ends of subtrees and trajectories -----------------------------------------------------------------------
 
@@ -146,12 +158,13 @@ class Trees:
         self.position[chosen], self.value[chosen] = self.sub_q[chosen], self.sub_v[chosen]
         self.gradient[chosen] = self.sub_g[chosen]
         self.weight[index] = torch.logaddexp(self.weight[index], self.sub_weight[index])
+        far, near = self.ends_of["p"][1 - side, index], self.ends_of["p"][side, index]
+        v_second, p_second = self.marks[:2, 0, index]  # the first leaf of the subtree
+        v_far, v_near, v_last = (self.metric.velocity(each) for each in (far, near, self.p[index]))
+        turned = _turned(v_far, v_near, v_second, v_last, self.sum[index], self.sub_sum[index], near, p_second)
         self.sum[index] += self.sub_sum[index]
         for name, now in (("q", self.q), ("p", self.p), ("g", self.g)):
             self.ends_of[name][side, index] = now[index]
-        total = self.sum[index]
-        back = self.metric.velocity(self.ends_of["p"][0, index]), self.metric.velocity(self.ends_of["p"][1, index])
-        turned = ((back[0] * total).sum(-1) <= 0) | ((back[1] * total).sum(-1) <= 0)
         self.depth[grown] += 1
         return turned.cpu().numpy() | (self.depth[grown] >= self.max_depth)
 
@@ -198,6 +211,25 @@ class Trees:
         self.info["energy"][row, index] = self.energy[index]
         self.info["steps"][row, index] = taken
         self.done[chains] += 1
+
+
+def _turned(
+    v_first: Tensor, v_middle: Tensor, v_second: Tensor, v_last: Tensor, left: Tensor, right: Tensor, p_middle: Tensor,
+    p_second: Tensor,
+) -> Tensor:  # fmt: skip
+    """Whether two halves ``(n, D)`` one after the other turn back: first ... middle | second ... last.
+
+    ``left`` and ``right`` are the sums of their momenta, ``v`` velocities and ``p`` momenta at their ends.
+    """
+
+    def against(begin: Tensor, end: Tensor, span: Tensor) -> Tensor:
+        return ((begin * span).sum(-1) <= 0) | ((end * span).sum(-1) <= 0)
+
+    return (
+        against(v_first, v_last, left + right)
+        | against(v_first, v_second, left + p_second)
+        | against(v_middle, v_last, p_middle + right)
+    )
 
 
 _INFO = ("acceptance", "diverging", "energy", "steps")
