@@ -244,16 +244,20 @@ def test_gradients_are_counted_and_values_are_not():
 def test_a_long_run_is_compiled_at_a_call_that_a_resumed_run_knows(monkeypatch):
     used = []
     monkeypatch.setattr(batched_gradient, "_COMPILE_AFTER", 3)
+    monkeypatch.setattr(batched_gradient, "_DIRECTLY", 2)
     monkeypatch.setattr(batched_gradient, "compiled", lambda f, *example: used.append(f) or traced(f, *example))
     batched = BatchedGradient(quadratic)
     for _ in range(3):
+        assert not batched.compiling
         batched.value_and_grad(positions())
-    assert not used
+    for _ in range(2):  # from here on steps may be fused: a few gradients beside them are not worth a graph
+        batched.value_and_grad(positions())
+        assert batched.compiling and not used
     batched.value_and_grad(positions())
     batched.value_and_grad(positions())
     assert len(used) == 1
     resumed = BatchedGradient(quadratic)
-    resumed.calls = 3
+    resumed.calls, resumed.direct = 5, 2
     resumed.value_and_grad(positions())
     assert len(used) == 2
 
@@ -275,7 +279,9 @@ def test_recording_keeps_what_makes_whole_numbers_real(value):
 
 @pytest.mark.slow  # the compiler takes half a minute where its cache is cold
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_compiled_gradients_are_those_of_autograd():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_compiled_gradients_are_those_of_autograd(dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(batched_gradient, "_DIRECTLY", 0)
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     layout = [value.shape for value in net.parameters()]
 
@@ -285,12 +291,15 @@ def test_compiled_gradients_are_those_of_autograd():
         return -((torch.tanh(x @ w1.T + b1) @ w2.T + b2 - y) ** 2).sum() - 0.5 * flat.square().sum()
 
     size = sum(shape.numel() for shape in layout)
-    x, y, position = torch.randn(30, 2), torch.randn(30, 1), torch.randn(3, size)
-    found = BatchedGradient(log_joint, mode="compiled").value_and_grad(position, x, y)
+    x, y, position = (torch.randn(shape, dtype=dtype) for shape in ((30, 2), (30, 1), (3, size)))
+    batched = BatchedGradient(log_joint, mode="compiled")
+    found = batched.value_and_grad(position, x, y)
+    (graph,) = batched._graphs.values()
+    assert "through_vmap" not in graph.__qualname__  # it has been recorded
     exact = by_autograd(log_joint, position.double(), x.double(), y.double())
     # float32 sums of 30 terms of order 10: relative errors of about 1e-6
     for left, right in zip(found, exact, strict=True):
-        assert (left.double() - right).abs().max() < 1e-5 * right.abs().max()
+        assert (left.double() - right).abs().max() < tolerance * right.abs().max()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
@@ -311,7 +320,6 @@ def test_the_quotient_of_polynomials_is_tanh_to_single_precision():
     x = torch.linspace(-12, 12, 200_001)
     exact = torch.tanh(x.double())
     assert (rational_tanh(x).double() - exact).abs().max() < 4e-7  # 3 or 4 units in the last place near 1
-    assert torch.equal(rational_tanh(x.double()), torch.tanh(x.double()))
     small = torch.logspace(-6, -1, 100)
     assert (rational_tanh(small).double() / torch.tanh(small.double()) - 1).abs().max() < 1e-6
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import knowable as kn
-from knowable.core import chains
-from knowable.core.chains import ChainResult, ChainRun, Mixing, mixing_terms, run_chains
+from knowable.core import chain_run
+from knowable.core.chain_run import ChainResult, ChainRun, Mixing
+from knowable.core.chains import run_chains
 from knowable.core.draw_store import DrawStore
+from knowable.core.mixing import mixing_terms
 from knowable.core.progress import progress_bar
 from knowable.core.sampling_settings import Sampling
 from knowable.inference.sampling.hmc import HMC
@@ -64,7 +66,7 @@ def assert_same_result(found: ChainResult, expected: ChainResult) -> None:
 )  # fmt: skip
 def test_the_last_of_every_thin_transitions_is_kept_as_far_as_memory_goes(draws, thin, warmup, rows, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "_BLOCK", block)
+        patch.setattr(chain_run, "_BLOCK", block)
         found = run(Counting(), draws=draws, thin=thin, warmup=warmup, max_memory=rows * CHAINS * 2 * 8)
     stride = 1
     while -(-draws // stride) > rows:
@@ -93,7 +95,7 @@ def test_draws_are_stored_as_asked(tmp_path):
 
 
 def test_blocks_are_small_where_draws_are_large(monkeypatch):
-    monkeypatch.setattr(chains, "_BLOCK_BYTES", 3 * CHAINS * 2 * 8)
+    monkeypatch.setattr(chain_run, "_BLOCK_BYTES", 3 * CHAINS * 2 * 8)
     kernel = Counting()
     run(kernel, draws=10, warmup=10)
     assert [each.first for each in kernel.warmups] == [0, 3, 6, 9]
@@ -101,7 +103,7 @@ def test_blocks_are_small_where_draws_are_large(monkeypatch):
 
 def test_the_size_of_a_block_makes_no_difference(monkeypatch):
     expected = run(HMC(step_size=0.5, steps=2).kernel(2), draws=60, warmup=30)
-    monkeypatch.setattr(chains, "_BLOCK", 7)
+    monkeypatch.setattr(chain_run, "_BLOCK", 7)
     assert_same_result(run(HMC(step_size=0.5, steps=2).kernel(2), draws=60, warmup=30), expected)
 
 
@@ -209,7 +211,7 @@ def test_a_chain_that_leaves_the_finite_numbers_is_an_error():
 @pytest.mark.parametrize("stop", [0, 1, 19, 20, 30, 39, 40, 59, 61, 129])
 @pytest.mark.parametrize("thin", [1, 3, 30])
 def test_an_interrupt_anywhere_leaves_the_draws_so_far_and_a_run_that_goes_on(stop, thin, tmp_path, monkeypatch):
-    monkeypatch.setattr(chains, "_BLOCK", 20)
+    monkeypatch.setattr(chain_run, "_BLOCK", 20)
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
     settings = {"draws": 90 // thin, "thin": thin, "warmup": 40}
     whole = run(Counting(), **settings)
@@ -227,7 +229,7 @@ def test_an_interrupt_anywhere_leaves_the_draws_so_far_and_a_run_that_goes_on(st
 
 
 def test_an_interrupt_while_room_is_made_leaves_a_run_that_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(chains, "_BLOCK", 20)
+    monkeypatch.setattr(chain_run, "_BLOCK", 20)
     settings = {"draws": 95, "max_memory": 10 * CHAINS * 2 * 8}
     whole = run(Counting(), **settings)
     make_room = DrawStore._make_room
@@ -248,7 +250,7 @@ def test_an_interrupt_while_room_is_made_leaves_a_run_that_goes_on(tmp_path, mon
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(chains, "_BLOCK", 20)
+    monkeypatch.setattr(chain_run, "_BLOCK", 20)
     whole = run(Counting(), draws=80, warmup=20)
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
     for stop in (10, 25, 26, 61, 99):
@@ -262,7 +264,7 @@ def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def chain_run(settings: dict, **sampling) -> ChainRun:
+def chain_run_of(settings: dict, **sampling) -> ChainRun:
     return ChainRun(
         HMC(**settings).kernel(2), normal_target(), Sampling(chains=CHAINS, **sampling), 60, everything, Mixing(), 5
     )
@@ -273,9 +275,9 @@ def chain_run(settings: dict, **sampling) -> ChainRun:
     "sampling", [{"draws": 60}, {"draws": 20, "thin": 3}, {"draws": 60, "max_memory": 10 * CHAINS * 2 * 8}], ids=str
 )
 def test_a_run_saved_and_taken_up_at_every_block_ends_with_the_same_bits(settings, sampling, tmp_path, monkeypatch):
-    monkeypatch.setattr(chains, "_BLOCK", 17)
+    monkeypatch.setattr(chain_run, "_BLOCK", 17)
     start = torch.randn(CHAINS, 2, dtype=torch.float64)
-    whole = chain_run(settings, **sampling)
+    whole = chain_run_of(settings, **sampling)
     whole.begin(start)
     with progress_bar("", False) as bar:
         while not whole.finished:
@@ -284,7 +286,7 @@ def test_a_run_saved_and_taken_up_at_every_block_ends_with_the_same_bits(setting
         checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
         blocks = 0
         while True:
-            passing = chain_run(settings, **sampling)  # each block in a run of its own
+            passing = chain_run_of(settings, **sampling)  # each block in a run of its own
             if not passing.resume(checkpoint, start):
                 passing.begin(start)
             if passing.finished:

@@ -106,6 +106,27 @@ def test_chain_by_chain_the_draws_are_the_same():
     assert torch.equal(found.by_chain(), transitions(100).transpose(0, 1))
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 30])
+@pytest.mark.parametrize("chains", [1, 2, 5])
+def test_long_draws_change_places_in_the_memory_they_are_in(count, chains):
+    draws = torch.randn(count, chains, 1024)
+    found = DrawStore(chains, 1024, dtype=torch.float32, expected=count)
+    found.add(draws)
+    before = found.draws.data_ptr()
+    ordered = found.by_chain()
+    assert torch.equal(ordered, draws.transpose(0, 1))
+    assert ordered.data_ptr() == before and ordered.is_contiguous()
+
+
+def test_room_for_what_is_expected_is_made_once():
+    found = DrawStore(CHAINS, DIMENSION, dtype=torch.float32, expected=500)
+    before = found.draws.data_ptr()
+    found.add(transitions(500))
+    assert found.draws.data_ptr() == before
+    found.add(transitions(501)[500:])  # more than expected is no harm
+    assert torch.equal(found.draws, transitions(501))
+
+
 # --- spilled to a file -----------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import torch._dynamo  # the first optimiser of a process loads it: here once for
 from torch import nn
 
 import knowable as kn
-from knowable.core import chains, starting_points
+from knowable.core import chain_run, starting_points
 from knowable.inference.sampling.hmc import HMC
 
 
@@ -29,7 +29,7 @@ def method() -> HMC:
 def fit(checkpoint: str | None = None) -> kn.Posterior:
     """The fit; with a checkpoint it saves after every few transitions."""
     torch.set_num_threads(1)
-    chains._BLOCK, starting_points._STEPS = 8, 150
+    chain_run._BLOCK, starting_points._STEPS = 8, 150
     model, data = problem()
     place = None if checkpoint is None else kn.Checkpoint(checkpoint, seconds=0)
     return method().fit(model, data, seed=7, progress=False, checkpoint=place)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core import chains, starting_points
+from knowable.core import chain_run, starting_points
 from knowable.core.storage import is_folder, read_folder
 from tests.integration import killed_chains
 
@@ -32,7 +32,7 @@ class Whole:
 @pytest.fixture(scope="module")
 def whole() -> Whole:
     with pytest.MonkeyPatch.context() as patch:  # put back what the fit sets in its own process
-        patch.setattr(chains, "_BLOCK", chains._BLOCK)
+        patch.setattr(chain_run, "_BLOCK", chain_run._BLOCK)
         patch.setattr(starting_points, "_STEPS", starting_points._STEPS)
         started = time.monotonic()
         return Whole(killed_chains.fit(), time.monotonic() - started)
@@ -110,7 +110,7 @@ def test_chains_killed_right_after_a_checkpoint_are_bit_for_bit_those_that_were_
         process.join()
     assert _done(checkpoint / "chains") >= done
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "_BLOCK", chains._BLOCK)
+        patch.setattr(chain_run, "_BLOCK", chain_run._BLOCK)
         patch.setattr(starting_points, "_STEPS", starting_points._STEPS)
         _assert_same(killed_chains.fit(str(checkpoint)), whole.posterior)
 

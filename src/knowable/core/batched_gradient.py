@@ -25,6 +25,7 @@ from knowable.core.network import no_hidden_loops
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
 _COMPILE_AFTER = 10_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
+_DIRECTLY = 100  # gradients taken by themselves, not within a fused step: until then it is not worth a graph
 
 
 class BatchedGradient:
@@ -37,22 +38,24 @@ class BatchedGradient:
 
     Attributes:
         calls: Gradients of all chains taken so far; a resumed run sets it, so that it switches where it would have.
+        direct: Those of them that were taken here, and not within a fused step, since steps may be fused.
     """
 
     def __init__(self, function: Function, *, mode: str = "auto"):
         self.function, self.mode = function, mode
-        self.calls = 0
+        self.calls = self.direct = 0
         self._vectorises = True  # until vmap refuses
         self._graphs: dict[Any, Callable[..., Any]] = {}
 
     @property
     def compiling(self) -> bool:
-        """Whether the next gradient is fused: kernels then fuse their own arithmetic too."""
-        return self._vectorises and self._mode("gradient") == "compiled"
+        """Whether steps are fused: see :class:`~knowable.core.fused_step.FusedStep`."""
+        return self._vectorises and (self.mode == "compiled" or (self.mode == "auto" and self.calls > _COMPILE_AFTER))
 
     def value_and_grad(self, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients."""
         self.calls += 1
+        self.direct += self.compiling
         value, gradient = self._call("gradient", position, data)
         return value, gradient.contiguous()
 
@@ -61,9 +64,9 @@ class BatchedGradient:
         return self._call("value", position, data)
 
     def _mode(self, what: str) -> str:
-        if self.mode != "auto":
-            return self.mode
-        return "compiled" if what == "gradient" and self.calls > _COMPILE_AFTER else "traced"
+        if self.mode == "eager":
+            return "eager"
+        return "compiled" if what == "gradient" and self.compiling and self.direct > _DIRECTLY else "traced"
 
     def _call(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
         if self._vectorises:
@@ -83,12 +86,8 @@ class BatchedGradient:
         return self._one_by_one(what, position, data)
 
     def _prepare(self, mode: str, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Callable[..., Any]:
-        dims = (0, *(None for _ in data))
-        whole = vmap(self._value_of if what == "value" else self._gradient_of, in_dims=dims, randomness="different")
-
         def through_vmap(position: Tensor, *data: Tensor) -> Any:
-            with no_hidden_loops():
-                return whole(position, *data)
+            return self.through_vmap(what, position, *data)
 
         if mode == "eager":
             return through_vmap
@@ -97,6 +96,12 @@ class BatchedGradient:
             return (compiled if mode == "compiled" else traced)(through_vmap, position, *data)
         except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
             return through_vmap
+
+    def through_vmap(self, what: str, position: Tensor, *data: Tensor) -> Any:
+        """The ``"value"``, or value and ``"gradient"``, of all chains, for those who record it in a graph."""
+        function = self._value_of if what == "value" else self._gradient_of
+        with no_hidden_loops():
+            return vmap(function, in_dims=(0, *(None for _ in data)), randomness="different")(position, *data)
 
     def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
         # arguments of torch's distributions are not checked: a check is a branch, and out of range gives nan anyhow
@@ -225,7 +230,7 @@ def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., An
         from torch._inductor.compile_fx import compile_fx
         from torch._inductor.decomposition import decompositions
 
-    table = {**decompositions, torch.ops.aten.tanh.default: rational_tanh}
+    table = {**decompositions, torch.ops.aten.tanh.default: _tanh_that_fuses}
     graph = make_fx(function, decomposition_table=table)(*example)
     join_shared_products(graph)
     graph.graph.eliminate_dead_code()
@@ -264,10 +269,12 @@ _NUMERATOR = (4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 
 _DENOMINATOR = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
 
 
+def _tanh_that_fuses(x: Tensor) -> Any:
+    return rational_tanh(x) if x.dtype == torch.float32 else NotImplemented  # the operation as it is
+
+
 def rational_tanh(x: Tensor) -> Tensor:
-    """Tanh in float32 as a quotient of polynomials, which fuses; the largest error is 4e-7. Exact tanh elsewhere."""
-    if x.dtype != torch.float32:
-        return torch.ops.aten.tanh.default(x)
+    """Tanh in float32 as a quotient of polynomials, which fuses; the largest error is 4e-7."""
     clipped = x.clamp(-7.9, 7.9)
     square = clipped * clipped
     return clipped * _polynomial(_NUMERATOR, square) / _polynomial(_DENOMINATOR, square)

@@ -16,7 +16,8 @@ from knowable.errors import InvalidArgument
 
 STORES = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _LEAST = 8  # draws of each chain that memory must hold
-_FIRST = 64  # rows of a new store
+_FIRST = 64  # rows of a new store that does not know how many will come
+_LONG = 4096  # bytes of a draw: from there on draws are put in another order one by one, without a second copy
 
 
 class DrawStore:
@@ -27,6 +28,8 @@ class DrawStore:
         dimension: Size D of a position.
         dtype: What draws are stored as.
         max_bytes: The most that the draws may take, or None.
+        expected: The most draws that will come, where that is known: room for them is made at once (and taken when
+            it is filled), so that draws are not copied when the room grows.
         thin: Keep every that-many-th transition from the beginning.
         spill: A file on disk that holds the draws instead of memory; an older file of that name is replaced.
     """
@@ -38,6 +41,7 @@ class DrawStore:
         *,
         dtype: torch.dtype,
         max_bytes: int | None = None,
+        expected: int = _FIRST,
         thin: int = 1,
         spill: str | os.PathLike[str] | None = None,
     ):
@@ -46,7 +50,8 @@ class DrawStore:
         self.spill = None if spill is None else _new_file(Path(spill))
         self.seen = 0  # transitions offered so far
         self.kept = 0
-        self._data = self._space(_FIRST if self.most is None else min(_FIRST, self.most))
+        self.first_rows = max(1, expected if self.most is None else min(expected, self.most))
+        self._data = self._space(self.first_rows)
 
     @property
     def draws(self) -> Tensor:
@@ -56,10 +61,13 @@ class DrawStore:
     def by_chain(self) -> Tensor:
         """The draws kept, ``(chains, kept, D)``, one chain after the other; on disk where they were spilled.
 
-        For the end of a run: the file then holds them in this order, and the store takes no more.
+        For the end of a run: memory or file then hold them in this order, and the store takes no more.
         """
-        if self.spill is None:
+        if self.spill is None and self.dimension * self.dtype.itemsize < _LONG:
             return self.draws.transpose(0, 1).contiguous()
+        if self.spill is None:
+            _transpose_in_place(self.draws)
+            return self.draws.view(self.chains, self.kept, self.dimension)
         partial = self.spill.with_name(self.spill.name + ".partial")
         ordered = _mapped(_new_file(partial), (self.chains, self.kept, self.dimension), self.dtype)
         for chain in range(self.chains):
@@ -93,7 +101,7 @@ class DrawStore:
 
     def restore(self, draws: Tensor, seen: int, stride: int) -> None:
         """Take up the state of an earlier store."""
-        self._data = self._space(max(1, len(draws)))
+        self._data = self._space(max(self.first_rows, len(draws)))
         self._data[: len(draws)] = draws
         self.kept, self.seen, self.stride = len(draws), seen, stride
 
@@ -114,6 +122,25 @@ class DrawStore:
     def _space(self, rows: int) -> Tensor:
         shape = (rows, self.chains, self.dimension)
         return torch.empty(shape, dtype=self.dtype) if self.spill is None else _mapped(self.spill, shape, self.dtype)
+
+
+def _transpose_in_place(draws: Tensor) -> None:
+    """Put draws ``(n, chains, D)`` in the order of ``(chains, n, D)``, moving each draw once, around its cycle."""
+    n, chains, _ = draws.shape
+    flat = draws.view(n * chains, -1)
+    done = bytearray(n * chains)
+    for first in range(n * chains):
+        if done[first]:
+            continue
+        held, at = flat[first].clone(), first
+        while True:  # what belongs at place (c, i) is at (i, c)
+            done[at] = 1
+            source = (at % n) * chains + at // n
+            if source == first:
+                break
+            flat[at] = flat[source]
+            at = source
+        flat[at] = held
 
 
 def rows_within(max_bytes: int | None, chains: int, dimension: int, dtype: torch.dtype) -> int | None:

@@ -216,3 +216,17 @@ def _mean_autocovariance(halves: Tensor) -> Tensor:
     spectrum = torch.view_as_real(torch.fft.rfft(halves - halves.mean(2, keepdim=True), n=size))
     power = spectrum.square_().sum(-1).mean(1)
     return torch.fft.irfft(torch.complex(power, torch.zeros_like(power)), n=size)[:, :n] / n
+
+
+def mixing_terms(monitored: Tensor) -> dict[str, float]:
+    """The worst R-hat and effective sample sizes over the quantities watched ``(chains, n, M)``."""
+
+    def worst(values: Tensor, largest: bool) -> float:
+        known = values[~values.isnan()]
+        return float("nan") if len(known) == 0 else (known.max() if largest else known.min()).item()
+
+    return {
+        "rhat": worst(rhat(monitored), True),
+        "ess_bulk": worst(ess_bulk(monitored), False),
+        "ess_tail": worst(ess_tail(monitored), False),
+    }

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from knowable.core.chain_diagnostics import ChainDiagnostics
 from knowable.core.chain_posterior import ChainPosterior
-from knowable.core.chains import ChainResult, Mixing, Monitor, run_chains
+from knowable.core.chain_run import ChainResult, Mixing, Monitor
+from knowable.core.chains import run_chains
 from knowable.core.checkpoint import Checkpoint, as_checkpoint
 from knowable.core.checks import check_count
 from knowable.core.data import Data

@@ -115,12 +115,23 @@ def check_place(path: str | os.PathLike[str], kind: str) -> None:
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     partial = folder / f"tensors.{os.getpid()}.partial"
-    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, partial)
+    save_file(_each_in_its_own_memory(tensors), partial)
     digest, size = _hash_file(partial), partial.stat().st_size
     _flush(partial)
     name = f"tensors-{digest[:16]}.safetensors"
     os.replace(partial, folder / name)
     return {"name": name, "sha256": digest, "bytes": size}
+
+
+def _each_in_its_own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU; only those that share memory with another are copied, for draws are large."""
+    found, taken = {}, set()
+    for name, value in tensors.items():
+        here = value.detach().cpu().contiguous()
+        place = here.untyped_storage().data_ptr()
+        found[name] = here.clone() if place in taken else here
+        taken.add(place)
+    return found
 
 
 def _write_manifest(folder: Path, body: dict[str, Any]) -> None:

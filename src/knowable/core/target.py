@@ -22,7 +22,8 @@ from knowable.core.predicting import bytes_per_row
 from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument
 
-CHAINS_PER_BLOCK = 16  # that many stay in the cache together
+CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
+_CACHE_BYTES = 8 * 2**20
 _BLOCK_BYTES = 128 * 2**20  # working memory of one call
 
 
@@ -53,6 +54,28 @@ class Target(ABC):
     def value(self, position: Tensor) -> Tensor:
         """Log densities ``(C,)``, at the target's temperature."""
         return self._value(position) / self.temperature
+
+    def count(self, chains: int, gradients: int) -> None:
+        """Take note of gradients that were taken within a fused step."""
+        self.gradients += chains * gradients
+        self.function.calls += gradients
+
+    def block_size(self, chains: int, rows: int | None = None) -> int:
+        """How many of so many chains go through the target together, on so many rows of data."""
+        return chains
+
+    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
+        """What :meth:`traceable` needs beside the position, or None where steps cannot be fused now."""
+        return () if self.function.compiling and self.temperature_is_one_number else None
+
+    @property
+    def temperature_is_one_number(self) -> bool:
+        """Whether all chains have the same temperature."""
+        return not isinstance(self.temperature, Tensor)
+
+    @abstractmethod
+    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`value_and_grad` gives, as operations that can be recorded."""
 
     @property
     @abstractmethod
@@ -86,6 +109,11 @@ class DensityTarget(Target):
     def function(self) -> BatchedGradient:
         """The density, batched."""
         return self._function
+
+    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Target`."""
+        value, gradient = self._function.through_vmap("gradient", position)
+        return value / self.temperature, gradient / self.temperature
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         return self._function.value_and_grad(position)
@@ -129,6 +157,14 @@ class ModelTarget(Target):
         self.data = data
         self._rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._stands_for = 1.0
+        self._row_bytes: int | None = None
+
+    @property
+    def _bytes_per_row(self) -> int:
+        """Memory that the gradient of one chain takes for one row, about."""
+        if self._row_bytes is None:
+            self._row_bytes = 3 * bytes_per_row(self.model, self.data.tensors[0], self.buffers)
+        return self._row_bytes
 
     @property
     def function(self) -> BatchedGradient:
@@ -138,10 +174,30 @@ class ModelTarget(Target):
     # --- all rows ----------------------------------------------------------------------------------------------------
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return _joined([self._block_gradient(block) for block in _blocks(position)])
+        blocks = position.split(self.block_size(len(position)))
+        return _joined([self._block_gradient(block) for block in blocks])
 
     def _value(self, position: Tensor) -> Tensor:
-        return torch.cat([self._block_value(block) for block in _blocks(position)])
+        return torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
+
+    def block_size(self, chains: int, rows: int | None = None) -> int:
+        """Equal blocks, of as many chains as stay in the cache on all rows, or sixteen."""
+        rows = len(self.data.tensors[0]) if rows is None else rows
+        most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row * rows))
+        return math.ceil(chains / math.ceil(chains / most))
+
+    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
+        """The rows; where they are in several pieces nothing is fused, for the network's arithmetic is all."""
+        rows = self.rows(self.block_size(chains)) if super().constants(chains) is not None else []
+        return rows[0] if len(rows) == 1 else None
+
+    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Target`."""
+        value, gradient = self._joint.through_vmap("gradient", position, *constants)
+        value, gradient = value * self._stands_for, gradient * self._stands_for
+        if self._prior is not None:
+            value, gradient = self._prior.added(position, value, gradient)
+        return value / self.temperature, gradient / self.temperature
 
     def _block_gradient(self, block: Tensor) -> tuple[Tensor, Tensor]:
         value = gradient = None
@@ -168,8 +224,7 @@ class ModelTarget(Target):
         """All rows, cut so that ``chains`` chains on one piece fit in memory."""
         if chains not in self._rows:
             x, y = self.data.tensors
-            per_row = 3 * bytes_per_row(self.model, x, self.buffers) * chains
-            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // per_row))
+            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row * chains)))
             count = math.ceil(len(x) / pieces)
             self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
             self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
@@ -182,7 +237,7 @@ class ModelTarget(Target):
         self.gradients += len(position)
         scale = self.size / len(x)
         found = []
-        for block in _blocks(position):
+        for block in position.split(self.block_size(len(position), len(x))):
             value, gradient = self._joint.value_and_grad(block, x, y)
             found.append(self._with_prior(block, value, gradient, scale))
         value, gradient = _joined(found)
@@ -232,6 +287,11 @@ class NormalDensity:
         """Log densities ``(C,)``."""
         return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
 
+    def added(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`add_to` does, with new tensors."""
+        slope = (position - self.mean) * self.precision
+        return value - 0.5 * (slope * (position - self.mean)).sum(-1) + self.constant, gradient - slope
+
     def add_to(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Add the log densities and gradients at ``position`` to ``value`` and ``gradient``, in place."""
         if self._common is not None:
@@ -254,9 +314,3 @@ def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(blocks) == 1:
         return blocks[0]
     return torch.cat([value for value, _ in blocks]), torch.cat([gradient for _, gradient in blocks])
-
-
-def _blocks(position: Tensor) -> tuple[Tensor, ...]:
-    """Chains in equal blocks of at most sixteen."""
-    blocks = math.ceil(len(position) / CHAINS_PER_BLOCK)
-    return position.split(math.ceil(len(position) / blocks))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowable.inference.sampling import metric as metrics
+from knowable.inference.sampling import window as windows
 from knowable.inference.sampling.metric import Metric
 
 D = 3
@@ -76,10 +77,10 @@ def test_a_matrix_that_rounding_made_indefinite_is_taken():
 
 def observed(kind: str, draws: torch.Tensor) -> dict:
     """The state after a window that saw draws ``(n, C, D)``."""
-    state = {"inverse_mass": metrics.initial(kind, draws[0])}
-    metrics.forget(state, kind, draws[0])
+    state = {"inverse_mass": metrics.initial(kind, draws[0]), "position": draws[0]}
+    metrics.open_window(state, kind)
     for each in draws:
-        metrics.observe(state, each)
+        windows.observe(state, {"position": each})
     return state
 
 
@@ -99,8 +100,8 @@ def test_the_estimate_of_a_long_window_is_the_pooled_covariance_within_chains(ch
     draws = window(4000, chains)
     expected = pooled(draws)
     # what draws it towards the diagonal is of the order of D over the draws
-    np.testing.assert_allclose(metrics.estimate(observed("diagonal", draws), draws), np.diag(expected), rtol=0.01)
-    dense = metrics.estimate(observed("dense", draws), draws).numpy()  # type: ignore[union-attr]
+    np.testing.assert_allclose(metrics.estimate(observed("diagonal", draws)), np.diag(expected), rtol=0.01)
+    dense = metrics.estimate(observed("dense", draws)).numpy()  # type: ignore[union-attr]
     scale = np.sqrt(np.diag(expected))
     np.testing.assert_allclose(dense / np.outer(scale, scale), expected / np.outer(scale, scale), atol=0.01)
 
@@ -109,8 +110,10 @@ def test_sums_are_those_of_the_window_to_rounding_even_far_from_zero():
     draws = window(50, 3) + 1e6
     state = observed("dense", draws)
     away = (draws - draws[0]).numpy()
-    np.testing.assert_allclose(state["window.sum"], away.sum(0), rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(state["window.squares"], np.einsum("nci,ncj->ij", away, away), rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(state["window.position.sum"], away.sum(0), rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(
+        state["window.position.squares"][0], np.einsum("nci,ncj->ij", away, away), rtol=1e-9, atol=1e-6
+    )
     assert state["window.count"] == 50
 
 
@@ -118,7 +121,7 @@ def test_sums_are_those_of_the_window_to_rounding_even_far_from_zero():
 def test_any_window_gives_a_metric_that_can_be_used(kind):
     for n, chains in ((5, 1), (6, 2), (20, 1), (100, 4)):
         draws = window(n, chains, torch.float32)
-        found = metrics.estimate(observed(kind, draws), draws)
+        found = metrics.estimate(observed(kind, draws))
         assert found is not None and found.dtype == torch.float32
         assert torch.isfinite(Metric(found).momentum(torch.randn(2, D))).all()
 
@@ -126,13 +129,13 @@ def test_any_window_gives_a_metric_that_can_be_used(kind):
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
 def test_chains_that_never_moved_give_a_metric_that_can_be_used(kind):
     draws = window(1, 3).expand(20, 3, D)
-    found = metrics.estimate(observed(kind, draws), draws)
+    found = metrics.estimate(observed(kind, draws))
     assert found is None or torch.isfinite(Metric(found).momentum(torch.randn(2, D, dtype=torch.float64))).all()
 
 
 def test_a_window_of_hardly_any_draws_gives_nothing():
     draws = window(4, 3)
-    assert metrics.estimate(observed("dense", draws), draws) is None
+    assert metrics.estimate(observed("dense", draws)) is None
 
 
 def test_observing_leaves_the_state_of_before_alone():
@@ -140,7 +143,7 @@ def test_observing_leaves_the_state_of_before_alone():
     state = observed("dense", draws)
     before = {name: value.clone() for name, value in state.items()}
     later = dict(state)
-    metrics.observe(later, draws[0])
+    windows.observe(later, {"position": draws[0]})
     assert all(torch.equal(state[name], before[name]) for name in state)
 
 

@@ -14,7 +14,7 @@ from knowable.core.target import DensityTarget
 from knowable.errors import ConvergenceWarning, InvalidArgument, InvalidType
 from knowable.inference.sampling.metropolis import Metropolis
 from knowable.inference.sampling.moves import RandomWalk
-from knowable.inference.sampling.spread import estimate, forget, observe, windows
+from knowable.inference.sampling.spread import estimate, observe, open_window, windows
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.targets import LinearGaussian
 from tests.inference.sampling.moments import expect_moments, limit, z_scores
@@ -160,7 +160,7 @@ def test_the_shape_of_a_window_is_its_covariance_within_chains_or_in_all(generat
     moves = RandomWalk(groups=2)
     state = moves.init(DensityTarget(lambda p: -p["x"].square().sum(), Layout.of({"x": start[0]})), start)
     history = 5 + start + torch.randn((400, 6, 3), generator=generator, dtype=torch.float64)
-    forget(state)
+    open_window(state)
     for position in history:
         state["position"] = position
         observe(state)

@@ -10,7 +10,7 @@ from knowable.testing.densities import correlated_gaussian
 def _window(positions, precision, kind):
     """The state after a window of positions ``(n, C, D)`` of a normal with this precision."""
     state = {"position": positions[0], "gradient": -positions[0] @ precision}
-    preconditioner.forget(state, kind)
+    preconditioner.open_window(state, kind)
     for each in positions[1:]:
         state |= {"position": each, "gradient": -each @ precision}
         preconditioner.observe(state)

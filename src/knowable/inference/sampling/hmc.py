@@ -8,21 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number, check_type
+from knowable.core.checks import check_count, check_type
+from knowable.core.fused_step import FusedStep
 from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
+from knowable.inference.sampling.leapfrog import leapfrog
 from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
 
 _CAREFUL_EVERY, _CAREFULLY = 5, 0.25  # every fifth trajectory has a quarter of the step: it frees chains that are stuck
 _DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
 
 
 @dataclass(frozen=True, repr=False)
-class HMC(Sampler):
+class HMC(TunedSampler):
     r"""Chains that follow the gradient along Hamiltonian trajectories, all chains in step.
 
     .. math:: H(\theta, p) = -\log p(D, \theta) + \tfrac12 p^\top \Sigma p
@@ -36,10 +38,10 @@ class HMC(Sampler):
     Args:
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
         step_size: Leapfrog step, or None to tune it.
-        steps: Leapfrog steps of a trajectory, the mean where they are jittered, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
         target_acceptance: Acceptance probability the step size is tuned to, as a harmonic mean over chains: a few that
             are stuck count for much.
+        steps: Leapfrog steps of a trajectory, the mean where they are jittered, or None to tune it.
         jitter: Whether trajectory lengths vary evenly between 0 and twice the mean, and every fifth has smaller steps
             so that no chain is stuck for long where the density is narrow; or all are the same.
 
@@ -51,25 +53,18 @@ class HMC(Sampler):
         torch.Size([4, 100, 2])
     """
 
-    step_size: float | None = None
     steps: int | None = None
-    mass: str = "auto"
-    target_acceptance: float = 0.8
     jitter: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, above=0)
         if self.steps is not None:
             check_count("steps", self.steps)
-        check_choice("mass", self.mass, metrics.CHOICES)
-        check_number("target_acceptance", self.target_acceptance, above=0, below=1)
         check_type("jitter", self.jitter, bool, "True or False")
 
     def kernel(self, dimension: int) -> HMCKernel:
         """The transition."""
-        return HMCKernel(self, metrics.kind_for(self.mass, dimension))
+        return HMCKernel(self, self.mass_for(dimension))
 
 
 @dataclass(frozen=True)
@@ -82,18 +77,15 @@ class HMCKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        value, gradient = target.value_and_grad(position)
-        mass = metrics.initial(self.mass, position)
-        first = self.settings.step_size or steps.sensible(target, position, Metric(mass), generator=generator)
-        state = {
-            "position": position, "value": value, "gradient": gradient, "inverse_mass": mass,
+        state = begin(target, position, self.mass)
+        first = self.settings.step_size or sensible_step(target, state, generator)
+        return {
+            **state,
             "step": steps.begin(first),
             "length": lengths.begin(first * (self.settings.steps or 4)),
             "centre": position.clone(),
             "transitions": torch.zeros((), dtype=torch.int64),
-        }  # fmt: skip
-        metrics.forget(state, self.mass, position)
-        return state
+        }
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
@@ -122,9 +114,10 @@ class HMCKernel(Kernel):
                 chosen = accepted.unsqueeze(-1) if state[name].dim() == 2 else accepted
                 state[name] = torch.where(chosen, proposal[name], state[name])
             state["transitions"] = state["transitions"] + 1
-            if warmup is not None and self._learn_metric(state, warmup.first + i, warmup.total):
+            here = state["position"].unsqueeze(0)
+            if warmup is not None and metrics.learn(state, self.mass, here, warmup.first + i, warmup.total):
                 metric = Metric(state["inverse_mass"])
-                self._start_again(target, state, metric, generator)
+                self._start_again(target, state, generator)
             info = {
                 "acceptance": proposal["acceptance"], "diverging": proposal["diverging"].to(noise.dtype),
                 "energy": proposal["energy"], "steps": torch.full_like(proposal["acceptance"], count),
@@ -166,28 +159,12 @@ class HMCKernel(Kernel):
             )  # fmt: skip
         state["centre"] = lengths.running_mean(state["centre"], state["position"], number)
 
-    def _learn_metric(self, state: State, number: int, total: int) -> bool:
-        """Count a position; at the end of a window estimate the metric anew. Whether it has changed."""
-        if self.mass == "identity":
-            return False
-        if number == metrics.window_opens(total):
-            metrics.forget(state, self.mass, state["position"])
-        metrics.observe(state, state["position"])
-        if number + 1 not in metrics.windows(total):
-            return False
-        found = metrics.estimate(state, state["inverse_mass"])
-        metrics.forget(state, self.mass, state["position"])
-        if found is None:
-            return False
-        state["inverse_mass"] = found
-        return True
-
-    def _start_again(self, target: Target, state: State, metric: Metric, generator: torch.Generator) -> None:
+    def _start_again(self, target: Target, state: State, generator: torch.Generator) -> None:
         """Step and length in the units of a new metric: the step is found anew, the number of steps stays."""
         if self.settings.step_size is not None:
             return
         before = steps.final(state["step"])
-        step = steps.sensible(target, state["position"], metric, generator=generator)
+        step = sensible_step(target, state, generator)
         state["step"] = steps.begin(step, boldness=2.0)
         state["length"] = lengths.begin(lengths.length(state["length"], tuning=False) * step / before)
 
@@ -198,11 +175,9 @@ def trajectory(target: Target, metric: Metric, state: State, noise: Tensor, step
     momentum = metric.momentum(noise)
     energy = metric.kinetic(momentum) - state["value"]
     value = state["value"]
-    momentum = momentum.add(gradient, alpha=0.5 * step)
-    for k in range(count):
-        position = position.add(metric.velocity(momentum), alpha=step)
-        value, gradient = target.value_and_grad(position)
-        momentum = momentum.add(gradient, alpha=step if k + 1 < count else 0.5 * step)
+    leap, shared = FusedStep(target, leapfrog), (torch.tensor(step).to(noise), metric.inverse_mass)
+    for _ in range(count):
+        position, momentum, gradient, value = leap((position, momentum, gradient), shared)
     change = metric.kinetic(momentum) - value - energy
     good = torch.isfinite(change) & torch.isfinite(position).all(-1) & torch.isfinite(gradient).all(-1)
     acceptance = torch.where(good, (-change).clamp_max(0.0).exp(), 0.0)

@@ -12,18 +12,19 @@ dimensions are filled up with independent standard normals that nobody sees, for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from knowable.core.batched_gradient import compiled
+from knowable.core.fused_step import FusedStep, Gradient
 from knowable.core.kernel import State
 from knowable.core.target import Target
-from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.metric import Metric, pull, spread
 
 _LAMBDA = 0.1931833275037836
 _LEAST_DIMENSIONS = 4
+_DIVERGED = 1000.0  # nats of energy error
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,12 @@ class Walk:
     energy: Tensor
 
     @classmethod
-    def of(cls, state: State, direction: Tensor, metric: Metric) -> Walk:
+    def of(cls, state: State, direction: Tensor) -> Walk:
         """The beginning of a walk."""
         value = state["value"]
         return cls(
             state["position"], state["extra"], direction, value, state["gradient"], torch.zeros_like(value)
         )  # fmt: skip
-
-    def where(self, chosen: Tensor, other: Walk) -> Walk:
-        """This walk for the chains chosen, the other one for the rest."""
-        wide = chosen.unsqueeze(-1)
-        names = ("position", "extra", "direction", "gradient")
-        mixed = {name: torch.where(wide, getattr(self, name), getattr(other, name)) for name in names}
-        value, energy = torch.where(chosen, self.value, other.value), torch.where(chosen, self.energy, other.energy)
-        return Walk(**mixed, value=value, energy=energy)
-
-    def turned_back(self) -> Walk:
-        """The same place, facing the other way."""
-        return replace(self, direction=-self.direction)
-
-    def renewed(self, direction: Tensor) -> Walk:
-        """The same place, facing another way."""
-        return replace(self, direction=direction)
 
 
 class Isokinetic:
@@ -81,36 +66,81 @@ class Isokinetic:
 
     def run(self, target: Target, metric: Metric, walk: Walk, step: float, count: int) -> Walk:
         """``count`` steps of every chain."""
-        turn = _turn_for(target, walk.direction)
-        seen = walk.position.shape[1]
-        position, extra, direction = walk.position, walk.extra, walk.direction
-        value, gradient = walk.value, walk.gradient
+        value, extra = walk.value, walk.extra
         first = value - 0.5 * extra.square().sum(-1)
-        kinetic = torch.zeros_like(value)
 
-        def turned(weight: float) -> None:
-            nonlocal direction, kinetic
-            slope = metric.pull(gradient)
-            slope = torch.cat([slope, -extra], dim=-1) if extra.shape[1] else slope
-            direction, change = turn(direction, slope, torch.full_like(value, weight * step))
-            kinetic = kinetic + change
+        def time(share: float) -> Tensor:
+            return torch.tensor(share * step).to(value)
 
-        for k in range(count):
-            turned(_LAMBDA if k == 0 else 2 * _LAMBDA)  # the last turn of a step and the first of the next are one
-            for part in range(2):
-                position = position.add(metric.spread(direction[:, :seen]), alpha=0.5 * step)
-                if extra.shape[1]:
-                    extra = extra.add(direction[:, seen:], alpha=0.5 * step)
-                value, gradient = target.value_and_grad(position)
-                if part == 0:
-                    turned(1 - 2 * _LAMBDA)
-        turned(_LAMBDA)
+        direction, kinetic = turn(walk.direction, slope_of(walk.gradient, extra, metric.factor), time(_LAMBDA))
+        position, gradient = walk.position, walk.gradient
+        half, length, factor = FusedStep(target, half_step), time(0.5), metric.factor
+        for k in range(2 * count):  # the last turn of a step and the first of the next are one
+            share = 1 - 2 * _LAMBDA if k % 2 == 0 else (2 * _LAMBDA if k + 1 < 2 * count else _LAMBDA)
+            position, extra, direction, kinetic, value, gradient = half(
+                (position, extra, direction, kinetic), (length, time(share), factor)
+            )
         change = kinetic - (value - 0.5 * extra.square().sum(-1)) + first
         return Walk(position, extra, direction, value, gradient, walk.energy + change)
 
+    def langevin(
+        self, fused: FusedStep, metric: Metric, walk: Walk, step: float, length: float, noise: Tensor
+    ) -> tuple[Walk, Tensor, Tensor]:
+        """One step of every chain after which directions are renewed in part, to be forgotten over ``length``.
+
+        ``fused`` is :func:`langevin_step` of a target.
+
+        Returns:
+            Where the chains are, the change of energy ``(C,)``, and whether the step was possible ``(C,)``; where it
+            was not, a chain stays and faces the other way.
+        """
+        share = math.sqrt(math.expm1(2 * step / length) / noise.shape[1])
+        shared = (torch.tensor(step).to(noise), torch.tensor(share).to(noise), metric.factor)
+        chains = (walk.position, walk.extra, walk.direction, walk.value, walk.gradient, noise)
+        *state, change, good = fused(chains, shared)
+        return Walk(*state, walk.energy + torch.where(good, change, 0.0)), change, good
+
+
+def half_step(
+    value_and_grad: Gradient, position: Tensor, extra: Tensor, direction: Tensor, kinetic: Tensor, length: Tensor,
+    time: Tensor, factor: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A move of ``length`` along the direction, then a turn by the gradient there over a ``time``."""
+    seen = position.shape[1]
+    position = position + length * spread(direction[:, :seen], factor)
+    extra = extra + length * direction[:, seen:]
+    value, gradient = value_and_grad(position)
+    direction, change = turn(direction, slope_of(gradient, extra, factor), time)
+    return position, extra, direction, kinetic + change, value, gradient
+
+
+def langevin_step(
+    value_and_grad: Gradient, position: Tensor, extra: Tensor, direction: Tensor, value: Tensor, gradient: Tensor,
+    noise: Tensor, step: Tensor, share: Tensor, factor: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A whole step, and a direction that is renewed in part."""
+    u, kinetic = turn(direction, slope_of(gradient, extra, factor), _LAMBDA * step)
+    q, x = position, extra
+    v, g = value, gradient
+    for time in (1 - 2 * _LAMBDA, _LAMBDA):
+        q, x, u, kinetic, v, g = half_step(value_and_grad, q, x, u, kinetic, 0.5 * step, time * step, factor)
+    change = kinetic - (v - 0.5 * x.square().sum(-1)) + value - 0.5 * extra.square().sum(-1)
+    good = torch.isfinite(change) & (change.abs() < _DIVERGED) & torch.isfinite(g).all(-1)
+    wide = good.unsqueeze(-1)
+    return (
+        torch.where(wide, q, position), torch.where(wide, x, extra),
+        unit(torch.where(wide, u, -direction) + share * noise), torch.where(good, v, value),
+        torch.where(wide, g, gradient), change, good,
+    )  # fmt: skip
+
+
+def slope_of(gradient: Tensor, extra: Tensor, factor: Tensor) -> Tensor:
+    """The gradient ``(C, D + E)`` in units of the posterior, that of the unseen coordinates included."""
+    return torch.cat([pull(gradient, factor), -extra], dim=-1)
+
 
 def turn(direction: Tensor, slope: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn unit vectors ``(C, d)`` by gradients over a time ``(C,)``; also the change of kinetic energy ``(C,)``."""
+    """Turn unit vectors ``(C, d)`` by gradients over a time; also the change of kinetic energy ``(C,)``."""
     dimensions = direction.shape[1]
     norm = slope.square().sum(-1).sqrt().clamp_min(1e-30)
     e = slope / norm.unsqueeze(-1)
@@ -126,12 +156,3 @@ def turn(direction: Tensor, slope: Tensor, time: Tensor) -> tuple[Tensor, Tensor
 def unit(vectors: Tensor) -> Tensor:
     """Vectors ``(C, d)`` of length one."""
     return vectors / vectors.square().sum(-1, keepdim=True).sqrt()
-
-
-def _turn_for(target: Target, direction: Tensor):
-    if not target.function.compiling:
-        return turn
-    key = ("turn", tuple(direction.shape), direction.dtype)
-    if key not in target.fused:
-        target.fused[key] = compiled(turn, direction, torch.ones_like(direction), torch.ones_like(direction[:, 0]))
-    return target.fused[key]

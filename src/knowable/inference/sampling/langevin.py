@@ -129,7 +129,7 @@ class LangevinKernel(Kernel):
                 _SameBatch(target, batches), position, Metric(state["inverse_mass"]), generator=generator
             )
             state["step"] = steps.begin(0.25 * first)  # from accepted half of the time to nearly always
-            preconditioner.forget(state, self.kind)
+            preconditioner.open_window(state, self.kind)
         return state
 
     def advance(
@@ -255,7 +255,7 @@ class LangevinKernel(Kernel):
     def _learn(self, state: State, number: int, total: int) -> None:
         """Watch positions and gradients; at the end of a window change the coordinates."""
         if number == metrics.window_opens(total):
-            preconditioner.forget(state, self.kind)
+            preconditioner.open_window(state, self.kind)
         preconditioner.observe(state)
         if number + 1 in metrics.windows(total):
             found = self.learned(state)
@@ -264,7 +264,7 @@ class LangevinKernel(Kernel):
                 state["inverse_mass"] = found
                 state["step"] = steps.begin(_FIRST)
                 state["noise"], state["noise.count"] = _rescaled(state, old, found)
-            preconditioner.forget(state, self.kind)
+            preconditioner.open_window(state, self.kind)
 
 
 class _SameBatch(Target):

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_number, check_type
+from knowable.core.checks import check_number, check_type
+from knowable.core.fused_step import FusedStep
 from knowable.core.kernel import Block, Kernel, State, WarmUp
 from knowable.core.mixing import ess_mean
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
-from knowable.inference.sampling.isokinetic import Isokinetic, Walk, unit
+from knowable.inference.sampling.isokinetic import Isokinetic, Walk, langevin_step, unit
 from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
 
 _MOST_STEPS = 500
+_STRETCH = 0.25  # of the length, between two draws: ever closer draws say ever less that is new
+_NUMBERS = 2**20  # random numbers drawn at once
 _WATCHED = 32  # coordinates whose correlation in time is measured
 
 
 @dataclass(frozen=True, repr=False)
-class MCLMC(Sampler):
+class MCLMC(TunedSampler):
     r"""Chains that move at constant speed and are only turned by the gradient.
 
     .. math:: \dot\theta = u, \qquad \dot u = \frac{1}{D - 1} (I - u u^\top) \nabla \log p(D, \theta), \qquad \|u\| = 1
@@ -40,11 +44,11 @@ class MCLMC(Sampler):
 
     Args:
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
-        adjusted: Whether a Metropolis test makes the draws exact.
         step_size: Step in units of the posterior, or None to tune it.
-        length: Distance, in the same units, after which the direction is forgotten, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
         target_acceptance: Where adjusted: acceptance probability the step size is tuned to.
+        adjusted: Whether a Metropolis test makes the draws exact.
+        length: Distance, in units of the posterior, after which the direction is forgotten, or None to tune it.
         energy_variance: Where not adjusted: variance of the energy error for each dimension that the step is tuned to.
 
     Example:
@@ -55,27 +59,21 @@ class MCLMC(Sampler):
         torch.Size([4, 100, 2])
     """
 
-    adjusted: bool = True
-    step_size: float | None = None
-    length: float | None = None
-    mass: str = "auto"
     target_acceptance: float = 0.9
+    adjusted: bool = True
+    length: float | None = None
     energy_variance: float = 5e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_type("adjusted", self.adjusted, bool, "True or False")
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, above=0)
         if self.length is not None:
             check_number("length", self.length, above=0)
-        check_choice("mass", self.mass, metrics.CHOICES)
-        check_number("target_acceptance", self.target_acceptance, above=0, below=1)
         check_number("energy_variance", self.energy_variance, above=0)
 
     def kernel(self, dimension: int) -> MCLMCKernel:
         """The transition."""
-        return MCLMCKernel(self, metrics.kind_for(self.mass, dimension))
+        return MCLMCKernel(self, self.mass_for(dimension))
 
 
 @dataclass(frozen=True)
@@ -88,28 +86,25 @@ class MCLMCKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        value, gradient = target.value_and_grad(position)
+        state = begin(target, position, self.mass)
         extra = torch.randn(
             (len(position), self.flow.extra(position.shape[1])), generator=generator, dtype=position.dtype,
             device=position.device,
         )  # fmt: skip
         dimension = position.shape[1] + extra.shape[1]
-        mass = metrics.initial(self.mass, position)
         first = self.settings.step_size
         if first is None:  # speed is 1 here, and about √D with momenta
-            leap = steps.sensible(target, position, Metric(mass), generator=generator)
-            first = 0.5 * leap * math.sqrt(dimension)
-        state = {
-            "position": position, "value": value, "gradient": gradient, "extra": extra,
+            first = 0.5 * sensible_step(target, state, generator) * math.sqrt(dimension)
+        return {
+            **state,
+            "extra": extra,
             "direction": unit(_noise(position, dimension, generator)),
-            "inverse_mass": mass, "step": steps.begin(first),
+            "step": steps.begin(first),
             "length": lengths.begin(self.settings.length or max(4 * first, min(math.sqrt(dimension), 50 * first))),
             "energy": torch.tensor([0.0, 0.0, first], dtype=torch.float64),
             "centre": position.clone(),
             "transitions": torch.zeros((), dtype=torch.int64),
-        }  # fmt: skip
-        metrics.forget(state, self.mass, position)
-        return state
+        }
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
@@ -123,9 +118,10 @@ class MCLMCKernel(Kernel):
             number = warmup.first + i if warmup is not None and steps.tunes(warmup) else None
             found.append(transition(target, state, metric, generator, number))
             state["transitions"] = state["transitions"] + 1
-            if warmup is not None:
-                self._learn_metric(state, warmup.first + i, warmup.total)
-                metric = metric if metric.inverse_mass is state["inverse_mass"] else Metric(state["inverse_mass"])
+            before, here = state["inverse_mass"], state["position"].unsqueeze(0)
+            if warmup is not None and metrics.learn(state, self.mass, here, warmup.first + i, warmup.total):
+                metric = Metric(state["inverse_mass"])
+                self._start_again(state, _relative(state["inverse_mass"], before))
         block = Block.stack(found)
         if warmup is not None and not self.settings.adjusted and self.settings.length is None:
             self._learn_length(state, block.positions, warmup, n)
@@ -135,7 +131,7 @@ class MCLMCKernel(Kernel):
         """Step size and the steps of a stretch."""
         step = self._step(state, tuning=False)
         length = self.settings.length or lengths.length(state["length"], tuning=False)
-        return {"step_size": step, "stretch_steps": float(max(1, round(length / step)))}
+        return {"step_size": step, "length_steps": float(max(1, round(length / step)))}
 
     def _step(self, state: State, *, tuning: bool) -> float:
         if self.settings.step_size is not None:
@@ -152,7 +148,7 @@ class MCLMCKernel(Kernel):
         step = self._step(state, tuning=tuning)
         length = self.settings.length or lengths.length(state["length"], tuning=tuning)
         count = max(1, min(_MOST_STEPS, math.ceil(2 * share * length / step)))
-        walk = Walk.of(state, unit(_noise(state["position"], state["direction"].shape[1], generator)), metric)
+        walk = Walk.of(state, unit(_noise(state["position"], state["direction"].shape[1], generator)))
         end = self.flow.run(target, metric, walk, step, count)
         change = end.energy  # ΔE of the whole trajectory
         good = torch.isfinite(change) & torch.isfinite(end.gradient).all(-1)
@@ -189,30 +185,28 @@ class MCLMCKernel(Kernel):
     def _unadjusted(self, target: Target, state: State, metric: Metric, generator: torch.Generator, number: int | None):
         tuning = number is not None
         length = self.settings.length or lengths.length(state["length"], tuning=tuning)
-        count = max(1, min(_MOST_STEPS, round(length / self._step(state, tuning=tuning))))
-        walk = Walk.of(state, state["direction"], metric)
+        count = self._stretch(state, length, tuning=tuning)
+        walk = Walk.of(state, state["direction"])
         worst = torch.zeros_like(state["value"])
-        for _ in range(count):
+        fused = FusedStep(target, langevin_step, gradients=2)
+        for noise in _noises(count, walk.direction, generator):
             step = self._step(state, tuning=tuning)
-            before = walk
-            walk = self.flow.run(target, metric, walk, step, 1)
-            change = walk.energy - before.energy
-            good = torch.isfinite(change) & (change.abs() < 1000) & torch.isfinite(walk.gradient).all(-1)
-            walk = walk.where(good, before.turned_back())
+            walk, change, good = self.flow.langevin(fused, metric, walk, step, length, noise)
             worst = torch.maximum(worst, (~good).to(worst))
             if tuning and self.settings.step_size is None:
                 state["energy"] = _energy_step(
                     state["energy"], change[good], walk.direction.shape[1] * self.settings.energy_variance
                 )
-            share = math.sqrt(math.expm1(2 * step / length) / walk.direction.shape[1])
-            noise = _noise(state["position"], walk.direction.shape[1], generator)
-            walk = walk.renewed(unit(walk.direction + share * noise))
         state |= {
             "position": walk.position, "gradient": walk.gradient, "extra": walk.extra, "value": walk.value,
             "direction": walk.direction,
         }  # fmt: skip
         info = {"diverging": worst, "energy": walk.energy, "steps": torch.full_like(worst, 2 * count)}
         return walk.position, walk.value, info
+
+    def _stretch(self, state: State, length: float, *, tuning: bool) -> int:
+        """Steps between two draws: over a part of the length, for draws need not be independent."""
+        return max(1, min(_MOST_STEPS, round(_STRETCH * length / self._step(state, tuning=tuning))))
 
     def _learn_length(self, state: State, positions: Tensor, warmup: WarmUp, n: int) -> None:
         """Forget the direction after a fixed part of the time in which positions stay correlated."""
@@ -226,30 +220,18 @@ class MCLMCKernel(Kernel):
         some = positions[..., ::every].transpose(0, 1)
         effective = ess_mean(some)
         share = effective[~effective.isnan()].mean().item() / (some.shape[0] * some.shape[1])
-        if math.isfinite(share) and share > 0:  # a stretch spans `before`: τ = before / share
-            wanted = min(max(0.4 * before / share, 0.5 * before, 2 * step), 2 * before, _MOST_STEPS * step)
+        if math.isfinite(share) and share > 0:  # positions stay correlated over τ = (distance of two draws) / share
+            apart = step * self._stretch(state, before, tuning=True)
+            wanted = min(max(0.4 * apart / share, 0.5 * before, 2 * step), 2 * before, _MOST_STEPS * step)
             state["length"] = lengths.begin(wanted)
 
-    # --- the metric --------------------------------------------------------------------------------------------------
-
-    def _learn_metric(self, state: State, number: int, total: int) -> None:
-        if self.mass == "identity":
-            return
-        if number == metrics.window_opens(total):
-            metrics.forget(state, self.mass, state["position"])
-        metrics.observe(state, state["position"])
-        if number + 1 not in metrics.windows(total):
-            return
-        found = metrics.estimate(state, state["inverse_mass"])
-        if found is not None:
-            scale = _relative(found, state["inverse_mass"])
-            state["inverse_mass"] = found
-            step = self._step(state, tuning=True) / scale
-            state["step"] = steps.begin(step, boldness=2.0)
-            state["energy"] = torch.tensor([0.0, 0.0, step], dtype=torch.float64)
-            length = lengths.length(state["length"], tuning=True) / scale
-            state["length"] = lengths.begin(max(length, 2 * step))
-        metrics.forget(state, self.mass, state["position"])
+    def _start_again(self, state: State, scale: float) -> None:
+        """Step and length in the units of a new metric, which are ``scale`` times as long."""
+        step = self._step(state, tuning=True) / scale
+        state["step"] = steps.begin(step, boldness=2.0)
+        state["energy"] = torch.tensor([0.0, 0.0, step], dtype=torch.float64)
+        length = lengths.length(state["length"], tuning=True) / scale
+        state["length"] = lengths.begin(max(length, 2 * step))
 
 
 def _relative(new: Tensor, old: Tensor) -> float:
@@ -274,6 +256,14 @@ def _energy_step(state: Tensor, change: Tensor, target: float) -> Tensor:
     weights = fade * weights + weight.mean().item()
     found = (total / weights) ** (-1 / 6) if total > 0 else step
     return torch.tensor([total, weights, min(max(found, step / 1.5), 1.5 * step)], dtype=torch.float64)
+
+
+def _noises(count: int, like: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    """``count`` times standard normal numbers shaped like ``like``, drawn many at once."""
+    together = max(1, _NUMBERS // like.numel())
+    for first in range(0, count, together):
+        shape = (min(together, count - first), *like.shape)
+        yield from torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _noise(position: Tensor, dimension: int, generator: torch.Generator) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.kernel import State
+from knowable.inference.sampling import window
 
 CHOICES = ("auto", "diagonal", "dense", "identity")
 _DENSE_UP_TO = 100  # dimensions
@@ -29,20 +30,17 @@ class Metric:
     def __init__(self, inverse_mass: Tensor):
         self.inverse_mass = inverse_mass
         self.dense = inverse_mass.dim() == 2
-        if self.dense:
-            self.factor = _factor(inverse_mass)  # Σ = L Lᵀ
-        else:
-            self.scale = inverse_mass.sqrt()
+        self.factor = _factor(inverse_mass) if self.dense else inverse_mass.sqrt()  # Σ = L Lᵀ; or its diagonal
 
     def momentum(self, noise: Tensor) -> Tensor:
         """Momenta p ~ N(0, Σ⁻¹) from standard normal noise ``(C, D)``."""
         if not self.dense:
-            return noise / self.scale
+            return noise / self.factor
         return torch.linalg.solve_triangular(self.factor.T, noise.T, upper=True).T  # L⁻ᵀ z
 
     def velocity(self, momentum: Tensor) -> Tensor:
         """Σ p."""
-        return momentum @ self.inverse_mass if self.dense else momentum * self.inverse_mass
+        return velocity(momentum, self.inverse_mass)
 
     def kinetic(self, momentum: Tensor) -> Tensor:
         """½ pᵀ Σ p."""
@@ -50,17 +48,32 @@ class Metric:
 
     def spread(self, direction: Tensor) -> Tensor:
         """L u: a direction in units of the posterior as a difference of positions."""
-        return direction @ self.factor.T if self.dense else direction * self.scale
+        return spread(direction, self.factor)
 
     def pull(self, gradient: Tensor) -> Tensor:
         """Lᵀ g: a gradient in units of the posterior."""
-        return gradient @ self.factor if self.dense else gradient * self.scale
+        return pull(gradient, self.factor)
 
     def whiten(self, difference: Tensor) -> Tensor:
         """L⁻¹ d: differences of positions in units of the posterior."""
         if not self.dense:
-            return difference / self.scale
+            return difference / self.factor
         return torch.linalg.solve_triangular(self.factor, difference.T, upper=False).T
+
+
+def velocity(momentum: Tensor, inverse_mass: Tensor) -> Tensor:
+    """Σ p, for a vector or a matrix Σ."""
+    return momentum @ inverse_mass if inverse_mass.dim() == 2 else momentum * inverse_mass
+
+
+def spread(direction: Tensor, factor: Tensor) -> Tensor:
+    """L u, for a triangle L or a vector of standard deviations."""
+    return direction @ factor.T if factor.dim() == 2 else direction * factor
+
+
+def pull(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Lᵀ g, for a triangle L or a vector of standard deviations."""
+    return gradient @ factor if factor.dim() == 2 else gradient * factor
 
 
 def _factor(matrix: Tensor) -> Tensor:
@@ -105,44 +118,51 @@ def window_opens(total: int) -> int:
     return round(0.15 * total)
 
 
-def forget(state: State, kind: str, position: Tensor) -> None:
-    """Begin a new window at ``position``."""
-    shape = (position.shape[1],) * (2 if kind == "dense" else 1)
-    state["window.count"] = torch.zeros((), dtype=torch.float64)
-    state["window.origin"] = position.clone()
-    state["window.sum"] = torch.zeros_like(position, dtype=torch.float64)
-    state["window.squares"] = torch.zeros(shape, dtype=torch.float64, device=position.device)
+def open_window(state: State, kind: str) -> None:
+    """Begin to count positions where the chains are."""
+    window.open_window(state, {"position": state["position"]}, dense=kind == "dense")
 
 
-def observe(state: State, position: Tensor) -> None:
-    """Count one position of every chain."""
-    away = (position - state["window.origin"]).double()  # (C, D), from where the window began: no cancellation
-    squares = away.T @ away if state["window.squares"].dim() == 2 else away.square().sum(0)
-    state["window.count"] = state["window.count"] + 1
-    state["window.sum"] = state["window.sum"] + away
-    state["window.squares"] = state["window.squares"] + squares
+def learn(state: State, kind: str, positions: Tensor, first: int, total: int) -> bool:
+    """Count positions ``(n, C, D)`` of transitions ``first``, ... of a warm-up of ``total``.
+
+    Where a window ends the metric is estimated anew; a window may only end with the last position.
+
+    Returns:
+        Whether the metric has changed.
+    """
+    if kind == "identity":
+        return False
+    for number, position in enumerate(positions, first):
+        if number == window_opens(total):
+            open_window(state, kind)
+        window.observe(state, {"position": position})
+    if first + len(positions) not in windows(total):
+        return False
+    found = estimate(state)
+    open_window(state, kind)
+    if found is None:
+        return False
+    state["inverse_mass"] = found
+    return True
 
 
-def estimate(state: State, like: Tensor) -> Tensor | None:
+def estimate(state: State) -> Tensor | None:
     """The covariance within chains, pooled; None if there is too little to tell.
 
     A matrix is drawn towards its diagonal, the more the fewer draws there are for each of its dimensions; variances are
     kept away from zero.
     """
-    n = state["window.count"].item()
-    if n < 5:
+    if not window.enough(state):
         return None
-    total, squares = state["window.sum"], state["window.squares"]
-    dense = squares.dim() == 2
-    freedom = len(total) * (n - 1)
-    covariance = (squares - (total.T @ total if dense else total.square().sum(0)) / n) / freedom
-    variance = covariance.diagonal() if dense else covariance
-    before = state["inverse_mass"].double()
-    old = before.diagonal() if dense else before
+    before = state["inverse_mass"]
+    covariance = window.within(state, "position")[0]
+    dense = covariance.dim() == 2
+    variance, old = (each.diagonal() if dense else each for each in (covariance, before.double()))
     variance = torch.where(variance > 1e-30, variance, old)  # a direction that has not moved keeps its scale
     if not dense:
-        return variance.to(like)
-    weight = freedom / (freedom + 5.0 + len(variance))
-    shrunk = weight * covariance
+        return variance.to(before)
+    freedom = window.freedom(state, "position")
+    shrunk = freedom / (freedom + 5.0 + len(variance)) * covariance
     shrunk.diagonal().copy_(variance)
-    return shrunk.to(like)
+    return shrunk.to(before)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.kernel import State
+from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import spread
 
@@ -47,7 +49,7 @@ class Moves(ABC):
         state = {"position": position, "value": value, "gradient": gradient}
         state = {name: state[name] for name in self.carried}
         state["factor"] = spread.initial(self.groups, position, dense=self.dense)
-        spread.forget(state)
+        spread.open_window(state)
         self._restart_scale(state)
         return state
 
@@ -73,7 +75,7 @@ class Moves(ABC):
         if found is not None:
             state["factor"] = found
             self._restart_scale(state)
-        spread.forget(state)
+        spread.open_window(state)
 
     def _restart_scale(self, state: State) -> None:
         first = math.log(self._first_scale(state["position"].shape[1]))
@@ -194,10 +196,36 @@ class Hamiltonian(Moves):
         return 0.95
 
 
-def moves_of(kind: str, *, groups: int, dense: bool, steps: int | None, target_acceptance: float | None) -> Moves:
-    """The moves named ``kind``."""
-    make = Hamiltonian if kind == "hmc" else RandomWalk
-    return make(groups, dense, steps, target_acceptance)
+@dataclass(frozen=True, repr=False)
+class MovedSampler(Sampler):
+    """A sampler whose chains are moved at temperatures of their own.
+
+    Args:
+        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        moves: ``"hmc"`` or ``"metropolis"``, which needs no gradients.
+        mass: What moves learn of the shape: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200 dimensions).
+        steps: Mean number of leapfrog steps, or number of random-walk steps, of a transition; None chooses.
+        target_acceptance: Acceptance that steps are tuned to; None is 0.95, or 0.234 for random walks.
+    """
+
+    moves: str = "hmc"
+    mass: str = "auto"
+    steps: int | None = None
+    target_acceptance: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("moves", self.moves, KINDS)
+        check_choice("mass", self.mass, spread.KINDS)
+        if self.steps is not None:
+            check_count("steps", self.steps)
+        if self.target_acceptance is not None:
+            check_number("target_acceptance", self.target_acceptance, above=0, below=1)
+
+    def moves_for(self, dimension: int, groups: int) -> Moves:
+        """What moves ``groups`` groups of chains in so many dimensions."""
+        make = Hamiltonian if self.moves == "hmc" else RandomWalk
+        return make(groups, spread.is_dense(self.mass, dimension), self.steps, self.target_acceptance)
 
 
 def walk(target: Target, state: State, ways: Tensor, luck: Tensor, temperature: Tensor) -> Tensor:

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.checks import check_count
 from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
-from knowable.inference.sampling.metric import Metric
 from knowable.inference.sampling.trees import Trees
+from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
 
 
 @dataclass(frozen=True, repr=False)
-class NUTS(Sampler):
+class NUTS(TunedSampler):
     r"""Hamiltonian trajectories that grow until they turn back, each chain at its own pace.
 
     A trajectory doubles, forwards or backwards at random, until its two ends begin to approach each other:
@@ -47,22 +46,15 @@ class NUTS(Sampler):
         torch.Size([4, 100, 2])
     """
 
-    step_size: float | None = None
-    mass: str = "auto"
-    target_acceptance: float = 0.8
     max_depth: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, above=0)
-        check_choice("mass", self.mass, metrics.CHOICES)
-        check_number("target_acceptance", self.target_acceptance, above=0, below=1)
         check_count("max_depth", self.max_depth, at_most=15)
 
     def kernel(self, dimension: int) -> NUTSKernel:
         """The transition."""
-        return NUTSKernel(self, metrics.kind_for(self.mass, dimension))
+        return NUTSKernel(self, self.mass_for(dimension))
 
 
 @dataclass(frozen=True)
@@ -74,15 +66,9 @@ class NUTSKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        value, gradient = target.value_and_grad(position)
-        mass = metrics.initial(self.mass, position)
-        first = self.settings.step_size or steps.sensible(target, position, Metric(mass), generator=generator)
-        state = {
-            "position": position, "value": value, "gradient": gradient, "inverse_mass": mass,
-            "step": steps.begin(first),
-        }  # fmt: skip
-        metrics.forget(state, self.mass, position)
-        return state
+        state = begin(target, position, self.mass)
+        first = self.settings.step_size or sensible_step(target, state, generator)
+        return {**state, "step": steps.begin(first)}
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
@@ -90,14 +76,14 @@ class NUTSKernel(Kernel):
         """``n`` trajectories of every chain."""
         state = dict(state)
         blocks = []
-        for count, last in _pieces(n, warmup):
+        for first, count in _pieces(n, warmup):
             trees = Trees(target, state, count, self.settings.max_depth, generator=generator)
             self._run(trees, state, tuning=steps.tunes(warmup) and self.settings.step_size is None)
             state |= trees.ends()
             blocks.append(trees.block())
-            if warmup is not None and self._learn_metric(state, blocks[-1].positions, last, warmup):
-                step = steps.sensible(target, state["position"], Metric(state["inverse_mass"]), generator=generator)
-                state["step"] = steps.begin(step, boldness=2.0)
+            positions = blocks[-1].positions
+            if warmup is not None and metrics.learn(state, self.mass, positions, first, warmup.total):
+                state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
         return state, _joined(blocks)
 
     def _run(self, trees: Trees, state: State, *, tuning: bool) -> None:
@@ -114,34 +100,18 @@ class NUTSKernel(Kernel):
                 state["step"] = steps.update(state["step"], [mean], self.settings.target_acceptance)
                 del heard[: trees.chains]
 
-    def _learn_metric(self, state: State, positions: Tensor, last: int, warmup: WarmUp) -> bool:
-        """Count the positions up to transition ``last``; at the end of a window estimate the metric from them."""
-        if self.mass == "identity":
-            return False
-        for row in positions:
-            metrics.observe(state, row)
-        ended = last in metrics.windows(warmup.total)
-        found = metrics.estimate(state, state["inverse_mass"]) if ended else None
-        if ended or last == metrics.window_opens(warmup.total):
-            metrics.forget(state, self.mass, state["position"])
-        if found is None:
-            return False
-        state["inverse_mass"] = found
-        return True
-
     def tuned(self, state: State) -> dict[str, float]:
         """The step size."""
         return {"step_size": self.settings.step_size or steps.final(state["step"])}
 
 
 def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
-    """``n`` transitions cut where windows of the warm-up open and end: (how many, number of the last)."""
+    """``n`` transitions cut where windows of the warm-up end: (number of the first, how many)."""
     if warmup is None:
-        return [(n, 0)]
+        return [(0, n)]
     first, stop = warmup.first, warmup.first + n
-    marks = {metrics.window_opens(warmup.total), *metrics.windows(warmup.total)}
-    cuts = [first, *sorted(mark for mark in marks if first < mark < stop), stop]
-    return [(end - begin, end) for begin, end in itertools.pairwise(cuts)]
+    cuts = [first, *(mark for mark in metrics.windows(warmup.total) if first < mark < stop), stop]
+    return [(begun, end - begun) for begun, end in itertools.pairwise(cuts)]
 
 
 def _joined(blocks: list[Block]) -> Block:

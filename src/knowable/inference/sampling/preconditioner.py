@@ -16,36 +16,28 @@ import torch
 from torch import Tensor
 
 from knowable.core.kernel import State
+from knowable.inference.sampling import window
 
 
-def forget(state: State, kind: str) -> None:
+def open_window(state: State, kind: str) -> None:
     """Begin a new window where the chains are."""
-    for name in ("position", "gradient"):
-        here = state[name]
-        shape = (here.shape[1],) * (2 if kind == "dense" else 1)
-        state[f"window.{name}.origin"] = here.clone()
-        state[f"window.{name}.sum"] = torch.zeros_like(here, dtype=torch.float64)
-        state[f"window.{name}.squares"] = torch.zeros(shape, dtype=torch.float64, device=here.device)
-    state["window.count"] = torch.zeros((), dtype=torch.float64)
+    window.open_window(state, _watched(state), dense=kind == "dense")
 
 
 def observe(state: State) -> None:
     """Count where the chains are, and the gradients there."""
-    for name in ("position", "gradient"):
-        away = (state[name] - state[f"window.{name}.origin"]).double()  # (C, D)
-        squares = state[f"window.{name}.squares"]
-        state[f"window.{name}.sum"] += away
-        squares += away.T @ away if squares.dim() == 2 else away.square().sum(0)
-    state["window.count"] += 1
+    window.observe(state, _watched(state))
+
+
+def _watched(state: State) -> State:
+    return {name: state[name] for name in ("position", "gradient")}
 
 
 def estimate(state: State) -> Tensor | None:
     """The inverse mass that the window's positions and gradients suggest; None if they say too little."""
-    n = state["window.count"].item()
-    freedom = len(state["position"]) * (n - 1)
-    if n < 5:
+    if not window.enough(state):
         return None
-    positions, gradients = _within(state, "position", freedom), _within(state, "gradient", freedom)
+    positions, gradients = (window.within(state, name)[0] for name in ("position", "gradient"))
     dense = positions.dim() == 2
     spread, slope = (positions.diagonal(), gradients.diagonal()) if dense else (positions, gradients)
     good = torch.isfinite(spread) & torch.isfinite(slope) & (spread > 0) & (slope > 0)
@@ -53,15 +45,8 @@ def estimate(state: State) -> Tensor | None:
         return None
     variance = (spread / slope).sqrt()
     if dense:
-        variance = _geometric_mean(positions, gradients, variance.sqrt(), freedom)
+        variance = _geometric_mean(positions, gradients, variance.sqrt(), window.freedom(state, "position"))
     return variance.to(state["position"])
-
-
-def _within(state: State, name: str, freedom: float) -> Tensor:
-    """Covariance within chains, pooled."""
-    total, squares, n = state[f"window.{name}.sum"], state[f"window.{name}.squares"], state["window.count"]
-    means = total.T @ total if squares.dim() == 2 else total.square().sum(0)
-    return (squares - means / n) / freedom
 
 
 def _geometric_mean(positions: Tensor, gradients: Tensor, scale: Tensor, freedom: float) -> Tensor:

@@ -9,16 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chains import ChainResult
-from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.chain_run import ChainResult
+from knowable.core.checks import check_choice, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
 from knowable.core.randomness import generator_for
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.core.types import Params
-from knowable.inference.sampling import moves as move
 from knowable.inference.sampling import spread
-from knowable.inference.sampling.moves import Moves
+from knowable.inference.sampling.moves import MovedSampler, Moves
 
 SCHEDULES = ("geometric", "linear", "logarithmic")
 _COOLING = 0.7  # of the temperature, from one transition of the search for the mode to the next
@@ -26,7 +24,7 @@ _COLDEST = 1e-12
 
 
 @dataclass(frozen=True, repr=False)
-class SimulatedAnnealing(Sampler):
+class SimulatedAnnealing(MovedSampler):
     r"""Chains whose temperature falls from ``hottest`` to 1 in the warm-up, and copies of them that go on to 0.
 
     .. math:: p(\theta)^{1/T}, \qquad T_k = T_0^{1 - k/K} \text{ for } k = 0, \dots, K \text{ (geometric)}
@@ -59,10 +57,6 @@ class SimulatedAnnealing(Sampler):
 
     hottest: float = 10.0
     schedule: str = "geometric"
-    moves: str = "hmc"
-    mass: str = "auto"
-    steps: int | None = None
-    target_acceptance: float | None = None
 
     default_warmup: ClassVar[int] = 800
 
@@ -70,20 +64,10 @@ class SimulatedAnnealing(Sampler):
         super().__post_init__()
         check_number("hottest", self.hottest, at_least=1)
         check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("moves", self.moves, move.KINDS)
-        check_choice("mass", self.mass, spread.KINDS)
-        if self.steps is not None:
-            check_count("steps", self.steps)
-        if self.target_acceptance is not None:
-            check_number("target_acceptance", self.target_acceptance, above=0, below=1)
 
     def kernel(self, dimension: int) -> AnnealingKernel:
         """The transition."""
-        moves = move.moves_of(
-            self.moves, groups=1, dense=spread.is_dense(self.mass, dimension), steps=self.steps,
-            target_acceptance=self.target_acceptance,
-        )  # fmt: skip
-        return AnnealingKernel(moves, self.hottest, self.schedule)
+        return AnnealingKernel(self.moves_for(dimension, 1), self.hottest, self.schedule)
 
     def _best(self, target: Target, result: ChainResult) -> Params:
         if result.interrupted:  # no time to cool: the best that the chains came by
@@ -176,7 +160,7 @@ class AnnealingKernel(Kernel):
         """The shape is learned twice: roughly while it cools, and then at temperature 1."""
         length = total // 2
         if number == length:
-            spread.forget(state)
+            spread.open_window(state)
         if number < length:
             self.moves.learn(state, number, length)
         else:

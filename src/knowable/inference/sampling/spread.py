@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.kernel import State
+from knowable.inference.sampling import window
 
 KINDS = ("auto", "dense", "diagonal")
 DENSE_UP_TO = 200  # dimensions
@@ -59,21 +60,15 @@ def windows(total: int) -> list[int]:
     return ends
 
 
-def forget(state: State) -> None:
+def open_window(state: State) -> None:
     """Begin a new window where the chains are."""
-    position, factor = state["position"], state["factor"]
-    state["window.count"] = torch.zeros((), dtype=torch.float64)
-    state["window.origin"] = position.clone()
-    state["window.sum"] = torch.zeros_like(position, dtype=torch.float64)
-    state["window.squares"] = torch.zeros_like(factor, dtype=torch.float64)
+    factor = state["factor"]
+    window.open_window(state, {"position": state["position"]}, dense=factor.dim() == 3, groups=len(factor))
 
 
 def observe(state: State) -> None:
     """Count the present position of every chain."""
-    away = (state["position"] - state["window.origin"]).double()  # from where the window began: no cancellation
-    state["window.count"] = state["window.count"] + 1
-    state["window.sum"] = state["window.sum"] + away
-    state["window.squares"] = state["window.squares"] + _squares(away, state["factor"])
+    window.observe(state, {"position": state["position"]})
 
 
 def estimate(state: State, *, within: bool = True) -> Tensor | None:
@@ -86,17 +81,12 @@ def estimate(state: State, *, within: bool = True) -> Tensor | None:
         state: With the window's sums.
         within: Count the spread within chains alone, or that between the chains of a group as well.
     """
-    n, total, factor = state["window.count"].item(), state["window.sum"], state["factor"]
-    if n < 5:
+    if not window.enough(state):
         return None
-    chains = len(total) // len(factor)
-    scatter = state["window.squares"] - _squares(total, factor) / n
-    freedom = chains * (n - 1)
-    covariance = scatter / freedom
-    if not within and chains > 1:
-        means = (state["window.origin"].double() + total / n).unflatten(0, (len(factor), chains))
-        covariance = covariance + _squares((means - means.mean(1, keepdim=True)).flatten(0, 1), factor) / (chains - 1)
-    return _factor_of(covariance, factor, freedom)
+    covariance = window.within(state, "position")
+    if not within:
+        covariance = covariance + window.between(state, "position")
+    return _factor_of(covariance, state["factor"], window.freedom(state, "position"))
 
 
 def _factor_of(covariance: Tensor, before: Tensor, freedom: float) -> Tensor:
@@ -110,9 +100,3 @@ def _factor_of(covariance: Tensor, before: Tensor, freedom: float) -> Tensor:
     lower, failed = torch.linalg.cholesky_ex(correlation)
     lower = torch.where(failed.reshape(-1, 1, 1) == 0, lower, torch.eye(before.shape[-1]).to(lower))
     return (std.unsqueeze(2) * lower).to(before)
-
-
-def _squares(vectors: Tensor, factor: Tensor) -> Tensor:
-    """Σ v vᵀ over the chains of each group, or its diagonal."""
-    grouped = vectors.unflatten(0, (len(factor), -1))
-    return grouped.mT @ grouped if factor.dim() == 3 else grouped.square().sum(1)

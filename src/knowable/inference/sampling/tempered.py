@@ -10,21 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.checks import check_count, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.sampling import moves as move
-from knowable.inference.sampling import spread
-from knowable.inference.sampling.moves import Moves
+from knowable.inference.sampling.moves import MovedSampler, Moves
 
 _REPLICA = "replica."  # prefix of what the moves keep of all replicas
 _FEWEST, _MOST = 4, 12  # rungs that are chosen without being asked for
 
 
 @dataclass(frozen=True, repr=False)
-class TemperedChains(Sampler):
+class TemperedChains(MovedSampler):
     r"""Chains with a ladder of hotter replicas each, neighbours of which now and then change places.
 
     .. math:: \prod_r p(\theta_r)^{1/T_r}, \quad 1 = T_1 < \dots < T_R, \qquad
@@ -63,10 +60,6 @@ class TemperedChains(Sampler):
     temperatures: tuple[float, ...] | None = None
     hottest: float = 10.0
     rungs: int | None = None
-    moves: str = "hmc"
-    mass: str = "auto"
-    steps: int | None = None
-    target_acceptance: float | None = None
 
     default_warmup: ClassVar[int] = 500
 
@@ -77,20 +70,11 @@ class TemperedChains(Sampler):
         check_number("hottest", self.hottest, above=1)
         if self.rungs is not None:
             check_count("rungs", self.rungs, at_least=2)
-        check_choice("moves", self.moves, move.KINDS)
-        check_choice("mass", self.mass, spread.KINDS)
-        if self.steps is not None:
-            check_count("steps", self.steps)
-        if self.target_acceptance is not None:
-            check_number("target_acceptance", self.target_acceptance, above=0, below=1)
 
     def kernel(self, dimension: int) -> TemperedKernel:
         """The transition."""
         ladder = self.ladder(dimension)
-        moves = move.moves_of(
-            self.moves, groups=len(ladder), dense=spread.is_dense(self.mass, dimension), steps=self.steps,
-            target_acceptance=self.target_acceptance,
-        )  # fmt: skip
+        moves = self.moves_for(dimension, len(ladder))
         return TemperedKernel(moves, tuple(ladder), adapts=self.temperatures is None)
 
     def ladder(self, dimension: int) -> list[float]:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.batched_gradient import compiled
+from knowable.core.fused_step import FusedStep, Gradient
 from knowable.core.kernel import Block, State
 from knowable.core.target import Target
-from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.leapfrog import leapfrog
+from knowable.inference.sampling.metric import Metric, velocity
 
 _DIVERGED = 1000.0  # nats of energy error
 
@@ -45,8 +46,9 @@ class Trees:
         self.acceptance = self.value.new_zeros(chains)
         # of the first points of the parts under way: velocity and momentum, the same of the leaf before, and the sum of
         # momenta before it
-        self.marks = like.new_zeros((5, max_depth + 1, chains, dimension))
-        self.before = torch.zeros_like(like), torch.zeros_like(like)  # velocity and momentum of the last leaf
+        nothing = torch.zeros_like(like).cpu().numpy()
+        self.marks = [np.stack([nothing] * (max_depth + 1)) for _ in range(5)]
+        self.before = nothing, nothing  # velocity and momentum of the last leaf
         self.leaf, self.depth, self.done, self.taken = (np.zeros(chains, dtype=np.int64) for _ in range(4))
         self.direction = np.ones(chains)
         self.active = np.ones(chains, dtype=bool)
@@ -54,7 +56,7 @@ class Trees:
         self.positions = like.new_zeros((count, chains, dimension))
         self.values = self.value.new_zeros((count, chains))
         self.info = {name: self.value.new_zeros((count, chains)) for name in _INFO}
-        self._move, self._weigh = _arithmetic(target, self)
+        self._leap = FusedStep(target, leap)
         self._pending = np.arange(chains)  # chains that begin a new trajectory at the next tick
 
     @property
@@ -76,15 +78,16 @@ class Trees:
         """One leapfrog step; returns the mean acceptance of every trajectory that ended with it."""
         if len(self._pending):
             self._begin(self._pending, step)
-        inverse_mass = self.metric.inverse_mass
-        self.q, half = self._move(self.q, self.p, self.g, self.step, inverse_mass)
-        value, self.g = self.target.value_and_grad(self.q)
-        uniform = torch.rand(self.chains, generator=self.generator, dtype=value.dtype, device=value.device)
+        uniform = torch.rand(self.chains, generator=self.generator, dtype=self.value.dtype, device=self.value.device)
         (
-            self.p, velocity, self.sub_q, self.sub_g, self.sub_v, self.sub_weight, self.sub_sum, self.acceptance, bad,
-        ) = self._weigh(
-            self.q, half, self.g, value, self.step, inverse_mass, self.energy, uniform, self.sub_q, self.sub_g,
-            self.sub_v, self.sub_weight, self.sub_sum, self.acceptance,
+            self.q, self.p, self.g, velocity, self.sub_q, self.sub_g, self.sub_v, self.sub_weight, self.sub_sum,
+            self.acceptance, bad,
+        ) = self._leap(
+            (
+                self.q, self.p, self.g, self.step, self.energy, uniform, self.sub_q, self.sub_g, self.sub_v,
+                self.sub_weight, self.sub_sum, self.acceptance,
+            ),
+            (self.metric.inverse_mass,),
         )  # fmt: skip
         diverging = bad.cpu().numpy()
         turning = self._turning_within(velocity)
@@ -96,34 +99,33 @@ class Trees:
 
     def _turning_within(self, velocity: Tensor) -> np.ndarray:
         """Whether a part of the growing subtree that ends with this leaf has turned back."""
+        speed, momentum, total = (each.cpu().numpy() for each in (velocity, self.p, self.sub_sum))
         first = np.flatnonzero((self.leaf & 1 == 0) & self.active)  # this leaf is the first of a part: remember it
         if len(first):
-            index, level = torch.from_numpy(first), torch.from_numpy(_LEVEL[self.leaf[first]])
-            here = (velocity, self.p, *self.before, self.sub_sum - self.p)
-            self.marks[:, level, index] = torch.stack([each[index] for each in here])
-        self.before = velocity, self.p
+            level = _LEVEL[self.leaf[first]]
+            here = (speed, momentum, *self.before, total - momentum)
+            for mark, value in zip(self.marks, here, strict=True):
+                mark[level, first] = value[first]
+        self.before = speed, momentum
         last = np.flatnonzero((self.leaf & 1 == 1) & self.active)  # this leaf is the last of one or several parts
         turning = np.zeros(self.chains, dtype=bool)
         if len(last):
             parts = _PARTS[self.leaf[last]]
             chain = np.repeat(last, parts)
             inner = np.arange(len(chain)) - np.repeat(np.cumsum(parts) - parts, parts)  # 0: the smallest part
-            level = torch.from_numpy(np.repeat(_LEVEL[self.leaf[last]], parts) - inner)
-            turning[chain[self._halves_turn(torch.from_numpy(chain), level, inner, velocity).cpu().numpy()]] = True
+            level = np.repeat(_LEVEL[self.leaf[last]], parts) - inner
+            # the second half of a part began one level above; that of the smallest is this leaf alone
+            v_first, p_first, _, _, before = (mark[level, chain] for mark in self.marks)
+            above = np.minimum(level + 1, self.max_depth)
+            v_second, p_second, v_middle, p_middle, half = (mark[above, chain] for mark in self.marks)
+            pair = np.flatnonzero(inner == 0)
+            v_second[pair], p_second[pair] = speed[last], momentum[last]
+            v_middle[pair], p_middle[pair] = v_first[pair], p_first[pair]
+            half[pair] = total[last] - momentum[last]
+            left, right = half - before, total[chain] - half
+            back = _turned(v_first, v_middle, v_second, speed[chain], left, right, p_middle, p_second)
+            turning[chain[back]] = True
         return turning
-
-    def _halves_turn(self, chain: Tensor, level: Tensor, inner: np.ndarray, velocity: Tensor) -> Tensor:
-        """Whether parts that end with this leaf have turned: the second half of each began one level above."""
-        v_first, p_first, *_, before = self.marks[:, level, chain]
-        v_second, p_second, v_middle, p_middle, half = self.marks[:, (level + 1).clamp_max(self.max_depth), chain]
-        pair = torch.from_numpy(inner == 0).to(chain.device).unsqueeze(-1)  # the second half is this leaf alone
-        v_last, total = velocity[chain], self.sub_sum[chain]
-        v_second, p_second = torch.where(pair, v_last, v_second), torch.where(pair, self.p[chain], p_second)
-        v_middle, p_middle = torch.where(pair, v_first, v_middle), torch.where(pair, p_first, p_middle)
-        half = torch.where(pair, total - p_second, half)
-        return _turned(
-            v_first, v_middle, v_second, v_last, half - before, total - half, p_middle, p_second
-        )  # fmt: skip
 
     # --- the ends of subtrees and trajectories -----------------------------------------------------------------------
 
@@ -159,14 +161,15 @@ class Trees:
         self.gradient[chosen] = self.sub_g[chosen]
         self.weight[index] = torch.logaddexp(self.weight[index], self.sub_weight[index])
         far, near = self.ends_of["p"][1 - side, index], self.ends_of["p"][side, index]
-        v_second, p_second = self.marks[:2, 0, index]  # the first leaf of the subtree
-        v_far, v_near, v_last = (self.metric.velocity(each) for each in (far, near, self.p[index]))
-        turned = _turned(v_far, v_near, v_second, v_last, self.sum[index], self.sub_sum[index], near, p_second)
+        v_second, p_second = (mark[0, grown] for mark in self.marks[:2])  # the first leaf of the subtree
+        v_far, v_near, v_last = (self.metric.velocity(each).cpu().numpy() for each in (far, near, self.p[index]))
+        left, right = self.sum[index].cpu().numpy(), self.sub_sum[index].cpu().numpy()
+        turned = _turned(v_far, v_near, v_second, v_last, left, right, near.cpu().numpy(), p_second)
         self.sum[index] += self.sub_sum[index]
         for name, now in (("q", self.q), ("p", self.p), ("g", self.g)):
             self.ends_of[name][side, index] = now[index]
         self.depth[grown] += 1
-        return turned.cpu().numpy() | (self.depth[grown] >= self.max_depth)
+        return turned | (self.depth[grown] >= self.max_depth)
 
     def _grow(self, chains: np.ndarray) -> None:
         """Begin a new subtree at one end of each tree, forwards or backwards at random."""
@@ -214,16 +217,16 @@ class Trees:
 
 
 def _turned(
-    v_first: Tensor, v_middle: Tensor, v_second: Tensor, v_last: Tensor, left: Tensor, right: Tensor, p_middle: Tensor,
-    p_second: Tensor,
-) -> Tensor:  # fmt: skip
+    v_first: np.ndarray, v_middle: np.ndarray, v_second: np.ndarray, v_last: np.ndarray, left: np.ndarray,
+    right: np.ndarray, p_middle: np.ndarray, p_second: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Whether two halves ``(n, D)`` one after the other turn back: first ... middle | second ... last.
 
     ``left`` and ``right`` are the sums of their momenta, ``v`` velocities and ``p`` momenta at their ends.
     """
 
-    def against(begin: Tensor, end: Tensor, span: Tensor) -> Tensor:
-        return ((begin * span).sum(-1) <= 0) | ((end * span).sum(-1) <= 0)
+    def against(begin: np.ndarray, end: np.ndarray, span: np.ndarray) -> np.ndarray:
+        return (np.einsum("nd,nd->n", begin, span) <= 0) | (np.einsum("nd,nd->n", end, span) <= 0)
 
     return (
         against(v_first, v_last, left + right)
@@ -241,55 +244,20 @@ _PARTS = np.array([(~n & (n + 1)).bit_length() - 1 for n in map(int, _LEAVES)]) 
 # --- the arithmetic of one step, which can be fused ------------------------------------------------------------------
 
 
-def _arithmetic(target: Target, trees: Trees):
-    if not target.function.compiling:
-        return move, weigh
-    key = (tuple(trees.q.shape), trees.q.dtype, trees.metric.dense)
-    fused = target.fused.get(key)
-    if fused is None:
-        mass = trees.metric.inverse_mass
-        half, uniform = torch.zeros_like(trees.q), trees.value.clone()
-        fused = target.fused[key] = (
-            compiled(move, trees.q, trees.p, trees.g, trees.step, mass),
-            compiled(
-                weigh, trees.q, half, trees.g, trees.value, trees.step, mass, trees.energy, uniform, trees.sub_q,
-                trees.sub_g, trees.sub_v, trees.sub_weight, trees.sub_sum, trees.acceptance,
-            ),
-        )  # fmt: skip
-    return fused
-
-
-def move(q: Tensor, p: Tensor, g: Tensor, step: Tensor, inverse_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Half a step of the momentum and a step of the position."""
-    half = p + 0.5 * step * g
-    return q + step * _velocity(half, inverse_mass), half
-
-
-def weigh(
-    q: Tensor, half: Tensor, g: Tensor, value: Tensor, step: Tensor, inverse_mass: Tensor, energy: Tensor,
-    uniform: Tensor, sub_q: Tensor, sub_g: Tensor, sub_v: Tensor, sub_weight: Tensor, sub_sum: Tensor,
-    acceptance: Tensor,
+def leap(
+    value_and_grad: Gradient, q: Tensor, p: Tensor, g: Tensor, step: Tensor, energy: Tensor, uniform: Tensor,
+    sub_q: Tensor, sub_g: Tensor, sub_v: Tensor, sub_weight: Tensor, sub_sum: Tensor, acceptance: Tensor,
+    inverse_mass: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The other half step of the momentum; the new point's weight, and whether it becomes the subtree's draw."""
-    p = half + 0.5 * step * g
-    velocity = _velocity(p, inverse_mass)
-    change = energy - (0.5 * (p * velocity).sum(-1) - value)  # log weight: -ΔH
+    """A leapfrog step; the new point's weight, and whether it becomes the subtree's draw."""
+    q, p, g, value = leapfrog(value_and_grad, q, p, g, step, inverse_mass)
+    speed = velocity(p, inverse_mass)
+    change = energy - (0.5 * (p * speed).sum(-1) - value)  # log weight: -ΔH
     change = torch.where(torch.isfinite(change), change, -math.inf)
     total = torch.logaddexp(sub_weight, change)
     taken = uniform.log() < change - total
     wide = taken.unsqueeze(-1)
     return (
-        p,
-        velocity,
-        torch.where(wide, q, sub_q),
-        torch.where(wide, g, sub_g),
-        torch.where(taken, value, sub_v),
-        total,
-        sub_sum + p,
-        acceptance + change.clamp_max(0.0).exp(),
-        change < -_DIVERGED,
-    )
-
-
-def _velocity(momentum: Tensor, inverse_mass: Tensor) -> Tensor:
-    return momentum @ inverse_mass if inverse_mass.dim() == 2 else momentum * inverse_mass
+        q, p, g, speed, torch.where(wide, q, sub_q), torch.where(wide, g, sub_g), torch.where(taken, value, sub_v),
+        total, sub_sum + p, acceptance + change.clamp_max(0.0).exp(), change < -_DIVERGED,
+    )  # fmt: skip

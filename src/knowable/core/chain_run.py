@@ -1,0 +1,300 @@
+"""A run of chains under way: its blocks of transitions, what it keeps of them, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.checkpoint import Checkpoint
+from knowable.core.draw_store import STORES, DrawStore
+from knowable.core.kernel import Block, Kernel, State, WarmUp
+from knowable.core.mixing import mixing_terms
+from knowable.core.predicting import parse_memory
+from knowable.core.progress import Bar
+from knowable.core.randomness import generator_for, random_state, restore_random_state
+from knowable.core.sampling_settings import Sampling
+from knowable.core.target import Target
+from knowable.errors import Diverged
+
+Monitor = Callable[[Tensor], Tensor]
+"""Positions ``(n, chains, D)`` to the quantities whose mixing is watched, ``(n, chains, M)``."""
+
+_BLOCK = 50  # transitions between two looks at the clock
+_BLOCK_BYTES = 32 * 2**20
+FEW = 100  # draws of a chain: where the user asks for fewer, nothing is said of mixing
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """When chains count as mixed, and how long they may try.
+
+    Attributes:
+        rhat: Largest R-hat allowed.
+        ess: Least bulk and tail effective sample size, over all chains.
+        first: Draws of each chain before the first look; the next looks are at twice as many each time.
+        most: Draws of each chain after which it gives up.
+    """
+
+    rhat: float = 1.01
+    ess: float = 400.0
+    first: int = 250
+    most: int = 8000
+
+
+@dataclass(frozen=True)
+class ChainResult:
+    """What a run of chains leaves behind.
+
+    Attributes:
+        draws: ``(chains, draws, D)``.
+        monitored: The watched quantities of every transition that was to be kept, ``(chains, n, M)``.
+        values: Log densities of the draws, ``(chains, draws)``.
+        info: What the kernel said of them, ``(chains, draws)``.
+        terms: Numbers for the report.
+        state: The kernel's last state.
+        converged: Whether the chains have mixed; None where there are too few draws to tell.
+    """
+
+    draws: Tensor
+    monitored: Tensor
+    values: Tensor
+    info: dict[str, Tensor]
+    terms: dict[str, float]
+    state: State
+    converged: bool | None
+    interrupted: bool
+    message: str
+    seconds: float
+
+
+@dataclass
+class ChainRun:
+    """The state of a run, and its blocks of transitions."""
+
+    kernel: Kernel
+    target: Target
+    settings: Sampling
+    warmup: int
+    monitor: Monitor
+    mixing: Mixing
+    seed: int
+    done: int = 0  # transitions, warm-up included
+    finished: bool = False
+    converged: bool | None = None
+    monitored: list[Tensor] = field(default_factory=list)  # each (n, chains, M)
+    values: list[Tensor] = field(default_factory=list)
+    info: dict[str, list[Tensor]] = field(default_factory=dict)
+    sampling_from: int = 0  # gradients taken when the warm-up ended
+
+    # --- beginning ---------------------------------------------------------------------------------------------------
+
+    def begin(self, start: Tensor) -> None:
+        """Put the chains at their first positions."""
+        self.generator = generator_for(self.seed, "transitions", device=start.device)
+        self._make_store(start)
+        self.state = self.kernel.init(self.target, start, generator=self.generator)
+        self._check_finite(self.state["position"])
+        value = self.state.get("value")
+        if value is not None and not torch.isfinite(value).all():
+            chain = int((~torch.isfinite(value)).nonzero()[0])
+            raise Diverged(
+                f"The log density is {value[chain].item()} where chain {chain} begins. Standardise the data, or begin "
+                f"elsewhere (start=...)."
+            )
+        self._keep_good()
+
+    def _make_store(self, start: Tensor) -> None:
+        chains, dimension = start.shape
+        self.store = DrawStore(
+            chains,
+            dimension,
+            dtype=STORES[self.settings.store] or start.dtype,
+            max_bytes=None if self.settings.spill is not None else parse_memory(self.settings.max_memory),
+            expected=self.mixing.most if self.settings.draws is None else self.settings.draws,
+            spill=self.settings.spill,
+        )
+        each = chains * dimension * start.element_size()
+        self.block_size = max(1, min(_BLOCK, _BLOCK_BYTES // each))
+
+    # --- transitions -------------------------------------------------------------------------------------------------
+
+    def block(self, bar: Bar) -> None:
+        """Some transitions of every chain."""
+        warming = self.done < self.warmup
+        end = self.warmup if warming else self.warmup + self._wanted() * self.settings.thin
+        count = min(self.block_size, end - self.done)
+        self.state, block = self.kernel.advance(
+            self.target, self.state, count, generator=self.generator,
+            warmup=WarmUp(self.done, self.warmup) if warming else None,
+        )  # fmt: skip
+        self._check_finite(block.positions)
+        if not warming:
+            self._keep(block)
+        self.done += count
+        if self.done == self.warmup:
+            self.sampling_from = self.target.gradients
+        if not warming and self.done >= end:
+            self._look()
+        self._keep_good()
+        what = "warm-up" if warming else "drawing"
+        bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
+
+    def _keep(self, block: Block) -> None:
+        first = -(self.done - self.warmup + 1) % self.settings.thin  # the last of every thin transitions is kept
+        positions = block.positions[first :: self.settings.thin]
+        if not len(positions):
+            return
+        self.store.add(positions)
+        self.monitored.append(self.monitor(positions))
+        self.values.append(block.values[first :: self.settings.thin])
+        for name, value in block.info.items():
+            self.info.setdefault(name, []).append(value[first :: self.settings.thin])
+
+    def _wanted(self) -> int:
+        """Draws of each chain to the next look at them, or to the end."""
+        if self.settings.draws is not None:
+            return self.settings.draws
+        wanted = self.mixing.first
+        while wanted * self.settings.thin <= self.done - self.warmup and not self.finished:
+            wanted *= 2
+        return min(wanted, self.mixing.most)
+
+    def _look(self) -> None:
+        """Have the chains mixed? Stop if so, or where they have had their time."""
+        draws = (self.done - self.warmup) // self.settings.thin
+        self.finished = self.settings.draws is not None or draws >= self.mixing.most
+        found = mixing_terms(torch.cat(self.monitored).transpose(0, 1))
+        self.converged = self._mixed(found)
+        if self.settings.draws is None and self.converged:
+            self.finished = True
+
+    def _mixed(self, found: dict[str, float]) -> bool | None:
+        if found["rhat"] != found["rhat"] or (self.settings.draws or FEW) < FEW:
+            return None  # too few to tell
+        enough = min(found["ess_bulk"], found["ess_tail"])
+        if self.settings.draws is not None:  # as many as were asked for: only what is clearly wrong is said
+            return found["rhat"] <= max(self.mixing.rhat, 1.05) and enough >= min(self.mixing.ess, 100.0)
+        return found["rhat"] <= self.mixing.rhat and enough >= self.mixing.ess
+
+    def _check_finite(self, positions: Tensor) -> None:
+        if not torch.isfinite(positions).all():
+            raise Diverged(
+                f"A chain left the finite numbers after {self.done} transitions. Standardise the data, check the log "
+                f"density for infinite gradients, or set a smaller step_size."
+            )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def _keep_good(self) -> None:
+        self._good = (
+            {name: value.clone() for name, value in self.state.items()},
+            self.generator.get_state(),
+            random_state(),
+            (self.target.gradients, self.target.function.calls, self.target.function.direct),
+            (self.done, self.finished, self.converged, self.sampling_from),
+            (len(self.monitored), self.store.seen),
+        )
+
+    def restore_good(self) -> None:
+        """Go back to the end of the last whole block."""
+        state, generator, own, gradients, progress, (lists, seen) = self._good
+        self.state = {name: value.clone() for name, value in state.items()}
+        self.generator.set_state(generator)
+        restore_random_state(own)
+        self._restore_counts(gradients)
+        self.done, self.finished, self.converged, self.sampling_from = progress
+        for each in (self.monitored, self.values, *self.info.values()):
+            del each[lists:]
+        self.store.back_to(seen)
+
+    def _restore_counts(self, counts: Sequence[int]) -> None:
+        self.target.gradients, self.target.function.calls, self.target.function.direct = counts
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a checkpoint holds."""
+        content = {
+            "done": self.done, "finished": self.finished, "converged": self.converged,
+            "sampling_from": self.sampling_from, "store": [self.store.seen, self.store.stride],
+            "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
+        }  # fmt: skip
+        tensors = {f"state.{name}": value for name, value in self.state.items()}
+        tensors |= {f"random.{name}": value for name, value in random_state().items()}
+        tensors |= {"generator": self.generator.get_state(), "draws": self.store.draws}
+        lists = {"monitored": self.monitored, "values": self.values, **{f"info.{k}": v for k, v in self.info.items()}}
+        tensors |= {f"history.{name}": torch.cat(found) for name, found in lists.items() if found}
+        return content, tensors
+
+    def resume(self, checkpoint: Checkpoint, start: Tensor) -> bool:
+        """Take up a saved run; False if there is none."""
+        saved = checkpoint.load()
+        if saved is None:
+            return False
+        content, tensors = saved
+        self.generator = generator_for(self.seed, "transitions", device=start.device)
+        self.generator.set_state(tensors["generator"])
+        self._make_store(start)
+        self.store.restore(tensors["draws"], *content["store"])
+        self.state = {
+            k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")
+        }
+        restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
+        self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
+        self.sampling_from = content["sampling_from"]
+        self._restore_counts(content["gradients"])
+        history = {k.removeprefix("history."): v for k, v in tensors.items() if k.startswith("history.")}
+        self.monitored = [history["monitored"]] if "monitored" in history else []
+        self.values = [history["values"]] if "values" in history else []
+        self.info = {k.removeprefix("info."): [v] for k, v in history.items() if k.startswith("info.")}
+        self._keep_good()
+        return True
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def result(self, interrupted: bool, seconds: float) -> ChainResult:
+        """What there is."""
+        if not self.store.kept:  # stopped before the first draw: where the chains are now
+            position = self.state["position"].unsqueeze(0)
+            self.store.add(position)
+            self.monitored, self.values = [self.monitor(position)], [self.target.value(position[0]).unsqueeze(0)]
+            self.info = {}
+        monitored = torch.cat(self.monitored).transpose(0, 1)
+        info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}
+        terms = {**mixing_terms(monitored), **_info_terms(info), **self.kernel.tuned(self.state)}
+        terms["gradients"] = float(self.target.gradients)
+        known = {name: value for name, value in terms.items() if math.isfinite(value)}
+        transitions = max(0, self.done - self.warmup)
+        stride = self.store.stride  # memory may have let go of all but every stride-th draw
+        if stride > 1:
+            known["kept_every"] = float(stride)
+        return ChainResult(
+            draws=self.store.by_chain(), monitored=monitored,
+            values=torch.cat(self.values).transpose(0, 1)[:, ::stride],
+            info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
+            state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
+            message=self._message(interrupted, transitions, terms), seconds=seconds,
+        )  # fmt: skip
+
+    def _message(self, interrupted: bool, transitions: int, terms: dict[str, float]) -> str:
+        if interrupted:
+            return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
+        outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]
+        return f"{outcome} after {transitions} transitions of {self.store.chains} chains"
+
+
+def _info_terms(info: dict[str, Tensor]) -> dict[str, float]:
+    terms = {}
+    if "acceptance" in info:
+        terms["acceptance"] = info["acceptance"].double().mean().item()
+    if "diverging" in info:
+        terms["divergences"] = info["diverging"].double().sum().item()
+    if "steps" in info:
+        terms["steps"] = info["steps"].double().mean().item()
+    if "energy" in info and info["energy"].shape[1] > 1:
+        energy = info["energy"].double()  # E-BFMI (Betancourt, 2016): below 0.3 momenta explore the energies poorly
+        terms["ebfmi"] = (energy.diff(dim=1).square().mean(1) / energy.var(1).clamp_min(1e-300)).min().item()
+    return terms
