@@ -69,14 +69,12 @@ def _ours(method: str, settings: Mapping[str, Sequence[Settings]], *, exact: boo
 
 
 CONTENDERS = (
-    _ours("HMC", {"diabetes": [Settings(16, 300, 300), Settings(32, 300, 200)],
-                  "toy": [Settings(16, 300, 400), Settings(64, 300, 200)]}),
-    _ours("NUTS", {"diabetes": [Settings(16, 200, 150), Settings(32, 200, 100)],
-                   "toy": [Settings(16, 200, 200), Settings(64, 200, 100)]}),
-    _ours("MCLMC", {"diabetes": [Settings(16, 300, 300), Settings(32, 300, 200)],
-                    "toy": [Settings(16, 300, 400), Settings(64, 300, 200)]}, exact=False, adjusted=False),
-    _ours("MCLMC", {"diabetes": [Settings(16, 300, 300), Settings(32, 300, 200)],
-                    "toy": [Settings(16, 300, 400), Settings(64, 300, 200)]}, adjusted=True),
+    _ours("HMC", {"diabetes": [Settings(16, 300, 500), Settings(32, 300, 300)],
+                  "toy": [Settings(32, 300, 400), Settings(64, 300, 300)]}),
+    _ours("NUTS", {"diabetes": [Settings(16, 150, 100)], "toy": [Settings(64, 150, 50)]}),
+    _ours("MCLMC", {"diabetes": [Settings(16, 300, 4000), Settings(32, 300, 2000)],
+                    "toy": [Settings(64, 300, 1500), Settings(128, 300, 1000)]}, exact=False, adjusted=False),
+    _ours("MCLMC", {"diabetes": [Settings(16, 300, 500)], "toy": [Settings(64, 300, 300)]}, adjusted=True),
     Contender("NumPyro NUTS", "numpyro_nuts",
               {"diabetes": [Settings(4, 300, 300), Settings(16, 300, 150)],
                "toy": [Settings(4, 300, 500), Settings(16, 300, 300)]}),
@@ -84,8 +82,8 @@ CONTENDERS = (
               {"diabetes": [Settings(4, 300, 300), Settings(16, 300, 150)],
                "toy": [Settings(4, 300, 500), Settings(16, 300, 300)]}),
     Contender("BlackJAX MCLMC", "blackjax_mclmc",
-              {"diabetes": [Settings(4, 0, 1000, 10), Settings(16, 0, 1000, 10)],
-               "toy": [Settings(4, 0, 2000, 20), Settings(16, 0, 2000, 20)]}, exact=False),
+              {"diabetes": [Settings(4, 0, 2000, 10), Settings(16, 0, 1000, 10)],
+               "toy": [Settings(16, 0, 2000, 20), Settings(64, 0, 1000, 20)]}, exact=False),
     Contender("Pyro NUTS", "pyro_nuts", {"diabetes": [Settings(2, 200, 250)], "toy": [Settings(2, 150, 200)]}),
 )  # fmt: skip
 _QUICK = Settings(2, 20, 20)

@@ -120,7 +120,7 @@ def test_long_draws_change_places_in_the_memory_they_are_in(count, chains):
 
 def test_room_for_what_is_expected_is_made_once():
     found = DrawStore(CHAINS, DIMENSION, dtype=torch.float32, expected=500)
-    before = found.draws.data_ptr()
+    before = found._data.data_ptr()
     found.add(transitions(500))
     assert found.draws.data_ptr() == before
     found.add(transitions(501)[500:])  # more than expected is no harm

@@ -56,12 +56,12 @@ class BatchedGradient:
         """Values and gradients."""
         self.calls += 1
         self.direct += self.compiling
-        value, gradient = self._call("gradient", position, data)
+        value, gradient = self._call("gradient", position.contiguous(), data)
         return value, gradient.contiguous()
 
     def value(self, position: Tensor, *data: Tensor) -> Tensor:
         """Values alone."""
-        return self._call("value", position, data)
+        return self._call("value", position.contiguous(), data)
 
     def _mode(self, what: str) -> str:
         if self.mode == "eager":

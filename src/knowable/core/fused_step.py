@@ -39,6 +39,7 @@ class FusedStep:
         if constants is None:
             return self.step(self.target.value_and_grad, *chains, *shared)
         self.target.count(len(chains[0]), self.gradients)
+        chains = tuple(each.contiguous() for each in chains)  # a graph takes what it was compiled for
         size = self.target.block_size(len(chains[0]))
         if size == len(chains[0]):
             return self._on(chains, shared, constants)

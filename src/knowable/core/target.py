@@ -60,8 +60,8 @@ class Target(ABC):
         self.gradients += chains * gradients
         self.function.calls += gradients
 
-    def block_size(self, chains: int, rows: int | None = None) -> int:
-        """How many of so many chains go through the target together, on so many rows of data."""
+    def block_size(self, chains: int, x: Tensor | None = None) -> int:
+        """How many of so many chains go through the target together, on all rows or on those of ``x``."""
         return chains
 
     def constants(self, chains: int) -> tuple[Tensor, ...] | None:
@@ -73,9 +73,10 @@ class Target(ABC):
         """Whether all chains have the same temperature."""
         return not isinstance(self.temperature, Tensor)
 
-    @abstractmethod
     def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
         """What :meth:`value_and_grad` gives, as operations that can be recorded."""
+        value, gradient = self._value_and_grad(position)
+        return value / self.temperature, gradient / self.temperature
 
     @property
     @abstractmethod
@@ -159,11 +160,10 @@ class ModelTarget(Target):
         self._stands_for = 1.0
         self._row_bytes: int | None = None
 
-    @property
-    def _bytes_per_row(self) -> int:
-        """Memory that the gradient of one chain takes for one row, about."""
+    def _bytes_per_row(self, x: Tensor) -> int:
+        """Memory that the gradient of one chain takes for one row of ``x``, about."""
         if self._row_bytes is None:
-            self._row_bytes = 3 * bytes_per_row(self.model, self.data.tensors[0], self.buffers)
+            self._row_bytes = 3 * bytes_per_row(self.model, x, self.buffers)
         return self._row_bytes
 
     @property
@@ -180,10 +180,12 @@ class ModelTarget(Target):
     def _value(self, position: Tensor) -> Tensor:
         return torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
 
-    def block_size(self, chains: int, rows: int | None = None) -> int:
-        """Equal blocks, of as many chains as stay in the cache on all rows, or sixteen."""
-        rows = len(self.data.tensors[0]) if rows is None else rows
-        most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row * rows))
+    def block_size(self, chains: int, x: Tensor | None = None) -> int:
+        """Equal blocks, of as many chains as stay in the cache on these rows, or sixteen."""
+        if chains <= CHAINS_PER_BLOCK:
+            return chains
+        x = self.data.tensors[0] if x is None else x
+        most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row(x) * len(x)))
         return math.ceil(chains / math.ceil(chains / most))
 
     def constants(self, chains: int) -> tuple[Tensor, ...] | None:
@@ -224,7 +226,7 @@ class ModelTarget(Target):
         """All rows, cut so that ``chains`` chains on one piece fit in memory."""
         if chains not in self._rows:
             x, y = self.data.tensors
-            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row * chains)))
+            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row(x) * chains)))
             count = math.ceil(len(x) / pieces)
             self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
             self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
@@ -237,7 +239,7 @@ class ModelTarget(Target):
         self.gradients += len(position)
         scale = self.size / len(x)
         found = []
-        for block in position.split(self.block_size(len(position), len(x))):
+        for block in position.split(self.block_size(len(position), x)):
             value, gradient = self._joint.value_and_grad(block, x, y)
             found.append(self._with_prior(block, value, gradient, scale))
         value, gradient = _joined(found)

@@ -57,7 +57,7 @@ def test_a_trajectory_followed_back_ends_where_it_began(kind):
     end = there["velocity"] @ torch.linalg.inv(metric.inverse_mass) if metric.dense else (
         there["velocity"] / metric.inverse_mass
     )  # fmt: skip
-    noise_back = -end @ metric.factor if metric.dense else -end * metric.scale
+    noise_back = -end @ metric.factor if metric.dense else -end * metric.factor
     back = trajectory(target, metric, state_at(target, there["position"]), noise_back, step, count)
     torch.testing.assert_close(back["position"], position, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(back["velocity"], -metric.velocity(metric.momentum(noise)), rtol=1e-8, atol=1e-8)

@@ -97,8 +97,9 @@ class Isokinetic:
         share = math.sqrt(math.expm1(2 * step / length) / noise.shape[1])
         shared = (torch.tensor(step).to(noise), torch.tensor(share).to(noise), metric.factor)
         chains = (walk.position, walk.extra, walk.direction, walk.value, walk.gradient, noise)
-        *state, change, good = fused(chains, shared)
-        return Walk(*state, walk.energy + torch.where(good, change, 0.0)), change, good
+        position, extra, direction, value, gradient, change, good = fused(chains, shared)
+        energy = walk.energy + torch.where(good, change, 0.0)
+        return Walk(position, extra, direction, value, gradient, energy), change, good
 
 
 def half_step(
