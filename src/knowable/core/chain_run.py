@@ -235,10 +235,12 @@ class ChainRun:
         if saved is None:
             return False
         content, tensors = saved
+        draws = tensors.pop("draws")
+        tensors = {name: value.clone() for name, value in tensors.items()}  # else they hold on to the file in memory
         self.generator = generator_for(self.seed, "transitions", device=start.device)
         self.generator.set_state(tensors["generator"])
         self._make_store(start)
-        self.store.restore(tensors["draws"], *content["store"])
+        self.store.restore(draws, *content["store"])
         self.state = {
             k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")
         }
