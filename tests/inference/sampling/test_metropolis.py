@@ -13,8 +13,6 @@ from knowable.core.params import Layout
 from knowable.core.target import DensityTarget
 from knowable.errors import ConvergenceWarning, InvalidArgument, InvalidType
 from knowable.inference.sampling.metropolis import Metropolis
-from knowable.inference.sampling.moves import RandomWalk
-from knowable.inference.sampling.spread import estimate, observe, open_window, windows
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.targets import LinearGaussian
 from tests.inference.sampling.moments import expect_moments, limit, z_scores
@@ -134,55 +132,6 @@ def test_a_block_of_ten_is_two_blocks_of_five(seed):
             state = after
         ends.append(state)
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
-def test_a_transition_leaves_the_tempered_density_as_it_is(generator):
-    # 20,000 chains from N(0, T) at T = 1 and T = 4, moved by proposals of the wrong shape and scale: still N(0, T)
-    each = 20_000
-    temperature = torch.tensor([1.0, 4.0], dtype=torch.float64).repeat_interleave(each)
-    start = torch.randn((2 * each, 2), generator=generator, dtype=torch.float64) * temperature.sqrt().unsqueeze(1)
-    target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), Layout.of({"x": start[0]}))
-    moves = RandomWalk(groups=2, steps=5)
-    state = moves.init(target, start)
-    state["factor"] = torch.tensor([[[1.0, 0.0], [0.8, 0.5]]] * 2, dtype=torch.float64)
-    info = moves.transition(target, state, temperature, generator=generator)
-    assert (state["position"] != start).any(1).double().mean() > 0.5
-    assert torch.allclose(state["value"], -0.5 * state["position"].square().sum(1))
-    assert 0 < info["acceptance"].mean() < 1
-    for group, t in enumerate((1.0, 4.0)):
-        x = state["position"][group * each : (group + 1) * each]
-        assert (x.mean(0).abs() < 4 * math.sqrt(t / each)).all()
-        assert ((x.T @ x / each - t * torch.eye(2)).abs() < 4 * t * math.sqrt(2 / each)).all()
-
-
-def test_the_shape_of_a_window_is_its_covariance_within_chains_or_in_all(generator):
-    start = torch.randn((6, 3), generator=generator, dtype=torch.float64)
-    moves = RandomWalk(groups=2)
-    state = moves.init(DensityTarget(lambda p: -p["x"].square().sum(), Layout.of({"x": start[0]})), start)
-    history = 5 + start + torch.randn((400, 6, 3), generator=generator, dtype=torch.float64)
-    open_window(state)
-    for position in history:
-        state["position"] = position
-        observe(state)
-    for within in (True, False):
-        factor = estimate(state, within=within)
-        assert factor is not None
-        for group in range(2):
-            mine = history[:, 3 * group : 3 * group + 3]  # (400, 3 chains, 3)
-            centred = mine - mine.mean(0)
-            expected = torch.einsum("ncd,nce->de", centred, centred) / (3 * 399)
-            if not within:
-                expected = expected + mine.mean(0).T.cov()
-            shrunk = expected * (3 * 399 / (3 * 399 + 3))
-            shrunk.diagonal().copy_(expected.diagonal())
-            assert torch.allclose(factor[group] @ factor[group].T, shrunk, rtol=1e-9)
-
-
-def test_windows_grow_and_leave_the_last_tenth_alone():
-    assert windows(500)[-1] == 450
-    widths = torch.tensor([0, *windows(500)]).diff()
-    assert (widths.diff() > 0).all()
-    assert windows(5) == []
 
 
 def test_the_proposal_learns_the_covariance_and_the_scale_suits_it(seed):

@@ -25,7 +25,7 @@ from knowable.testing.checks.inputs import RowByRow
 from knowable.testing.networks import NetworkCase
 from knowable.testing.subject import LONGER_EPOCHS, Subject, expect, expect_error, expect_same_posterior
 
-_SHARE = 0.7  # of the run that is done when it is stopped
+_SHARE = 0.7  # of a fit, after which it is interrupted
 
 
 class Fuse:
