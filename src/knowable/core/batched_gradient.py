@@ -24,7 +24,7 @@ from knowable.core.network import no_hidden_loops
 
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
-_COMPILE_AFTER = 10_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
+_COMPILE_AFTER = 20_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
 _DIRECTLY = 100  # gradients taken by themselves, not within a fused step: until then it is not worth a graph
 
 

@@ -65,13 +65,12 @@ class Target(ABC):
         return chains
 
     def constants(self, chains: int) -> tuple[Tensor, ...] | None:
-        """What :meth:`traceable` needs beside the position, or None where steps cannot be fused now."""
-        return () if self.function.compiling and self.temperature_is_one_number else None
+        """What :meth:`traceable` needs beside the position, or None where steps are not to be fused (now)."""
+        return None
 
     @property
-    def temperature_is_one_number(self) -> bool:
-        """Whether all chains have the same temperature."""
-        return not isinstance(self.temperature, Tensor)
+    def _fuses(self) -> bool:
+        return self.function.compiling and not isinstance(self.temperature, Tensor)
 
     def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
         """What :meth:`value_and_grad` gives, as operations that can be recorded."""
@@ -110,6 +109,10 @@ class DensityTarget(Target):
     def function(self) -> BatchedGradient:
         """The density, batched."""
         return self._function
+
+    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
+        """None are needed."""
+        return () if self._fuses else None
 
     def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Target`."""
@@ -190,7 +193,7 @@ class ModelTarget(Target):
 
     def constants(self, chains: int) -> tuple[Tensor, ...] | None:
         """The rows; where they are in several pieces nothing is fused, for the network's arithmetic is all."""
-        rows = self.rows(self.block_size(chains)) if super().constants(chains) is not None else []
+        rows = self.rows(self.block_size(chains)) if self._fuses else []
         return rows[0] if len(rows) == 1 else None
 
     def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
