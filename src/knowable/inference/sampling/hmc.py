@@ -15,11 +15,10 @@ from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
-from knowable.inference.sampling.leapfrog import leapfrog
+from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, leapfrog
 from knowable.inference.sampling.metric import Metric
 from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
 
-_CAREFUL_EVERY, _CAREFULLY = 5, 0.25  # every fifth trajectory has a quarter of the step: it frees chains that are stuck
 _DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
 
 
@@ -99,8 +98,8 @@ class HMCKernel(Kernel):
             share = lengths.halton(number + 1) if self.settings.jitter else 0.5
             step = self._step(state, warmup)
             count = self._count(state, step, share, warmup)
-            careful = warmup is None and self.settings.jitter and number % _CAREFUL_EVERY == 0
-            step = step * _CAREFULLY if careful else step
+            careful = warmup is None and self.settings.jitter and number % CAREFUL_EVERY == 0
+            step = step * CAREFULLY if careful else step
             noise = torch.randn(
                 state["position"].shape, generator=generator, dtype=state["position"].dtype,
                 device=state["position"].device,

@@ -27,8 +27,9 @@ class NUTS(TunedSampler):
 
     or the same holds in a part of it. The next draw is one of its points, with probability proportional to
     :math:`e^{-H}` and a bias towards the later half. Step size and mass are tuned in the warm-up from all chains
-    together. Chains do not wait for each other: one that has finished its trajectory begins the next at once, so that
-    every gradient of the batch is used.
+    together; then every fifth trajectory has steps of a quarter of the size, so that no chain is stuck for long where
+    the density is narrow. Chains do not wait for each other: one that has finished its trajectory begins the next at
+    once, so that every gradient of the batch is used.
 
     Args:
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
@@ -77,7 +78,8 @@ class NUTSKernel(Kernel):
         state = dict(state)
         blocks = []
         for first, count in _pieces(n, warmup):
-            trees = Trees(target, state, count, self.settings.max_depth, generator=generator)
+            depth, careful = self.settings.max_depth, warmup is None and self.settings.step_size is None
+            trees = Trees(target, state, count, depth, generator=generator, careful=careful)
             self._run(trees, state, tuning=steps.tunes(warmup) and self.settings.step_size is None)
             state |= trees.ends()
             blocks.append(trees.block())

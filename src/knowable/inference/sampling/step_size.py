@@ -17,7 +17,7 @@ from knowable.core.target import Target
 from knowable.inference.sampling.metric import Metric
 
 _GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
-_STUCK = 0.1  # a smaller acceptance counts as this one
+_STUCK = 0.01  # a smaller acceptance counts as this one
 SHORTEST = 20  # transitions of a warm-up
 
 
@@ -46,7 +46,7 @@ def update(state: Tensor, acceptances: Iterable[float], target: float) -> Tensor
 def harmonic_mean(acceptance: Tensor) -> float:
     """The mean over chains that a few stuck ones pull down (Hoffman, Radul and Sountsov, 2021).
 
-    At a target of 0.8 about one in fifty may be stuck.
+    At a target of 0.8 some two in a thousand may be stuck.
     """
     return len(acceptance) / (1 / acceptance.double().clamp_min(_STUCK)).sum().item()
 

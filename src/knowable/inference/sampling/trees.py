@@ -19,16 +19,22 @@ from torch import Tensor
 from knowable.core.fused_step import FusedStep, Gradient
 from knowable.core.kernel import Block, State
 from knowable.core.target import Target
-from knowable.inference.sampling.leapfrog import leapfrog
+from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, leapfrog
 from knowable.inference.sampling.metric import Metric, velocity
 
 _DIVERGED = 1000.0  # nats of energy error
 
 
 class Trees:
-    """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU."""
+    """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU.
 
-    def __init__(self, target: Target, state: State, count: int, max_depth: int, *, generator: torch.Generator):
+    Where ``careful``, some trajectories have shorter steps: see :mod:`~knowable.inference.sampling.leapfrog`.
+    """
+
+    def __init__(
+        self, target: Target, state: State, count: int, max_depth: int, *, generator: torch.Generator,
+        careful: bool = False,
+    ):  # fmt: skip
         self.target, self.count, self.max_depth, self.generator = target, count, max_depth, generator
         self.metric = Metric(state["inverse_mass"])
         self.position, self.value, self.gradient = (state[k].clone() for k in ("position", "value", "gradient"))
@@ -57,6 +63,7 @@ class Trees:
         self.values = self.value.new_zeros((count, chains))
         self.info = {name: self.value.new_zeros((count, chains)) for name in _INFO}
         self._leap = FusedStep(target, leap)
+        self.careful = careful
         self._pending = np.arange(chains)  # chains that begin a new trajectory at the next tick
 
     @property
@@ -198,6 +205,9 @@ class Trees:
         self.acceptance[index] = 0.0
         self.depth[chains] = self.taken[chains] = 0
         self.step[index] = step
+        if self.careful:
+            slow = index[torch.from_numpy(self.done[chains] % CAREFUL_EVERY == 0)]
+            self.step[slow] = step * CAREFULLY
         self._grow(chains)
         self._pending = chains[:0]
 
