@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from knowable.core.chain_run import FEW, ChainResult, ChainRun, Mixing, Monitor
 from knowable.core.checkpoint import Checkpoint
+from knowable.core.interrupts import noted_interrupts
 from knowable.core.kernel import Kernel
 from knowable.core.progress import Bar, progress_bar
 from knowable.core.randomness import derive_seed, own_randomness
@@ -62,16 +64,18 @@ def run_chains(
             checkpoint.begin({"seed": seed, **(identity or {})})
         if checkpoint is None or not run.resume(checkpoint, start):
             run.begin(start)
-        interrupted = _run_to_the_end(run, checkpoint, bar)
+        with noted_interrupts() as look:
+            interrupted = _run_to_the_end(run, checkpoint, bar, look)
     result = run.result(interrupted, time.monotonic() - started)
     _say(result)
     return result
 
 
-def _run_to_the_end(run: ChainRun, checkpoint: Checkpoint | None, bar: Bar) -> bool:
+def _run_to_the_end(run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, look: Callable[[], None]) -> bool:
     try:
         while not run.finished:
             run.block(bar)
+            look()
             if checkpoint is not None and checkpoint.due:
                 checkpoint.save(*run.saved())
     except KeyboardInterrupt:

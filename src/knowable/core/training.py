@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from knowable.core.checkpoint import Checkpoint, as_checkpoint
 from knowable.core.data import Data
 from knowable.core.engine import Engine, as_engine
+from knowable.core.interrupts import noted_interrupts
 from knowable.core.objective import Objective
 from knowable.core.progress import Bar, progress_bar
 from knowable.core.randomness import derive_seed, own_randomness
@@ -59,16 +61,18 @@ def train(
         if saver is not None:
             saver.begin({"seed": seed, "training": repr(training), "size": data.size, **(identity or {})})
             run.resume(saver)
-        interrupted = _run_to_the_end(run, saver, bar)
+        with noted_interrupts() as look:
+            interrupted = _run_to_the_end(run, saver, bar, look)
     result = run.result(interrupted, time.monotonic() - started)
     _say(result)
     return result
 
 
-def _run_to_the_end(run: TrainingRun, saver: Checkpoint | None, bar: Bar) -> bool:
+def _run_to_the_end(run: TrainingRun, saver: Checkpoint | None, bar: Bar, look: Callable[[], None]) -> bool:
     try:
         while not run.finished:
             run.epoch_of_steps(saver, bar)
+            look()
     except KeyboardInterrupt:
         run.restore_good()
         if saver is not None:
