@@ -235,9 +235,9 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
 def _conclusion(run: Mapping[str, Any]) -> str:
     if run["error"]:
         return f"Failed: {run['error']}."
-    within = "stayed within" if run["within_limit"] else "went beyond"
+    within = "All runs stayed within" if run["within_limit"] else "Not all runs stayed within"
     same = "the same draws" if run["same_draws"] else "OTHER draws"
-    return f"All runs {within} {LIMIT / 2**30:g} GiB; the resumed run ended with {same}."
+    return f"{within} {LIMIT / 2**30:g} GiB; the resumed run ended with {same}."
 
 
 if __name__ == "__main__":
