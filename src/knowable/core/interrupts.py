@@ -1,4 +1,4 @@
-"""Ctrl-C that is never lost.
+"""Ctrl-C that is also noted down, in case nobody hears it.
 
 Python raises ``KeyboardInterrupt`` wherever the program happens to be. In a finaliser or a callback from compiled code
 it is only printed and forgotten, and a fit would go on as if nobody had asked. So it is also noted down, and a loop

@@ -94,3 +94,22 @@ def test_a_tree_that_closes_a_circle_does_not_go_on(generator):
         while not grown.finished:
             grown.tick(step)
         assert grown.block().info["steps"].max() <= 31
+
+
+def test_every_fifth_trajectory_is_careful_where_asked(generator):
+    layout = Layout.of({"x": torch.zeros(2, dtype=torch.float64)})
+    target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), layout)
+    position = torch.randn((3, 2), generator=generator, dtype=torch.float64)
+    value, gradient = target.value_and_grad(position)
+    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": torch.ones(2).double()}
+    for careful in (False, True):
+        grown = trees.Trees(target, state, 12, 6, generator=generator, careful=careful)
+        used: dict[int, set[float]] = {}
+        while not grown.finished:
+            number, active = grown.done.copy(), grown.active.copy()
+            grown.tick(0.4)
+            ongoing = active & grown.active & (grown.done == number)
+            for chain in ongoing.nonzero()[0]:
+                used.setdefault(int(number[chain]), set()).add(round(abs(grown.step[chain].item()), 12))
+        expected = {number: {0.1} if careful and number % 5 == 0 else {0.4} for number in used}
+        assert used == expected and {0, 5} <= used.keys()
