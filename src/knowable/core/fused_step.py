@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.batched_gradient import compiled
-from knowable.core.target import Target
+from knowable.core.target import Recordable, Target
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Step = Callable[..., tuple[Tensor, ...]]
@@ -35,35 +35,35 @@ class FusedStep:
 
     def __call__(self, chains: tuple[Tensor, ...], shared: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The step of every chain."""
-        constants = self.target.constants(len(chains[0]))
-        if constants is None:
+        recordable = self.target.recordable(len(chains[0]))
+        if recordable is None:
             return self.step(self.target.value_and_grad, *chains, *shared)
         self.target.count(len(chains[0]), self.gradients)
         chains = tuple(each.contiguous() for each in chains)  # a graph takes what it was compiled for
         size = self.target.block_size(len(chains[0]))
         if size == len(chains[0]):
-            return self._on(chains, shared, constants)
+            return self._on(chains, shared, recordable)
         blocks = zip(*(each.split(size) for each in chains), strict=True)
-        found = [self._on(block, shared, constants) for block in blocks]
+        found = [self._on(block, shared, recordable) for block in blocks]
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
-    def _on(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], constants: tuple[Tensor, ...]) -> Any:
+    def _on(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
         graph = self._graphs.get(len(block[0]))
         if graph is None:
-            graph = self._graphs[len(block[0])] = self._graph(block, shared, constants)
+            graph = self._graphs[len(block[0])] = self._graph(block, shared, recordable)
         with torch.no_grad():
-            return graph(*block, *shared, *constants)
+            return graph(*block, *shared, *recordable[1])
 
-    def _graph(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], constants: tuple[Tensor, ...]) -> Any:
+    def _graph(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
         """The target keeps graphs, so that they are compiled once in a run."""
         key = (self.step, tuple((each.shape, each.dtype) for each in (*block, *shared)))
         graph = self.target.fused.get(key)
         if graph is None:
-            split = len(block) + len(shared)
+            split, (value_and_grad, constants) = len(block) + len(shared), recordable
 
             def whole(*tensors: Tensor) -> tuple[Tensor, ...]:
                 def gradient(position: Tensor) -> tuple[Tensor, Tensor]:
-                    return self.target.traceable(position, *tensors[split:])
+                    return value_and_grad(position, *tensors[split:])
 
                 return self.step(gradient, *tensors[:split])
 

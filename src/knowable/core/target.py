@@ -22,6 +22,9 @@ from knowable.core.predicting import bytes_per_row
 from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument
 
+Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
+"""``(position, *constants) -> value, gradient`` as operations that can be recorded, and the constants."""
+
 CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
 _CACHE_BYTES = 8 * 2**20
 _BLOCK_BYTES = 128 * 2**20  # working memory of one call
@@ -64,18 +67,13 @@ class Target(ABC):
         """How many of so many chains go through the target together, on all rows or on those of ``x``."""
         return chains
 
-    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
-        """What :meth:`traceable` needs beside the position, or None where steps are not to be fused (now)."""
+    def recordable(self, chains: int) -> Recordable | None:
+        """What :meth:`value_and_grad` does, for a graph that holds more; None where nothing is fused (now)."""
         return None
 
     @property
     def _fuses(self) -> bool:
         return self.function.compiling and not isinstance(self.temperature, Tensor)
-
-    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        """What :meth:`value_and_grad` gives, as operations that can be recorded."""
-        value, gradient = self._value_and_grad(position)
-        return value / self.temperature, gradient / self.temperature
 
     @property
     @abstractmethod
@@ -110,12 +108,11 @@ class DensityTarget(Target):
         """The density, batched."""
         return self._function
 
-    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
-        """None are needed."""
-        return () if self._fuses else None
+    def recordable(self, chains: int) -> Recordable | None:
+        """See :class:`Target`; there are no constants."""
+        return (self._recorded, ()) if self._fuses else None
 
-    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Target`."""
+    def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = self._function.through_vmap("gradient", position)
         return value / self.temperature, gradient / self.temperature
 
@@ -191,14 +188,13 @@ class ModelTarget(Target):
         most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row(x) * len(x)))
         return math.ceil(chains / math.ceil(chains / most))
 
-    def constants(self, chains: int) -> tuple[Tensor, ...] | None:
-        """The rows; where they are in several pieces nothing is fused, for the network's arithmetic is all."""
+    def recordable(self, chains: int) -> Recordable | None:
+        """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
         rows = self.rows(self.block_size(chains)) if self._fuses else []
-        return rows[0] if len(rows) == 1 else None
+        return (self._recorded, rows[0]) if len(rows) == 1 else None
 
-    def traceable(self, position: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Target`."""
-        value, gradient = self._joint.through_vmap("gradient", position, *constants)
+    def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self._joint.through_vmap("gradient", position, x, y)
         value, gradient = value * self._stands_for, gradient * self._stands_for
         if self._prior is not None:
             value, gradient = self._prior.added(position, value, gradient)

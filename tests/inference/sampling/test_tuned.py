@@ -1,0 +1,33 @@
+"""What samplers with a tuned step share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import knowable as kn
+from knowable.core.params import Layout
+from knowable.core.target import DensityTarget
+from knowable.inference.sampling.tuned import begin, sensible_step
+
+
+@pytest.mark.parametrize("sampler", [kn.HMC, kn.NUTS, kn.MCLMC])
+@pytest.mark.parametrize("bad", [{"step_size": 0.0}, {"mass": "heavy"}, {"target_acceptance": 1.0}])
+def test_settings_that_make_no_sense_are_refused(sampler, bad):
+    with pytest.raises(kn.errors.InvalidArgument, match=next(iter(bad))):
+        sampler(**bad)
+
+
+def test_a_mass_is_dense_where_correlations_can_be_learned():
+    assert [kn.HMC().mass_for(d) for d in (1, 100, 101)] == ["dense", "dense", "diagonal"]
+    assert kn.HMC(mass="identity").mass_for(5) == "identity"
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_first_step_is_of_the_size_of_the_density(scale, generator):
+    start = scale * torch.randn((50, 3), generator=generator, dtype=torch.float64)
+    target = DensityTarget(lambda p: -0.5 * (p["x"] / scale).square().sum(), Layout.of({"x": start[0]}))
+    state = begin(target, start, "diagonal")
+    assert torch.equal(state["inverse_mass"], torch.ones(3, dtype=torch.float64))
+    # the leapfrog of a normal is unstable beyond twice its standard deviation
+    assert 0.2 * scale < sensible_step(target, state, generator) < 2.5 * scale
