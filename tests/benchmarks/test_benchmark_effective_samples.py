@@ -76,13 +76,28 @@ def test_disagreement_is_in_standard_errors():
     assert disagreement([described(0)], []) is None
 
 
-def test_summary_takes_the_settings_that_went_on_to_the_other_seeds():
-    runs = [described(0, "slow", seconds=9.0), described(0, "quick"), described(1, "quick"), described(2, "quick")]
+def test_summary_is_the_median_over_the_seeds():
+    runs = [described(0), described(1), described(2, seconds=9.0)]
     summary = summarise({"ours": runs, "theirs": [described(5)]})["ours"]
-    assert summary["label"] == "quick" and summary["seeds"] == 3 and summary["error"] is None
-    rates = [row["ess_per_second"] for row in runs[1:]]
+    assert summary["label"] == "a" and summary["seeds"] == 3 and summary["error"] is None
+    rates = [row["ess_per_second"] for row in runs]
     assert summary["ess_per_second"] == np.median(rates) and summary["range"] == [min(rates), max(rates)]
     assert summary["disagreement"] is not None
+
+
+def test_chain_count_is_chosen_on_a_seed_that_is_not_in_the_table(monkeypatch, tmp_path):
+    asked = []
+
+    def measured(contender, target, settings, seed, *, quick):
+        asked.append((settings.chains, seed))
+        best_in_trial = seed == effective_samples.TRIAL and settings.chains == 4
+        return judge(independent(seed), 1.0 if best_in_trial else 5.0, 1)
+
+    monkeypatch.setattr(effective_samples, "measure", measured)
+    contender = Contender("ours", "knowable", {"toy": [Settings(2, 1, 1), Settings(4, 1, 1), Settings(8, 1, 1)]})
+    found = effective_samples._runs_of(contender, "toy", False, Rows(tmp_path / "rows.jsonl"))
+    assert [row["seed"] for row in found] == [0, 1, 2] and {row["label"] for row in found} == {"4 x (1 + 1)"}
+    assert sorted(asked) == [(2, 100), (4, 0), (4, 1), (4, 2), (4, 100), (8, 100)]
 
 
 def test_failures_stay_in_the_summary():
@@ -94,9 +109,18 @@ def test_failures_stay_in_the_summary():
 
 def test_verdict_names_the_best_of_each_side():
     rates = {"knowable HMC": 3.0, "knowable NUTS": 6.0, "NumPyro NUTS": 4.0, "BlackJAX NUTS": 1.0, "Pyro NUTS": 0.5}
-    text = verdict({name: {"ess_per_second": rate} for name, rate in rates.items()})
-    assert text == "Best of ours: knowable NUTS, 1.50 times NumPyro NUTS and 12.00 times Pyro NUTS."
-    assert verdict({"knowable HMC": {"ess_per_second": 0.0}}) == "None of ours has mixed."
+    rows = {name: {"ess_per_second": rate, "exact": True} for name, rate in rates.items()}
+    assert verdict(rows) == "Best of ours: knowable NUTS, 1.50 times NumPyro NUTS and 12.00 times Pyro NUTS."
+    assert verdict({"knowable HMC": {"ess_per_second": 0.0, "exact": True}}) == "Best of ours: none has mixed."
+
+
+def test_verdict_compares_exact_samplers_apart():
+    rates = {"knowable HMC": 3.0, "knowable MCLMC": 9.0, "NumPyro NUTS": 2.0, "BlackJAX MCLMC": 6.0}
+    rows = {name: {"ess_per_second": rate, "exact": "MCLMC" not in name} for name, rate in rates.items()}
+    assert verdict(rows) == (
+        "Best of ours: knowable MCLMC, 1.50 times BlackJAX MCLMC. "
+        "Best of ours that is exact: knowable HMC, 1.50 times NumPyro NUTS."
+    )
 
 
 @pytest.fixture
