@@ -51,6 +51,13 @@ def mlp(layers: Layers = PLAIN) -> nn.Module:
     )
 
 
+def small_mlp(layers: Layers = PLAIN) -> nn.Module:
+    """16-50-50-10 with ReLU, as small as networks for tables are: 3,910 weights."""
+    return nn.Sequential(
+        layers.linear(16, 50), nn.ReLU(), layers.linear(50, 50), nn.ReLU(), layers.linear(50, NUM_CLASSES)
+    )
+
+
 def lenet(layers: Layers = PLAIN) -> nn.Module:
     """LeNet-5 in Caffe's variant: two convolutions with pooling, 800-500-10 behind them."""
     return nn.Sequential(
@@ -141,3 +148,4 @@ NETWORKS = {
     "lenet": Network("LeNet-5-Caffe on 1x28x28", lenet, (1, 28, 28), 128),
     "resnet": Network("Small ResNet with batch normalisation on 3x32x32", resnet, (3, 32, 32), 64),
 }
+SMALL_MLP = Network("MLP 16-50-50-10", small_mlp, (16,), 128)

@@ -17,25 +17,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Case, Factory, Plan, Step
-from benchmarks.networks import NETWORKS, TRAIN_SIZE, Network
+from benchmarks.networks import NETWORKS, SMALL_MLP, TRAIN_SIZE, Network
 
 PACKAGES = ("posteriors",)
-CHAINS = {"mlp": (1, 4, 16), "lenet": (1, 4)}
+CASES = {
+    "mlp": (NETWORKS["mlp"], (1, 4, 16)),
+    "small_mlp": (SMALL_MLP, (1, 4, 16)),
+    "lenet": (NETWORKS["lenet"], (1, 4)),
+}
 _BATCHES = 4  # that the rows of our own steps are drawn from
 _STEP = 1e-9  # on the scale of all rows, small enough to go on forever
 _QUICK_BATCH = 8
 _NOTE = (
     "All steps are on one batch, with the log prior of a standard normal; the plain step has neither prior nor noise. "
-    "Our own steps include drawing the batch."
+    "Our own steps include drawing the batch; a run compiles them after 20,000, or from the start with "
+    "``Engine(mode='compiled')``."
 )
 
 
 def cases(*, quick: bool) -> list[Case]:
     """A table for each network and number of chains."""
     found = []
-    for name, chains in CHAINS.items():
-        network = replace(NETWORKS[name], batch_size=_QUICK_BATCH) if quick else NETWORKS[name]
-        found += [_case(name, network, count) for count in chains[: 2 if quick else None]]
+    for name, (network, chains) in CASES.items():
+        network = replace(network, batch_size=_QUICK_BATCH) if quick else network
+        found += [_case(name, network, count, quick) for count in chains[: 2 if quick else None]]
     return found
 
 
@@ -57,15 +62,15 @@ def plain_step(network: Network, chains: int) -> Step:
     return step
 
 
-def knowable_step(network: Network, chains: int, method: str, tuned: bool = False) -> Step:
-    """A step as the chain loop makes it; a tuned one has a diagonal mass."""
+def knowable_step(network: Network, chains: int, method: str, *, tuned: bool = False, mode: str = "traced") -> Step:
+    """A step as the chain loop makes it; a tuned one has a diagonal mass, that of a long run is compiled."""
     import knowable as kn
     from knowable.core.data import Data
     from knowable.core.target import ModelTarget
 
     model = kn.Model(network.make(), kn.Categorical(), kn.Normal(1.0))
     data = Data(network.data(_BATCHES * network.batch_size), _BATCHES * network.batch_size)
-    target = ModelTarget(model, data, points={}, buffers=model.buffers())
+    target = ModelTarget(model, data, points={}, buffers=model.buffers(), mode=mode)
     target.size = TRAIN_SIZE
     start = torch.stack([target.layout.flatten(dict(network.make(seed=k).named_parameters())) for k in range(chains)])
     sampler: Any = {"sgld": kn.SGLD, "sghmc": kn.SGHMC}[method](
@@ -109,11 +114,17 @@ def posteriors_step(network: Network, method: str) -> Step:
     return step
 
 
-def _case(name: str, network: Network, chains: int) -> Case:
+def _case(name: str, network: Network, chains: int, quick: bool) -> Case:
+    long_run = "traced" if quick else "compiled"  # compiling takes half a minute
     contenders: dict[str, Factory] = {"plain": partial(plain_step, network, chains)}
     for method in ("sgld", "sghmc"):
         contenders[f"knowable, {method.upper()}"] = partial(knowable_step, network, chains, method)
-        contenders[f"knowable, {method.upper()}, diagonal mass"] = partial(knowable_step, network, chains, method, True)
+        contenders[f"knowable, {method.upper()}, compiled"] = partial(
+            knowable_step, network, chains, method, mode=long_run
+        )
+        contenders[f"knowable, {method.upper()}, compiled, diagonal mass"] = partial(
+            knowable_step, network, chains, method, tuned=True, mode=long_run
+        )
         if chains == 1:
             contenders[f"posteriors, {method.upper()}"] = partial(posteriors_step, network, method)
     return Case(

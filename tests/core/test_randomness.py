@@ -12,8 +12,10 @@ from knowable.core.randomness import (
     derive_seed,
     fast_randn,
     generator_for,
+    noise_from,
     own_randomness,
     random_state,
+    raw_noise,
     restore_random_state,
 )
 
@@ -91,6 +93,44 @@ def test_small_noise_is_the_global_generators_own():
     expected = torch.randn(3, 7)
     torch.manual_seed(1)
     assert torch.equal(fast_randn(3, 7, like=torch.zeros(())), expected)
+
+
+def test_noise_from_bytes_has_five_moments_of_the_normal_exactly():
+    values = noise_from(torch.arange(-128, 128, dtype=torch.int32)).double()  # every byte once
+    assert values.unique().numel() == 256
+    # coefficients of eight digits, values in single precision
+    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0), (5, 0.0)):
+        assert abs(values.pow(power).mean() - moment) < 1e-6
+
+
+def test_noise_from_bytes_is_independent_and_takes_all_values_alike(seed):
+    torch.manual_seed(seed)
+    raw = raw_noise(*LARGE, like=torch.zeros(()))
+    assert raw.shape == LARGE and raw.dtype == torch.int32
+    # 255 degrees of freedom; 1e-5 from either side
+    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], 255)
+    counts, expected = (raw.flatten() + 128).bincount(minlength=256).double(), raw.numel() / 256
+    assert low < ((counts - expected) ** 2 / expected).sum() < high
+    noise = noise_from(raw)
+    lagged = torch.stack([noise[0, :-8], *(noise[0, lag : noise.shape[1] - 8 + lag] for lag in range(1, 8))])
+    for rows in (noise, lagged):
+        assert (rows.corrcoef() - torch.eye(len(rows))).abs().max() < 5 / math.sqrt(rows.shape[1])
+
+
+def test_noise_from_bytes_depends_on_the_global_seed_alone():
+    torch.manual_seed(1)
+    first, then = (raw_noise(*LARGE, like=torch.zeros(())) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(raw_noise(*LARGE, like=torch.zeros(())), first)
+    assert not torch.equal(then, first)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 7), torch.float32), (LARGE, torch.float64)])
+def test_noise_that_bytes_do_not_make_quicker_is_normal(shape, dtype):
+    torch.manual_seed(1)
+    expected = torch.randn(shape, dtype=dtype)
+    torch.manual_seed(1)
+    assert torch.equal(noise_from(raw_noise(*shape, like=torch.zeros((), dtype=dtype))), expected)
 
 
 def test_own_randomness_leaves_the_global_state_alone_even_when_something_goes_wrong():

@@ -87,21 +87,35 @@ class BatchedGradient:
 
     def _prepare(self, mode: str, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Callable[..., Any]:
         def through_vmap(position: Tensor, *data: Tensor) -> Any:
-            return self.through_vmap(what, position, *data)
+            return self._through_vmap(what, position, *data)
+
+        def to_be_recorded(position: Tensor, *data: Tensor) -> Any:
+            return self.to_be_recorded(what, position, *data)
 
         if mode == "eager":
             return through_vmap
         through_vmap(position, *data)  # if vmap refuses, it says so here and not from inside the recording
         try:
-            return (compiled if mode == "compiled" else traced)(through_vmap, position, *data)
+            return (compiled if mode == "compiled" else traced)(to_be_recorded, position, *data)
         except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
             return through_vmap
 
-    def through_vmap(self, what: str, position: Tensor, *data: Tensor) -> Any:
-        """The ``"value"``, or value and ``"gradient"``, of all chains, for those who record it in a graph."""
+    def _through_vmap(self, what: str, position: Tensor, *data: Tensor) -> Any:
         function = self._value_of if what == "value" else self._gradient_of
         with no_hidden_loops():
             return vmap(function, in_dims=(0, *(None for _ in data)), randomness="different")(position, *data)
+
+    def to_be_recorded(self, what: str, position: Tensor, *data: Tensor) -> Any:
+        """The ``"value"``, or value and ``"gradient"``, of all chains, for those who record it in a graph.
+
+        A single chain goes without ``vmap``: the plain products of matrices that then come are quicker.
+        """
+        if len(position) > 1:
+            return self._through_vmap(what, position, *data)
+        if what == "value":
+            return self._value_of(position[0], *data).unsqueeze(0)
+        value, gradient = self._gradient_of(position[0], *data)
+        return value.unsqueeze(0), gradient.unsqueeze(0)
 
     def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
         # arguments of torch's distributions are not checked: a check is a branch, and out of range gives nan anyhow

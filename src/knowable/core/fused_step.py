@@ -31,7 +31,7 @@ class FusedStep:
 
     def __init__(self, target: Target, step: Step, *, gradients: int = 1):
         self.target, self.step, self.gradients = target, step, gradients
-        self._graphs: dict[int, Any] = {}  # by the number of chains: other shapes do not change in one object's life
+        self._graphs: dict[Any, Any] = {}  # by the shapes that may change in one object's life
 
     def __call__(self, chains: tuple[Tensor, ...], shared: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The step of every chain."""
@@ -48,18 +48,19 @@ class FusedStep:
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
     def _on(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
-        graph = self._graphs.get(len(block[0]))
+        key = (len(block[0]), *(len(each) for each in recordable[1]))
+        graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[len(block[0])] = self._graph(block, shared, recordable)
+            graph = self._graphs[key] = self._graph(block, shared, recordable)
         with torch.no_grad():
             return graph(*block, *shared, *recordable[1])
 
     def _graph(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
         """The target keeps graphs, so that they are compiled once in a run."""
-        key = (self.step, tuple((each.shape, each.dtype) for each in (*block, *shared)))
+        split, (value_and_grad, constants) = len(block) + len(shared), recordable
+        key = (self.step, tuple((each.shape, each.dtype) for each in (*block, *shared, *constants)))
         graph = self.target.fused.get(key)
         if graph is None:
-            split, (value_and_grad, constants) = len(block) + len(shared), recordable
 
             def whole(*tensors: Tensor) -> tuple[Tensor, ...]:
                 def gradient(position: Tensor) -> tuple[Tensor, Tensor]:

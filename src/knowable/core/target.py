@@ -113,7 +113,7 @@ class DensityTarget(Target):
         return (self._recorded, ()) if self._fuses else None
 
     def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._function.through_vmap("gradient", position)
+        value, gradient = self._function.to_be_recorded("gradient", position)
         return value / self.temperature, gradient / self.temperature
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,11 +191,16 @@ class ModelTarget(Target):
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
         rows = self.rows(self.block_size(chains)) if self._fuses else []
-        return (self._recorded, rows[0]) if len(rows) == 1 else None
+        return self.recordable_batch(*rows[0]) if len(rows) == 1 else None
+
+    def recordable_batch(self, x: Tensor, y: Tensor) -> Recordable | None:
+        """The same for one batch that stands for all rows."""
+        return (self._recorded, (x, y)) if self._fuses else None
 
     def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._joint.through_vmap("gradient", position, x, y)
-        value, gradient = value * self._stands_for, gradient * self._stands_for
+        value, gradient = self._joint.to_be_recorded("gradient", position, x, y)
+        scale = self.size / len(x)
+        value, gradient = value * scale, gradient * scale
         if self._prior is not None:
             value, gradient = self._prior.added(position, value, gradient)
         return value / self.temperature, gradient / self.temperature

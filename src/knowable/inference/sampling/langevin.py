@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.fused_step import FusedStep, Step
 from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.randomness import fast_randn
+from knowable.core.randomness import fast_randn, raw_noise
 from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
@@ -40,7 +41,7 @@ _SHARE = 0.2  # of the noise may come from batches
 _FIRST = 0.5  # leapfrog step to begin with in coordinates of unit width
 
 Run = Callable[[State, MiniBatches, int, int], None]
-"""``run(state, batches, first, count)``: steps ``first`` to ``first + count - 1``, made in place."""
+"""``run(state, batches, first, count)``: steps ``first`` to ``first + count - 1``, which change the state."""
 
 Stage = tuple[int, float, float]
 """How many steps, at how many times the step size ε, with how many times the noise."""
@@ -68,6 +69,22 @@ class StochasticGradientSampler(Sampler):
         """``"identity"``, ``"diagonal"`` or ``"dense"``."""
         given = self.mass == "auto" and self.step_size is not None
         return "identity" if given else metrics.kind_for(self.mass, dimension)
+
+
+def repeated(step: Step, shared: Sequence[float | Tensor], carried: tuple[str, ...]) -> Run:
+    """Steps ``(value_and_grad, *carried, raw noise, *shared) -> (*carried, value)``, one after the other."""
+
+    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
+        tensors, position = tuple(state[name] for name in carried), state["position"]
+        constants = tuple(torch.as_tensor(each, dtype=position.dtype, device=position.device) for each in shared)
+        fused, value = FusedStep(batches.current, step), state["value"]
+        for number in range(first, first + count):
+            batches.of_step(number)
+            *found, value = fused((*tensors, raw_noise(*position.shape, like=position)), constants)
+            tensors = tuple(found)
+        state.update(zip(carried, tensors, strict=True), value=value)
+
+    return run
 
 
 @dataclass
@@ -125,9 +142,7 @@ class LangevinKernel(Kernel):
         state["noise"] = torch.zeros(position.shape[1], dtype=torch.float64, device=position.device)
         state["noise.count"] = torch.zeros((), dtype=torch.int64)
         if self.settings.step_size is None:
-            first = steps.sensible(
-                _SameBatch(target, batches), position, Metric(state["inverse_mass"]), generator=generator
-            )
+            first = steps.sensible(batches.current, position, Metric(state["inverse_mass"]), generator=generator)
             state["step"] = steps.begin(0.25 * first)  # from accepted half of the time to nearly always
             preconditioner.open_window(state, self.kind)
         return state
@@ -234,7 +249,7 @@ class LangevinKernel(Kernel):
         if count:
             self.dynamics(state, leapfrog=used)(state, batches, step, count)
         noise = fast_randn(*state["position"].shape, like=state["position"])
-        found = trajectory(_SameBatch(target, batches), Metric(state["inverse_mass"]), state, noise, used, 1)
+        found = trajectory(batches.current, Metric(state["inverse_mass"]), state, noise, used, 1)
         state["position"] = found["position"]
         state["value"], state["gradient"] = batches.gradient(state["position"], step + count)
         state["batch.step"] += self.settings.steps
@@ -265,25 +280,6 @@ class LangevinKernel(Kernel):
                 state["step"] = steps.begin(_FIRST)
                 state["noise"], state["noise.count"] = _rescaled(state, old, found)
             preconditioner.open_window(state, self.kind)
-
-
-class _SameBatch(Target):
-    """A target as the batch last used sees it."""
-
-    def __init__(self, target: Target, batches: MiniBatches):
-        super().__init__(target.layout)
-        self.target, self.batches = target, batches
-
-    @property
-    def function(self):
-        """What computes it."""
-        return self.target.function
-
-    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return self.batches.value_and_grad(position)
-
-    def _value(self, position: Tensor) -> Tensor:
-        return self.batches.value_and_grad(position)[0]
 
 
 def _settled(total: int) -> int:

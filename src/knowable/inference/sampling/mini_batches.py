@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from knowable.core.batched_gradient import BatchedGradient
 from knowable.core.data import Batch, Data
 from knowable.core.kernel import State
 from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.target import ModelTarget, Target
+from knowable.core.target import ModelTarget, Recordable, Target
 from knowable.errors import InvalidData
 
 _WHOLE = 1024  # rows up to which a step takes all of them
@@ -31,6 +32,47 @@ def begin(state: State, generator: torch.Generator) -> None:
     high = torch.randint(2**62, (), generator=generator, device=generator.device)
     state["batch.seed"] = high.cpu()
     state["batch.step"] = torch.zeros((), dtype=torch.int64)
+
+
+class BatchTarget(Target):
+    """A model's log density as one batch of rows, which may be changed, sees it."""
+
+    def __init__(self, target: ModelTarget):
+        super().__init__(target.layout)
+        self.target, self.fused = target, target.fused
+        self.batch: Batch | None = None
+
+    @property
+    def function(self) -> BatchedGradient:
+        """What computes it."""
+        return self.target.function
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates of the log densities ``(C,)`` of all rows and of their gradients ``(C, D)``."""
+        return self.target.batch_value_and_grad(position, *self._rows)
+
+    def count(self, chains: int, gradients: int) -> None:
+        """Take note of gradients that were taken within a fused step."""
+        self.target.count(chains, gradients)
+
+    def block_size(self, chains: int, x: Tensor | None = None) -> int:
+        """How many of so many chains go through the network together."""
+        return self.target.block_size(chains, self._rows[0])
+
+    def recordable(self, chains: int) -> Recordable | None:
+        """See :class:`~knowable.core.target.Target`; the rows are the constants."""
+        return self.target.recordable_batch(*self._rows)
+
+    @property
+    def _rows(self) -> Batch:
+        assert self.batch is not None
+        return self.batch
+
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self.value_and_grad(position)
+
+    def _value(self, position: Tensor) -> Tensor:
+        return self.value_and_grad(position)[0]
 
 
 class MiniBatches:
@@ -51,6 +93,7 @@ class MiniBatches:
     Attributes:
         exact: Whether the gradient is that of all rows.
         independent: Whether batches are drawn independently of each other.
+        current: The log density as the batch last used sees it.
     """
 
     def __init__(self, target: Target, batch_size: int | None, seed: int):
@@ -62,7 +105,10 @@ class MiniBatches:
         self.per_epoch = 1 if self.data is None or self.exact else self.data.batches_per_epoch(self.rows)
         self._at = -1  # the step whose batch comes next from the iterator
         self._iterator: Iterator[Batch] = iter(())
-        self._batch: Batch | None = None
+        self.current: Target = target
+        if not self.exact:
+            assert isinstance(target, ModelTarget)
+            self.current = BatchTarget(target)
 
     @classmethod
     def of(cls, target: Target, batch_size: int | None, state: State) -> MiniBatches:
@@ -73,19 +119,15 @@ class MiniBatches:
         """Whether these are the batches of that target and that state."""
         return self.target is target and self.seed == int(state["batch.seed"])
 
+    def of_step(self, step: int) -> Target:
+        """The log density as the batch of ``step`` sees it; one object, which the next call changes."""
+        if isinstance(self.current, BatchTarget):
+            self.current.batch = self.batch(step)
+        return self.current
+
     def gradient(self, position: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Values ``(C,)`` and gradients ``(C, D)`` from the batch of ``step``."""
-        if self.exact:
-            return self.target.value_and_grad(position)
-        self._batch = self.batch(step)
-        return self.value_and_grad(position)
-
-    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the batch last used."""
-        if self.exact:
-            return self.target.value_and_grad(position)
-        assert isinstance(self.target, ModelTarget) and self._batch is not None
-        return self.target.batch_value_and_grad(position, *self._batch)
+        return self.of_step(step).value_and_grad(position)
 
     def batch(self, step: int) -> Batch:
         """The rows of ``step``."""

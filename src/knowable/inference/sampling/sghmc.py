@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from knowable.core.checks import check_number
+from knowable.core.fused_step import Gradient
 from knowable.core.kernel import State
-from knowable.core.randomness import fast_randn
+from knowable.core.randomness import noise_from
 from knowable.core.target import Target
-from knowable.inference.sampling.langevin import LangevinKernel, Run, StochasticGradientSampler
-from knowable.inference.sampling.metric import Metric
-from knowable.inference.sampling.mini_batches import MiniBatches
+from knowable.inference.sampling.langevin import LangevinKernel, Run, StochasticGradientSampler, repeated
+from knowable.inference.sampling.metric import Metric, pull, spread
 
 _STEEPEST = 10.0  # change of a tuned step's momentum, in standard deviations of the momentum
 
@@ -115,38 +115,41 @@ class SGHMCKernel(LangevinKernel):
         fresh = math.sqrt(1 - kept**2) * noise
         if self.kind == "identity" and not int(state["noise.count"]):
             return _plain(leapfrog, kept, fresh)
-        spread = fresh * self.injected(state, leapfrog).sqrt()  # (D,)
-        return _whitened(Metric(state["inverse_mass"]), leapfrog, kept, spread)
+        injected = fresh * self.injected(state, leapfrog).sqrt()  # (D,)
+        return _whitened(Metric(state["inverse_mass"]), leapfrog, kept, injected)
 
 
-# --- the steps themselves, in place ----------------------------------------------------------------------------------
+# --- the steps themselves --------------------------------------------------------------------------------------------
 
 
 def _plain(leapfrog: float, kept: float, fresh: float) -> Run:
-    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
-        position, momentum, gradient, value = (state[name] for name in ("position", "momentum", "gradient", "value"))
-        for step in range(first, first + count):
-            position.add_(momentum, alpha=0.5 * leapfrog)
-            momentum.mul_(kept).add_(fast_randn(*position.shape, like=position), alpha=fresh)
-            position.add_(momentum, alpha=0.5 * leapfrog)
-            value, gradient = batches.gradient(position, step)
-            momentum.add_(gradient, alpha=leapfrog)
-        state["gradient"], state["value"] = gradient, value
-
-    return run
+    return repeated(plain_step, (leapfrog, kept, fresh), ("position", "momentum", "gradient"))
 
 
 def _whitened(metric: Metric, leapfrog: float, kept: float, fresh: Tensor) -> Run:
+    shared = (leapfrog, kept, metric.factor, fresh)
+    return repeated(whitened_step, shared, ("position", "momentum", "gradient"))
+
+
+def plain_step(
+    value_and_grad: Gradient, position: Tensor, momentum: Tensor, _: Tensor, raw: Tensor,
+    leapfrog: Tensor, kept: Tensor, fresh: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Half of the way, friction and noise, half of the way, and the pull of the gradient there."""
+    half = 0.5 * leapfrog
+    position = torch.addcmul(position, momentum, half)
+    momentum = torch.addcmul(momentum * kept, noise_from(raw), fresh)
+    position = torch.addcmul(position, momentum, half)
+    value, gradient = value_and_grad(position)
+    return position, torch.addcmul(momentum, gradient, leapfrog), gradient, value
+
+
+def whitened_step(
+    value_and_grad: Gradient, position: Tensor, momentum: Tensor, _: Tensor, raw: Tensor,
+    leapfrog: Tensor, kept: Tensor, factor: Tensor, fresh: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The same with momenta Lᵀ p; their change is cut where it is absurd."""
-
-    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
-        position, momentum, gradient, value = (state[name] for name in ("position", "momentum", "gradient", "value"))
-        for step in range(first, first + count):
-            move = momentum.mul(0.5 * leapfrog)
-            momentum.mul_(kept).addcmul_(fast_randn(*position.shape, like=position), fresh)
-            position.add_(metric.spread(move.add_(momentum, alpha=0.5 * leapfrog)))
-            value, gradient = batches.gradient(position, step)
-            momentum.add_(metric.pull(gradient).mul_(leapfrog).clamp_(-_STEEPEST, _STEEPEST))
-        state["gradient"], state["value"] = gradient, value
-
-    return run
+    before, momentum = momentum, torch.addcmul(momentum * kept, noise_from(raw), fresh)
+    position = position + spread((before + momentum) * (0.5 * leapfrog), factor)
+    value, gradient = value_and_grad(position)
+    return position, momentum + (pull(gradient, factor) * leapfrog).clamp(-_STEEPEST, _STEEPEST), gradient, value

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from knowable.core.checks import check_choice, check_number, check_type
+from knowable.core.fused_step import Gradient
 from knowable.core.kernel import State
-from knowable.core.randomness import fast_randn
+from knowable.core.randomness import noise_from, raw_noise
 from knowable.core.target import Target
 from knowable.errors import InvalidArgument
-from knowable.inference.sampling.langevin import LangevinKernel, Run, Stage, StochasticGradientSampler
-from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.langevin import LangevinKernel, Run, Stage, StochasticGradientSampler, repeated
+from knowable.inference.sampling.metric import Metric, pull
+from knowable.inference.sampling.metric import spread as move_by
 from knowable.inference.sampling.mini_batches import MiniBatches
 
 SCHEDULES = ("constant", "decreasing")
@@ -160,41 +162,36 @@ def decreasing(step: int, decay: float) -> float:
     return (1 + step / _DELAY) ** -decay
 
 
-# --- the steps themselves, in place ----------------------------------------------------------------------------------
+# --- the steps themselves --------------------------------------------------------------------------------------------
 
 
 def _plain(epsilon: float, spread: float | Tensor) -> Run:
-    """θ + ε/2 g + spread ξ."""
-
-    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
-        position, gradient, value = state["position"], state["gradient"], state["value"]
-        for step in range(first, first + count):
-            noise = fast_randn(*position.shape, like=position)
-            position.add_(gradient, alpha=0.5 * epsilon)
-            if isinstance(spread, Tensor):
-                position.addcmul_(noise, spread)
-            else:
-                position.add_(noise, alpha=spread)
-            value, gradient = batches.gradient(position, step)
-        state["gradient"], state["value"] = gradient, value
-
-    return run
+    return repeated(plain_step, (0.5 * epsilon, spread), ("position", "gradient"))
 
 
 def _whitened(metric: Metric, epsilon: float, spread: Tensor) -> Run:
+    shared = (0.5 * epsilon, _STEEPEST * math.sqrt(epsilon), metric.factor, spread)
+    return repeated(whitened_step, shared, ("position", "gradient"))
+
+
+def plain_step(
+    value_and_grad: Gradient, position: Tensor, gradient: Tensor, raw: Tensor, half: Tensor, spread: Tensor
+) -> tuple[Tensor, ...]:
+    """θ + ε/2 g + spread ξ."""
+    position = torch.addcmul(torch.addcmul(position, gradient, half), noise_from(raw), spread)
+    value, gradient = value_and_grad(position)
+    return position, gradient, value
+
+
+def whitened_step(
+    value_and_grad: Gradient, position: Tensor, gradient: Tensor, raw: Tensor,
+    half: Tensor, steepest: Tensor, factor: Tensor, spread: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """θ + L (ε/2 Lᵀ g + spread ξ), the drift cut where it is absurd."""
-    steepest = _STEEPEST * math.sqrt(epsilon)
-
-    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
-        position, gradient, value = state["position"], state["gradient"], state["value"]
-        for step in range(first, first + count):
-            move = metric.pull(gradient).mul_(0.5 * epsilon).clamp_(-steepest, steepest)
-            move.addcmul_(fast_randn(*position.shape, like=position), spread)
-            position.add_(metric.spread(move))
-            value, gradient = batches.gradient(position, step)
-        state["gradient"], state["value"] = gradient, value
-
-    return run
+    drift = (pull(gradient, factor) * half).clamp(-steepest, steepest)
+    position = position + move_by(torch.addcmul(drift, noise_from(raw), spread), factor)
+    value, gradient = value_and_grad(position)
+    return position, gradient, value
 
 
 def _following(epsilon: float, memory: float, damping: float) -> Run:
@@ -206,7 +203,8 @@ def _following(epsilon: float, memory: float, damping: float) -> Run:
             squares.lerp_(gradient.square().mean(0), 1 - memory)
             mass = _rms_mass(state, damping)
             position.addcmul_(gradient, mass, value=0.5 * epsilon)
-            position.addcmul_(fast_randn(*position.shape, like=position), mass.sqrt_(), value=math.sqrt(epsilon))
+            noise = noise_from(raw_noise(*position.shape, like=position))
+            position.addcmul_(noise, mass.sqrt_(), value=math.sqrt(epsilon))
             value, gradient = batches.gradient(position, step)
         state["gradient"], state["value"] = gradient, value
 
