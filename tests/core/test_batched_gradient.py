@@ -17,8 +17,8 @@ CHAINS, DIMENSION = 5, 4
 A = torch.tensor([[2.0, 0.3, 0.0, 0.1], [0.3, 1.0, 0.2, 0.0], [0.0, 0.2, 3.0, 0.5], [0.1, 0.0, 0.5, 1.5]]).double()
 
 
-def positions(dtype: torch.dtype = DTYPE) -> Tensor:
-    return torch.randn(CHAINS, DIMENSION, dtype=DTYPE).to(dtype)
+def positions(dtype: torch.dtype = DTYPE, chains: int = CHAINS) -> Tensor:
+    return torch.randn(chains, DIMENSION, dtype=DTYPE).to(dtype)
 
 
 def by_autograd(function, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,10 +120,11 @@ FUNCTIONS = [value for name, value in list(globals().items()) if name.startswith
 
 @pytest.mark.parametrize("mode", ["eager", "traced", "auto"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_values_and_gradients_are_those_of_autograd(function, mode):
+@pytest.mark.parametrize("chains", [1, CHAINS])  # a single chain is recorded without vmap
+def test_values_and_gradients_are_those_of_autograd(function, mode, chains):
     batched = BatchedGradient(function, mode=mode)
-    for _ in range(2):  # the second time what was recorded is used
-        position = positions()
+    for _ in range(4):  # after the first time what was recorded is used; either branch is met
+        position = positions(chains=chains)
         kept = position.clone()
         assert_same(batched.value_and_grad(position), by_autograd(function, position))
         torch.testing.assert_close(batched.value(position), by_autograd(function, position)[0], rtol=1e-11, atol=1e-11)

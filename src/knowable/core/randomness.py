@@ -45,7 +45,7 @@ def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
 
 
 def raw_noise(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """What :func:`noise_from` turns into noise: a random byte for each number, or where that is no quicker a normal one.
+    """What :func:`noise_from` turns into noise: a random byte for each number, or a normal one where that is as quick.
 
     Bytes come as int32, which compilers vectorise.
     """

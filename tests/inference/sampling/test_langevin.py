@@ -134,3 +134,25 @@ def test_settings_out_of_range_are_refused(field, value):
     for sampler in (SGLD, SGHMC, CyclicalSGMCMC):
         with pytest.raises(InvalidArgument, match=field):
             sampler(**{field: value})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
+@pytest.mark.parametrize("chains", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", [SGLD, pytest.param(SGHMC, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mass", ["identity", pytest.param("diagonal", marks=pytest.mark.slow)])
+def test_fused_or_not_the_steps_on_batches_are_the_same(sampler, mass, chains):
+    ends = {}
+    for mode in ("traced", "compiled"):
+        model = PROBLEM.model()
+        target = ModelTarget(model, as_data(PROBLEM.data, model), points={}, buffers={}, mode=mode)
+        kernel = sampler(step_size=1e-3, batch_size=8, mass=mass).kernel(4)
+        torch.manual_seed(0)
+        start = torch.randn(chains, 4, dtype=torch.float64)
+        state = kernel.init(target, start, generator=torch.Generator().manual_seed(0))
+        state, _ = kernel.advance(target, state, 2, generator=torch.Generator().manual_seed(0))
+        ends[mode] = state
+        assert (mode == "compiled") == bool(target.fused)
+        assert target.gradients == 21 * chains and target.function.calls == 21
+    for name in ("position", "gradient", "value"):
+        torch.testing.assert_close(ends["compiled"][name], ends["traced"][name], rtol=1e-9, atol=1e-9)
+        assert not torch.equal(ends["traced"]["position"], start)
