@@ -12,6 +12,7 @@ from torch import Tensor
 
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.draw_store import STORES, DrawStore
+from knowable.core.free_memory import give_back_free_memory
 from knowable.core.kernel import Block, Kernel, State, WarmUp
 from knowable.core.mixing import mixing_terms
 from knowable.core.predicting import parse_memory
@@ -141,6 +142,8 @@ class ChainRun:
         if not warming and self.done >= end:
             self._look()
         self._keep_good()
+        if self.block_size < _BLOCK:  # positions are large
+            give_back_free_memory()
         what = "warm-up" if warming else "drawing"
         bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
 
