@@ -13,6 +13,7 @@ from torch import Tensor
 
 import knowable as kn
 from knowable.core import chain_run
+from knowable.core.batched_gradient import BatchedGradient
 from knowable.core.chain_run import ChainResult, ChainRun, Mixing
 from knowable.core.chains import run_chains
 from knowable.core.draw_store import DrawStore
@@ -339,3 +340,23 @@ def test_the_seed_fixes_the_chains_and_nothing_global_moves():
 def test_gradients_of_the_whole_run_are_counted():
     found = run(HMC(step_size=0.1, steps=3, jitter=False).kernel(2), draws=20, warmup=10)
     assert found.terms["gradients"] == CHAINS * (1 + 3 * 30)
+
+
+def test_the_bar_says_so_once_when_a_block_may_have_to_wait_for_the_compiler(monkeypatch):
+    monkeypatch.setattr(BatchedGradient, "compiling", property(lambda self: self.calls > 0))
+    said: list[str] = []
+
+    class Recorder:
+        def update(self, done: float, total: float, text: str) -> None:
+            said.append(text)
+
+    monkeypatch.setattr(chain_run, "_BLOCK", 10)
+    under_way = ChainRun(
+        Counting(), normal_target(), Sampling(chains=CHAINS, draws=30), 10, everything, Mixing(), seed=0
+    )
+    under_way.begin(torch.zeros(CHAINS, 2, dtype=torch.float64))
+    under_way.block(Recorder())
+    under_way.target.function.calls = 1
+    while not under_way.finished:
+        under_way.block(Recorder())
+    assert said == ["warm-up", "compiling", "drawing", "drawing", "drawing"]

@@ -91,6 +91,7 @@ class ChainRun:
     values: list[Tensor] = field(default_factory=list)
     info: dict[str, list[Tensor]] = field(default_factory=dict)
     sampling_from: int = 0  # gradients taken when the warm-up ended
+    _compiled: bool = False
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,9 @@ class ChainRun:
         warming = self.done < self.warmup
         end = self.warmup if warming else self.warmup + self._wanted() * self.settings.thin
         count = min(self.block_size, end - self.done)
+        if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
+            self._compiled = True
+            bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
         self.state, block = self.kernel.advance(
             self.target, self.state, count, generator=self.generator,
             warmup=WarmUp(self.done, self.warmup) if warming else None,

@@ -1,7 +1,7 @@
 """Problems with known answers, networks of every kind, and the suite that any new method must pass."""
 
 from knowable.testing.conformance import CHECKS, Check, check_method, parametrize_with_checks
-from knowable.testing.densities import Density, banana, correlated_gaussian, funnel
+from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
 from knowable.testing.subject import Subject
 from knowable.testing.targets import LinearGaussian
@@ -12,6 +12,7 @@ __all__ = [
     "Density",
     "correlated_gaussian",
     "banana",
+    "bimodal",
     "funnel",
     # networks
     "NETWORKS",

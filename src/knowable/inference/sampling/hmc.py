@@ -15,11 +15,9 @@ from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
-from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, leapfrog
+from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
 from knowable.inference.sampling.metric import Metric
 from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
-
-_DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,6 +185,6 @@ def trajectory(target: Target, metric: Metric, state: State, noise: Tensor, step
         "gradient": torch.where(whole, gradient, state["gradient"]),
         "velocity": torch.where(whole, metric.velocity(momentum), 0.0),
         "acceptance": acceptance,
-        "diverging": ~good | (change > _DIVERGED),
+        "diverging": ~good | (change > DIVERGED),
         "energy": energy,
     }

@@ -20,11 +20,11 @@ from torch import Tensor
 from knowable.core.fused_step import FusedStep, Gradient
 from knowable.core.kernel import State
 from knowable.core.target import Target
+from knowable.inference.sampling.leapfrog import DIVERGED
 from knowable.inference.sampling.metric import Metric, pull, spread
 
 _LAMBDA = 0.1931833275037836
 _LEAST_DIMENSIONS = 4
-_DIVERGED = 1000.0  # nats of energy error
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def langevin_step(
     for time in (1 - 2 * _LAMBDA, _LAMBDA):
         q, x, u, kinetic, v, g = half_step(value_and_grad, q, x, u, kinetic, 0.5 * step, time * step, factor)
     change = kinetic - (v - 0.5 * x.square().sum(-1)) + value - 0.5 * extra.square().sum(-1)
-    good = torch.isfinite(change) & (change.abs() < _DIVERGED) & torch.isfinite(g).all(-1)
+    good = torch.isfinite(change) & (change.abs() < DIVERGED) & torch.isfinite(g).all(-1)
     wide = good.unsqueeze(-1)
     return (
         torch.where(wide, q, position), torch.where(wide, x, extra),

@@ -12,6 +12,7 @@ from knowable.core.fused_step import Gradient
 from knowable.inference.sampling.metric import velocity
 
 CAREFUL_EVERY, CAREFULLY = 5, 0.25
+DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
 
 
 def leapfrog(

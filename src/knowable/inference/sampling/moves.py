@@ -20,9 +20,9 @@ from knowable.core.kernel import State
 from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import spread
+from knowable.inference.sampling.leapfrog import DIVERGED
 
 KINDS = ("hmc", "metropolis")
-_DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
 _LENGTH = 0.5 * math.pi  # of a mean trajectory in units of the spread: a quarter of a turn forgets where it began
 _NUMBERS = 2**22  # random numbers drawn at once
 
@@ -178,7 +178,7 @@ class Hamiltonian(Moves):
         if tuning:
             self._tune(state, acceptance)
         return {
-            "acceptance": acceptance, "diverging": (~good | (change > _DIVERGED)).to(acceptance), "energy": energy,
+            "acceptance": acceptance, "diverging": (~good | (change > DIVERGED)).to(acceptance), "energy": energy,
             "steps": torch.full_like(acceptance, count),
         }  # fmt: skip
 

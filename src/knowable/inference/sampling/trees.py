@@ -19,10 +19,8 @@ from torch import Tensor
 from knowable.core.fused_step import FusedStep, Gradient
 from knowable.core.kernel import Block, State
 from knowable.core.target import Target
-from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, leapfrog
+from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
 from knowable.inference.sampling.metric import Metric, velocity
-
-_DIVERGED = 1000.0  # nats of energy error
 
 
 class Trees:
@@ -269,5 +267,5 @@ def leap(
     wide = taken.unsqueeze(-1)
     return (
         q, p, g, speed, torch.where(wide, q, sub_q), torch.where(wide, g, sub_g), torch.where(taken, value, sub_v),
-        total, sub_sum + p, acceptance + change.clamp_max(0.0).exp(), change < -_DIVERGED,
+        total, sub_sum + p, acceptance + change.clamp_max(0.0).exp(), change < -DIVERGED,
     )  # fmt: skip
