@@ -33,9 +33,9 @@ class SGHMC(StochasticGradientSampler):
     .. math:: \theta \mathrel{+}= \tfrac h2 \Sigma p, \quad p \leftarrow c\, p + \sqrt{(1 - c^2) T}\, \Sigma^{-1/2} \xi,
         \quad \theta \mathrel{+}= \tfrac h2 \Sigma p, \quad p \mathrel{+}= h \nabla \log p(D, \theta)
 
-    In the notation of the paper the learning rate is h² and the momentum decay 1 - c. For large networks ξ has the first
-    five moments of a normal and is quicker to draw. Steps are not tested, which is a
-    bias that is known for a normal posterior of variance s² along a direction (and Σ = I): its draws have variance
+    In the notation of the paper the learning rate is h² and the momentum decay 1 - c. For large networks ξ has the
+    first five moments of a normal and is quicker to draw. Steps are not tested, which is a bias that is known for a
+    normal posterior of variance s² along a direction (and Σ = I): its draws have variance
 
     .. math:: s^2 \Big(1 + \frac{h^2 V\, (1 + c)}{(1 - c)(4 - h^2 / s^2)}\Big)
 

@@ -32,9 +32,9 @@ class SGLD(StochasticGradientSampler):
     .. math:: \theta' = \theta + \tfrac{\epsilon}{2} \Sigma \nabla \log p(D, \theta)
         + \sqrt{\epsilon T}\, \Sigma^{1/2} \xi
 
-    with :math:`\Sigma = I` where the step size is given. For large networks ξ has the first five moments of a normal and
-    is quicker to draw (:func:`~knowable.core.randomness.noise_from`). Steps are not tested, which is a bias that is known for a
-    normal posterior of variance s² along a direction: its draws have variance
+    with :math:`\Sigma = I` where the step size is given. For large networks ξ has the first five moments of a normal
+    and is quicker to draw (:func:`~knowable.core.randomness.noise_from`). Steps are not tested, which is a bias that is
+    known for a normal posterior of variance s² along a direction: its draws have variance
 
     .. math:: s^2\, \frac{1 + \epsilon V / 4}{1 - \epsilon / (4 s^2)}
 
