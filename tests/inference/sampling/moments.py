@@ -2,6 +2,13 @@
 
 Standard errors come from the measured effective sample sizes. A single figure may be off by 4 of them; where many are
 looked at together the limit rises so that the chance of a false alarm stays that of a single figure (Bonferroni).
+
+Variances need care. The squares of a funnel or of a banana have such tails that a few thousand draws, exact ones too,
+may not meet what makes up half of the variance, and then do not know their own error either: of variances from 400
+exact draws of the banana 1% are off by more than 4 of the errors that those draws give, and not one in 16,000. So
+squares are cut at the largest thousandth of exact draws, their error is that of exact draws, and it is the logarithm
+of their mean that is looked at: that way at most one in 5,000 is off by more than 4 (banana, funnel and bimodal,
+20,000 repeats).
 """
 
 from __future__ import annotations
@@ -39,17 +46,23 @@ def z_scores(draws: Tensor, density: Density, seed: int = 0) -> dict[str, Tensor
     found = draws.double() @ directions.T  # (chains, draws, k)
     mean, variance = directions @ density.mean, (directions @ density.covariance * directions).sum(1)
     exact = density.draw(_EXACT, torch.Generator().manual_seed(seed)) @ directions.T
-    squares = (found - mean).square()
+    most = _quantile((exact - mean).square(), 0.999)
+    squares, truth = ((each - mean).square().minimum(most) for each in (found, exact))
+    spread = truth.std(0) / truth.mean(0) * (1 / ess_mean(squares) + 1 / _EXACT).sqrt()
     scores = {
-        "mean": (found.mean((0, 1)) - mean) / (found.flatten(0, 1).std(0) / ess_mean(found).sqrt()),
-        "variance": (squares.mean((0, 1)) - variance) / (squares.flatten(0, 1).std(0) / ess_mean(squares).sqrt()),
+        "mean": (found.mean((0, 1)) - mean) / (variance / ess_mean(found)).sqrt(),
+        "variance": (squares.mean((0, 1)) / truth.mean(0)).log() / spread,
     }
     for q in QUANTILES:  # the share of draws below the true quantile, whose own error is that of the exact draws
-        place = exact.quantile(q, dim=0) if len(exact) < 2**24 else exact.sort(0).values[int(q * len(exact))]
+        place = _quantile(exact, q)
         below = (found <= place).double()
         error = (q * (1 - q) * (1 / ess_quantile(found, q) + 1 / _EXACT)).sqrt()
         scores[f"quantile {q}"] = (below.mean((0, 1)) - q) / error
     return scores
+
+
+def _quantile(values: Tensor, q: float) -> Tensor:
+    return values.sort(0).values[int(q * len(values))]
 
 
 def expect_moments(samples: Samples, density: Density, *, name: str = "x") -> None:

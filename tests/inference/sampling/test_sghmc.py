@@ -70,14 +70,15 @@ def test_defaults_stop_by_themselves_and_have_the_right_moments(density, seed):
 
 
 @pytest.mark.slow
-def test_funnel_keeps_its_middle(seed):
-    # the neck is narrower than the step is tuned for: medians to their standard errors, variances within a third
+def test_funnel_has_its_quantiles_and_a_variance_to_a_third(seed):
+    # the neck is narrower than the step is tuned for
     density = funnel()
     samples = SGHMC(draws=4000).sample(density.log_density, density.start(), seed=seed)
     scores = z_scores(samples.draws["x"], density)
-    assert (scores["quantile 0.5"].abs() < limit(4)).all()
-    ratio = samples.draws["x"].flatten(0, 1).var(0) / density.covariance.diagonal()
-    assert ((ratio - 1).abs() < 0.33 + 4 * (4 / samples.diagnostics.ess["x"].min()).sqrt()).all()
+    quantiles = torch.cat([each for name, each in scores.items() if name.startswith("quantile")])
+    assert (quantiles.abs() < limit(len(quantiles))).all()
+    v = samples.draws["x"][..., 0]
+    assert abs(v.var() / density.covariance[0, 0] - 1) < 0.33 + 4 * (2 / samples.diagnostics.ess["x"][0]).sqrt()
 
 
 def test_settings_out_of_range_are_refused():
