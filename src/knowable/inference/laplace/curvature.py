@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from knowable.core.posterior import Posterior
-from knowable.core.types import Params
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.expansion import Expansion
 from knowable.inference.laplace.prior_precision import PriorPrecision
@@ -37,10 +36,12 @@ class Curvature(ABC):
         """Log determinant of P, differentiable in the prior's precision and the weights ``(groups,)``."""
 
     @abstractmethod
-    def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, *, loc: Params, **common: Any
-    ) -> Posterior:
-        """The normal distribution with precision P around ``loc``."""
+    def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
+        """P⁻¹ v for a vector over the weights ``(D,)``."""
+
+    @abstractmethod
+    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
+        """The normal distribution with precision P around the expansion's weights."""
 
 
 def undetermined() -> InvalidArgument:

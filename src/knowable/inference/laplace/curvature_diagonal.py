@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from knowable.core.output_information import OutputInformation
-from knowable.core.types import Params
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.curvature_full import FullCurvature
 from knowable.inference.laplace.expansion import Expansion
@@ -52,12 +51,14 @@ class DiagonalCurvature(Curvature):
         """Sum of the logarithms."""
         return self.precision(prior, weights).log().sum()
 
-    def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, *, loc: Params, **common: Any
-    ) -> DiagonalLaplace:
+    def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
+        """Weight by weight."""
+        return vector / self.precision(prior, weights)
+
+    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> DiagonalLaplace:
         """Independent normals."""
         scale = expansion.layout.views(self.precision(prior, weights).rsqrt().to(expansion.model.dtype))
-        return DiagonalLaplace(expansion.model, loc, scale, **common)
+        return DiagonalLaplace(expansion.model, expansion.weights, scale, **common)
 
 
 class _Sums:

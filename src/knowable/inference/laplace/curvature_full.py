@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from knowable.core.hessian import hessian
-from knowable.core.types import Params
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.expansion import Expansion
 from knowable.inference.laplace.posteriors import FullLaplace
@@ -52,7 +51,7 @@ class FullCurvature(Curvature):
         return 2.0 * self._factor(prior, weights).diagonal().log().sum()
 
     def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
-        """P⁻¹ v."""
+        """By the Cholesky factor."""
         return torch.cholesky_solve(vector.unsqueeze(-1), self._factor(prior, weights)).squeeze(-1)
 
     def _factor(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
@@ -61,13 +60,13 @@ class FullCurvature(Curvature):
             raise undetermined()
         return factor
 
-    def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, *, loc: Params, **common: Any
-    ) -> FullLaplace:
+    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> FullLaplace:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
         scale_tril = torch.linalg.cholesky((covariance + covariance.T) / 2).to(expansion.model.dtype)
-        return FullLaplace(expansion.model, expansion.layout, expansion.layout.flatten(loc), scale_tril, **common)
+        return FullLaplace(
+            expansion.model, expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril, **common
+        )
 
 
 def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:

@@ -61,12 +61,19 @@ class KroneckerCurvature(Curvature):
         """Sum of the logarithms of the precisions along the bases."""
         return torch.stack([block.log_det() for block in self.blocks(prior, weights)]).sum()
 
+    def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
+        """Block by block."""
+        parts, found = prior.layout.views(vector), {}
+        for block in self.blocks(prior, weights):
+            found |= block.params(block.back(block.rotate(block.matrix(parts)) / block.precision))
+        return prior.layout.flatten(found)
+
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, *, loc: Params, **common: Any
+        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> KroneckerLaplace:
         """Independent layers."""
         blocks = [block.mapped(lambda value: value.to(expansion.model.dtype)) for block in self.blocks(prior, weights)]
-        return KroneckerLaplace(expansion.model, loc, blocks, **common)
+        return KroneckerLaplace(expansion.model, expansion.weights, blocks, **common)
 
 
 class Factors(ABC):

@@ -56,14 +56,20 @@ class LowRankCurvature(Curvature):
         identity = torch.eye(inner.shape[0], dtype=inner.dtype, device=inner.device)
         return torch.linalg.slogdet(identity + inner).logabsdet + diagonal.log().sum()
 
-    def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, *, loc: Params, **common: Any
-    ) -> LowRankLaplace:
+    def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
+        """By the inversion lemma."""
+        diagonal, factor = self.parts(prior, weights)
+        scaled = factor / diagonal.unsqueeze(1)
+        inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device) + factor.T @ scaled
+        first = vector / diagonal
+        return first - scaled @ torch.linalg.solve(inner, factor.T @ first)
+
+    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> LowRankLaplace:
         """The prior's diagonal, and the leading directions."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
         if not (diagonal > 0).all():
             raise undetermined()
-        flat = expansion.layout.flatten(loc)
+        flat = expansion.layout.flatten(expansion.weights)
         made = LowRankLaplace.of_precision(expansion.model, expansion.layout, flat, diagonal, factor, **common)
         assert isinstance(made, LowRankLaplace)
         return made

@@ -57,6 +57,11 @@ class Expansion:
         names = random_weights(self.model)
         return Layout.of({name: self.params[name] for name in names})
 
+    @property
+    def weights(self) -> Params:
+        """The random weights."""
+        return {name: self.params[name] for name in self.layout.names}
+
     @cached_property
     def noise_name(self) -> str | None:
         """The likelihood's noise, if it is a parameter that may change."""

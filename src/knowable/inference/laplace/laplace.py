@@ -43,7 +43,7 @@ STRUCTURES: dict[str, type[Curvature]] = {
     "lowrank": LowRankCurvature,
 }
 _ROUNDS = 20  # of Newton steps and tuning in turn, at the most
-_FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, for each weight, beyond which a note says so
+_FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, beyond which a note says so
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +137,8 @@ class Laplace(Method, Training):
         if start is None:
             point = self._train(model, rows, held_out, seed, progress, checkpoint, engine)
         else:
-            as_engine(engine), as_checkpoint(checkpoint)  # checked, though there is no use for them
+            as_engine(engine)  # checked, though there is no use for them
+            as_checkpoint(checkpoint)
             point = self._given(model, rows, start, seed)
         if point.diagnostics.interrupted:
             return point
@@ -196,7 +197,7 @@ class Laplace(Method, Training):
         prior, names = evidence.precision(settings), expansion.layout.names
         value = evidence(settings).item() if evidence.proper else None
         posterior = evidence.curvature.posterior(
-            expansion, prior, evidence.weights(settings), loc={name: params[name] for name in names},
+            expansion, prior, evidence.weights(settings),
             points={name: value for name, value in params.items() if name not in names},
             buffers=expansion.buffers, seed=seed, prediction=self.prediction,
             log_evidence=None if value is None else LogEvidence(value, "estimate"),
@@ -266,7 +267,8 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
     names = expansion.layout.names
     variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()
     _, gradient = log_joint_and_gradient(expansion.at(_cast(settings, expansion.params)))
-    gain = 0.5 * (gradient.square() * variance).sum().item()
+    step = evidence.curvature.solve(evidence.precision(settings), evidence.weights(settings), gradient)
+    gain = 0.5 * (gradient @ step).item()
     terms = {
         "log_likelihood": evidence.log_likelihood(settings).item(),
         "log_prior": evidence.log_prior(settings).item(),
@@ -275,7 +277,7 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
     }
     if posterior.log_evidence is not None:
         terms["log_evidence"] = float(posterior.log_evidence)
-    if gain <= _FAR_FROM_MODE * expansion.layout.size:
+    if gain <= _FAR_FROM_MODE:
         return terms, []
     note = f"The weights are not at the mode: the log joint could rise by some {gain:.3g} nats. Train longer."
     return terms, [note]

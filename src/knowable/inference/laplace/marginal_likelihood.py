@@ -100,7 +100,11 @@ class Evidence:
             return {}
         free = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = torch.optim.LBFGS(
-            list(free.values()), max_iter=steps, tolerance_grad=1e-8, line_search_fn="strong_wolfe"
+            list(free.values()),
+            max_iter=steps,
+            tolerance_grad=1e-8,
+            tolerance_change=1e-14,
+            line_search_fn="strong_wolfe",
         )
 
         def loss() -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -38,6 +41,7 @@ def pushed_forward(function: Function, at: Params, directions: Params, *, vector
     def one(direction: Params) -> Tensor:
         return jvp(function, (at,), (direction,))[1]
 
+    _prepare()
     with differentiable():
         try:
             if vectorise:
@@ -60,8 +64,16 @@ def pulled_back(function: Function, at: Params, cotangent: Tensor) -> Params:
     return {name: torch.zeros_like(leaf) if each is None else each.detach() for (name, leaf), each in pairs}
 
 
+@cache
+def _prepare() -> None:
+    """Load what forward derivatives need, once: PyTorch itself warns there of something that it has deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
 def _by_two_pullbacks(function: Function, at: Params, direction: Params) -> Tensor:
     """J v as the derivative of u ↦ Jᵀ u in the direction v."""
-    output, pull = vjp(function, at)
-    _, pull_again = vjp(lambda u: pull(u)[0], torch.zeros_like(output))
-    return pull_again(direction)[0]
+    pulled = vjp(function, at)
+    again = vjp(lambda u: pulled[1](u)[0], torch.zeros_like(pulled[0]))
+    return again[1](direction)[0]
