@@ -165,12 +165,13 @@ class Laplace(Method, Training):
             checkpoint=checkpoint, engine=engine, objective=objective,
         )  # fmt: skip
 
-    def _chosen(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> Params:
-        """The scales that maximise the evidence at weights on the way."""
+    def _chosen(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> tuple[Params, float]:
+        """The scales that maximise the evidence at weights on the way, and what is gained by them."""
         with own_randomness(derive_seed(seed, "tuning")):
             expansion = self._expansion(model, rows, params, buffers, seed)
             evidence = Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
-            return evidence.maximised(self._open_scales(model))
+            found = evidence.maximised(self._open_scales(model))
+            return found, evidence.gain(found)
 
     def _given(self, model: Model, rows: Data, start: Any, seed: int) -> Particles:
         """Weights of the user's as a posterior with one atom."""

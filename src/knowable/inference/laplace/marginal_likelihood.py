@@ -119,9 +119,13 @@ class Evidence:
         except InvalidArgument:  # a step into where P is singular
             return start
         found = {name: value.detach().clamp(-_WIDEST, _WIDEST) for name, value in free.items()}
+        return found if self.gain(found) >= 0 else start
+
+    def gain(self, settings: Params) -> float:
+        """By how much ``settings`` are better than what they are now, in nats."""
+        now = {name: self.expansion.params[name].double() for name in settings}
         with torch.no_grad():
-            better = self._objective(found) >= self._objective(start)
-        return found if better else start
+            return (self._objective(settings) - self._objective(now)).item()
 
     def _objective(self, settings: Params) -> Tensor:
         """The estimate, and the log densities of the settings themselves."""

@@ -10,6 +10,7 @@ from knowable.inference.laplace.expansion import Expansion
 from knowable.inference.laplace.prior_precision import prior_precision
 
 _SHORTEST = 1e-3  # of a step
+_LEAST = 0.2  # of what the slope promises
 
 
 def polished(expansion: Expansion, most: int) -> Expansion:
@@ -24,24 +25,25 @@ def polished(expansion: Expansion, most: int) -> Expansion:
         curvature = FullCurvature.of(expansion)
         ones = torch.ones(expansion.groups, dtype=torch.float64, device=gradient.device)
         step = curvature.solve(prior_precision(expansion), ones, gradient)
-        if not 0.5 * gradient @ step > enough:
+        slope = gradient @ step  # twice what the parabola promises
+        if not 0.5 * slope > enough:
             break
-        higher = _search(expansion, value, step)
+        higher = _search(expansion, value, step, slope)
         if higher is None:
             break
         expansion = higher
     return expansion
 
 
-def _search(expansion: Expansion, value: Tensor, step: Tensor) -> Expansion | None:
-    """The longest of the step, its half, its quarter, ... that does not lead down."""
+def _search(expansion: Expansion, value: Tensor, step: Tensor, slope: Tensor) -> Expansion | None:
+    """The longest of the step, its half, its quarter, ... that gains a good part of what it should."""
     layout = expansion.layout
     flat = layout.flatten(expansion.params)
     slack = 10 * torch.finfo(flat.dtype).eps * value.abs()
     length = 1.0
     while length > _SHORTEST:
         there = expansion.at(layout.views(flat + (length * step).to(flat)))
-        if log_joint(there) >= value - slack:
+        if log_joint(there) >= value + _LEAST * length * slope - slack:
             return there
         length /= 2
     return None
