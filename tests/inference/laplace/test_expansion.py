@@ -29,6 +29,15 @@ def test_batches_are_all_rows_once_in_order_and_bounded(monkeypatch):
     assert max(len(a) for a, _ in expansion.batches(100_000)) < max(len(a) for a, _ in batches)
 
 
+def test_after_a_sweep_the_slope_is_known():
+    swept, plain = case_expansion("batchnorm_cnn"), case_expansion("batchnorm_cnn")
+    for _ in swept.sweep():
+        assert "slope" not in vars(swept)
+    assert "slope" in vars(swept)
+    torch.testing.assert_close(swept.slope, plain.slope)
+    torch.testing.assert_close(plain.slope[1], gradients(plain).sum(0))
+
+
 def test_the_empirical_information_is_the_gradient_in_the_outputs():
     expansion = case_expansion("transformer", kind="empirical_fisher")
     x, y = expansion.data.tensors
@@ -61,9 +70,19 @@ def test_random_directions_depend_on_the_seed_and_the_batch_alone():
     expansion = case_expansion("batchnorm_cnn", most=2)
     x, y = expansion.data.tensors
     (information,) = expansion.informations(expansion.rows(x).output, y)
-    first, again, other = (torch.stack(list(expansion.columns(information, batch))) for batch in (0, 0, 1))
+    first, again, other = (torch.cat(list(expansion.columns(information, batch))) for batch in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert expansion.probes and not case_expansion("batchnorm_cnn").probes
+
+
+def test_directions_come_in_pieces_that_fit_in_memory():
+    expansion = case_expansion("batchnorm_cnn")
+    x, y = expansion.data.tensors
+    (information,) = expansion.informations(expansion.rows(x).output, y)
+    whole = list(expansion.columns(information, 0))
+    pieces = list(expansion.columns(information, 0, 10**9))
+    assert (len(whole), len(pieces)) == (1, 3)
+    assert torch.equal(whole[0], torch.cat(pieces))
 
 
 def test_a_loader_is_read_as_tensors_are():

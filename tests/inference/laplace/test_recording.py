@@ -36,10 +36,33 @@ def test_every_use_is_noted_with_its_input_and_its_gradient():
     hidden = F.linear(x, net[0].weight, net[0].bias)
     torch.testing.assert_close(first.activations(), torch.cat([x, torch.ones(5, 1, dtype=torch.float64)], 1))
     torch.testing.assert_close(second.activations(), hidden.relu())
-    cotangent = torch.randn(5, 2, dtype=torch.float64)
-    gradients = recording.gradients(cotangent)
-    torch.testing.assert_close(gradients[1], cotangent)
-    torch.testing.assert_close(gradients[0], (cotangent @ net[2].weight) * (hidden > 0))  # before the ReLU in place
+    directions = torch.randn(3, 5, 2, dtype=torch.float64)
+    gradients = recording.gradients(directions)
+    torch.testing.assert_close(gradients[1], directions)
+    torch.testing.assert_close(gradients[0], (directions @ net[2].weight) * (hidden > 0))  # before the ReLU in place
+
+
+def test_directions_that_cannot_be_batched_are_followed_one_by_one():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * torch.from_numpy(gradient.numpy())  # no vmap goes through numpy
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Doubled.apply(self.layer(x))
+
+    recording = record(Net(), torch.randn(5, 3))
+    directions = torch.randn(4, 5, 2)
+    torch.testing.assert_close(recording.gradients(directions)[0], 2 * directions)
 
 
 def test_only_the_last_layer_is_the_output():
@@ -135,5 +158,5 @@ def test_the_mode_without_names_changes_nothing():
 def test_the_networks_own_parameters_keep_no_gradient():
     net = nn.Sequential(nn.Linear(3, 2))
     recording = record(net, torch.randn(4, 3))
-    recording.gradients(torch.ones(4, 2))
+    recording.gradients(torch.ones(1, 4, 2))
     assert all(value.grad is None for value in net.parameters())

@@ -34,11 +34,12 @@ class RowAxis:
     dim: int
     inner: bool
 
-    def rows_first(self, values: Tensor, rows: int) -> Tensor:
-        """``(..., features)`` as ``(rows, positions, features)``."""
-        values = values.movedim(self.dim, 0)
-        apart = values.unflatten(0, (-1, rows)).movedim(1, 0) if self.inner else values.unflatten(0, (rows, -1))
-        return apart.flatten(1, -2)
+    def rows_first(self, values: Tensor, rows: int, *, lead: int = 0) -> Tensor:
+        """``(..., features)`` as ``(rows, positions, features)``, behind ``lead`` dimensions that stay."""
+        values = values.movedim(self.dim + lead, lead)
+        sizes = (-1, rows) if self.inner else (rows, -1)
+        values = values.unflatten(lead, sizes)
+        return (values.movedim(lead + 1, lead) if self.inner else values).flatten(lead + 1, -2)
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ class Anatomy:
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def gradients(self, found: list[Tensor], layer: Layer, rows: int) -> Tensor:
-        """Of the gradients at all uses those of the layer, ``(rows, positions, out)``."""
-        own = [self.axes[use].rows_first(found[use], rows) for use in layer.uses]
-        return own[0] if len(own) == 1 else torch.cat(own, dim=1)
+        """Of the gradients at all uses those of the layer, ``(K, rows, positions, out)``."""
+        own = [self.axes[use].rows_first(found[use], rows, lead=1) for use in layer.uses]
+        return own[0] if len(own) == 1 else torch.cat(own, dim=2)
 
     def is_head(self, recording: Recording, layer: Layer) -> bool:
         """Whether the layer's output, and nothing but it, is the network's output."""
@@ -129,11 +130,9 @@ def _positions(recording: Recording, use: int, axes: tuple[RowAxis, ...]) -> int
 
 def _row_axes(recording: Recording) -> tuple[RowAxis, ...]:
     """The first place that fits each use: entries that belong to other rows must have no gradient at all."""
-    touched = [_touched_by(recording, row) for row in range(_PROBED)]
     found = []
-    for number, use in enumerate(recording.uses):
-        masks = [each[number] for each in touched]
-        fitting = (axis for axis in _candidates(masks[0].shape) if _fits(axis, masks))
+    for use, masks in zip(recording.uses, _touched(recording), strict=True):
+        fitting = (axis for axis in _candidates(masks.shape[1:]) if _fits(axis, masks))
         axis = next(fitting, None)
         if axis is None:
             raise Unsupported(
@@ -144,14 +143,16 @@ def _row_axes(recording: Recording) -> tuple[RowAxis, ...]:
     return tuple(found)
 
 
-def _touched_by(recording: Recording, row: int) -> list[Tensor]:
-    """For each use: the entries, in front of the features, that the output of one row depends on."""
-    generator = torch.Generator(device=recording.output.device).manual_seed(row)
-    cotangent = torch.zeros_like(recording.output)
-    cotangent[row] = torch.randn(
-        cotangent[row].shape, generator=generator, dtype=cotangent.dtype, device=cotangent.device
-    )
-    return [gradient.ne(0).any(-1) for gradient in recording.gradients(cotangent)]
+def _touched(recording: Recording) -> list[Tensor]:
+    """For each use: the entries, in front of the features, that the output of each row depends on, ``(rows, ...)``."""
+    output = recording.output
+    generator = torch.Generator(device=output.device).manual_seed(0)
+    directions = output.new_zeros((_PROBED, *output.shape))
+    for row in range(_PROBED):
+        directions[row, row] = torch.randn(
+            output.shape[1:], generator=generator, dtype=output.dtype, device=output.device
+        )
+    return [gradient.ne(0).any(-1) for gradient in recording.gradients(directions)]
 
 
 def _candidates(shape: torch.Size) -> Iterator[RowAxis]:
@@ -164,9 +165,7 @@ def _candidates(shape: torch.Size) -> Iterator[RowAxis]:
         yield RowAxis(dim, True)
 
 
-def _fits(axis: RowAxis, masks: list[Tensor]) -> bool:
-    for row, mask in enumerate(masks):
-        arranged = axis.rows_first(mask.unsqueeze(-1), _PROBED).flatten(1).any(1)
-        if arranged[torch.arange(_PROBED, device=mask.device) != row].any():
-            return False
-    return True
+def _fits(axis: RowAxis, masks: Tensor) -> bool:
+    """Whether each row touches nothing but itself."""
+    touched = axis.rows_first(masks.unsqueeze(-1), _PROBED, lead=1).flatten(2).any(2)  # (row, touched row)
+    return not touched[~torch.eye(_PROBED, dtype=torch.bool, device=masks.device)].any()

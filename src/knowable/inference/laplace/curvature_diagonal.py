@@ -34,8 +34,7 @@ class DiagonalCurvature(Curvature):
             full = FullCurvature.of(expansion)
             return cls(full.matrices.diagonal(dim1=1, dim2=2).clone(), full.notes)
         totals = [_Sums(expansion) for _ in range(expansion.groups)]
-        for number, (x, y) in enumerate(expansion.batches(_row_bytes(expansion))):
-            rows = expansion.rows(x)
+        for number, (rows, y) in enumerate(expansion.sweep(_row_bytes(expansion))):
             for group, information in enumerate(expansion.informations(rows.output, y)):
                 totals[group].add(rows, information, number)
         return cls(torch.stack([total.flat() for total in totals]))
@@ -79,12 +78,12 @@ class _Sums:
                 self.layers[layer] += _products(diagonal, rows.activations[layer].square())
         if all(use is not None for use in heads) and not self.others:
             return
-        for column in self.expansion.columns(information, number):
-            for layer, gradient in enumerate(rows.gradients(column)):
+        for columns in self.expansion.columns(information, number, _row_bytes(self.expansion)):
+            for layer, gradients in enumerate(rows.gradients(columns)):
                 if heads[layer] is None:
-                    self.layers[layer] += _squares(gradient, rows.activations[layer])
-            for name, gradient in rows.others(column).items():
-                self.others[name] += gradient.square().sum(0)
+                    self.layers[layer] += _squares(gradients, rows.activations[layer])
+            for name, gradients in rows.others(columns).items():
+                self.others[name] += gradients.square().sum((0, 1))
 
     def flat(self) -> Tensor:
         """All of them, in the order of the weights."""
@@ -101,11 +100,11 @@ def _products(first: Tensor, second: Tensor) -> Tensor:
     return first.flatten(0, 1).T @ second.flatten(0, 1)
 
 
-def _squares(gradient: Tensor, activation: Tensor) -> Tensor:
-    """Σ over rows of the squared gradients in a matrix, each a sum of outer products over positions."""
-    if gradient.shape[1] == 1:
-        return _products(gradient.square(), activation.square())
-    return (gradient.mT @ activation).square().sum(0)
+def _squares(gradients: Tensor, activations: Tensor) -> Tensor:
+    """Σ over directions and rows of the squared gradients in a matrix, each a sum of outer products over positions."""
+    if activations.shape[1] == 1:
+        return _products(gradients.square().sum(0), activations.square())
+    return (gradients.mT @ activations).square().sum((0, 1))
 
 
 def _row_bytes(expansion: Expansion) -> int:

@@ -34,11 +34,10 @@ class FullCurvature(Curvature):
         like = {"dtype": torch.float64, "device": expansion.model.device}
         total = torch.zeros((expansion.groups, size, size), **like)
         row_bytes = 4 * size * expansion.model.dtype.itemsize
-        for number, (x, y) in enumerate(expansion.batches(row_bytes)):
-            rows = expansion.rows(x)
+        for number, (rows, y) in enumerate(expansion.sweep(row_bytes)):
             for group, information in enumerate(expansion.informations(rows.output, y)):
-                for column in expansion.columns(information, number):
-                    flat = rows.flat(column, expansion.layout)
+                for columns in expansion.columns(information, number, row_bytes):
+                    flat = rows.flat(columns, expansion.layout).flatten(0, 1)
                     total[group] += flat.T @ flat
         return cls(total)
 

@@ -45,9 +45,8 @@ class KroneckerCurvature(Curvature):
     def of(cls, expansion: Expansion, *, rank: int = 0) -> KroneckerCurvature:
         """One pass over the data."""
         sums = _Sums(expansion)
-        others = sum(expansion.params[name].numel() for name in expansion.anatomy.others)
-        for number, (x, y) in enumerate(expansion.batches(4 * others * expansion.model.dtype.itemsize)):
-            sums.add(expansion.rows(x), y, number)
+        for number, (rows, y) in enumerate(expansion.sweep(sums.row_bytes)):
+            sums.add(rows, y, number)
         return cls(sums.factors(), sums.notes())
 
     def blocks(self, prior: PriorPrecision, weights: Tensor) -> list[KroneckerBlock]:
@@ -204,12 +203,18 @@ class _Sums:
             shape = (groups, size, size) if size <= _LARGEST_MATRIX else (groups, size)
             self.vectors[name] = torch.zeros(shape, **like)
 
+    @property
+    def row_bytes(self) -> int:
+        """What the gradients of the other parameters take for one row."""
+        sizes = [self.expansion.params[name].numel() for name in self.anatomy.others]
+        return 2 * sum(sizes) * self.expansion.model.dtype.itemsize
+
     def add(self, rows: Rows, y: Tensor, number: int) -> None:
         """Take a batch."""
-        for layer, activations in enumerate(rows.activations):
-            a = activations.flatten(0, 1)
-            self.inputs[layer] += a.T @ a
-            self.count[layer] += len(a)
+        for place, layer in enumerate(self.anatomy.layers):
+            for use in (rows.recording.uses[each] for each in layer.uses):
+                self.inputs[place] += use.second_moment()
+                self.count[place] += use.count
         for group, information in enumerate(self.expansion.informations(rows.output, y)):
             self._add_outputs(rows, group, information, number)
 
@@ -220,13 +225,13 @@ class _Sums:
                 self.outputs[layer][group] += information.total(use.feature_dim)
         if all(use is not None for use in heads) and not self.vectors:
             return
-        for column in self.expansion.columns(information, number):
-            for layer, gradients in enumerate(rows.gradients(column)):
+        for columns in self.expansion.columns(information, number, self.row_bytes):
+            for layer, gradients in enumerate(rows.gradients(columns)):
                 if heads[layer] is None:
-                    g = gradients.flatten(0, 1)
+                    g = gradients.flatten(0, 2)
                     self.outputs[layer][group] += g.T @ g
-            for name, gradients in rows.others(column).items():
-                flat, total = gradients.flatten(1), self.vectors[name][group]
+            for name, gradients in rows.others(columns).items():
+                flat, total = gradients.flatten(0, 1).flatten(1), self.vectors[name][group]
                 total += flat.T @ flat if total.dim() == 2 else flat.square().sum(0)
 
     def factors(self) -> list[Factors]:

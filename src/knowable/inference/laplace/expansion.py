@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -116,10 +117,41 @@ class Expansion:
         assert isinstance(information, DiagonalInformation)  # a noise for each output means that they are independent
         return [information.of_group(group, self.groups) for group in range(self.groups)]
 
-    def columns(self, information: OutputInformation, batch: int) -> Iterator[Tensor]:
-        """Directions of the outputs that make up ``information`` of the batch of that number."""
+    def columns(self, information: OutputInformation, batch: int, extra: int = 0) -> Iterator[Tensor]:
+        """Directions of the outputs that make up ``information`` of the batch of that number, some at a time.
+
+        ``(K, *output)``, with K so that their gradients fit in memory; ``extra`` bytes for each row and direction are
+        added to what the gradients at the layers take.
+        """
         generator = generator_for(self.seed, "columns", batch, device=self.model.device)
-        yield from information.columns(self.most_columns, generator)
+        sizes = [layer.positions * layer.out for layer in self.anatomy.layers]
+        each = information.shape[0] * (3 * sum(sizes) * self.model.dtype.itemsize + extra)
+        found = information.columns(self.most_columns, generator)
+        while some := list(islice(found, max(1, _BATCH_BYTES // max(1, each)))):
+            yield torch.stack(some)
+
+    def sweep(self, extra: int = 0) -> Iterator[tuple[Rows, Tensor]]:
+        """All rows once, with their targets; once they are through, :attr:`slope` is known too."""
+        value, gradient = self._nothing()
+        for x, y in self.batches(extra):
+            rows = self.rows(x)
+            yield rows, y
+            part, slope = rows.slope(y, self.layout)
+            value, gradient = value + part, gradient + slope
+        self.__dict__["slope"] = value, gradient
+
+    @cached_property
+    def slope(self) -> tuple[Tensor, Tensor]:
+        """Log p(D | θ) and its gradient in the random weights, ``(D,)``, in double precision."""
+        value, gradient = self._nothing()
+        for x, y in self.batches():
+            part, slope = self.rows(x).slope(y, self.layout)
+            value, gradient = value + part, gradient + slope
+        return value, gradient
+
+    def _nothing(self) -> tuple[Tensor, Tensor]:
+        like = {"dtype": torch.float64, "device": self.model.device}
+        return torch.zeros((), **like), torch.zeros(self.layout.size, **like)
 
     @cached_property
     def probes(self) -> bool:

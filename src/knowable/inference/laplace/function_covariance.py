@@ -22,11 +22,11 @@ from knowable.inference.laplace.anatomy import Anatomy, Layer
 from knowable.inference.laplace.rows import Rows
 
 
-def unit_columns(output: Tensor) -> list[Tensor]:
-    """One direction for each output of a row, each of the shape of ``output``."""
+def units(output: Tensor) -> Tensor:
+    """One direction for each output of a row, ``(outputs, *output)``."""
     count = output[0].numel()
-    units = torch.eye(count, dtype=output.dtype, device=output.device).view(count, 1, *output.shape[1:])
-    return [unit.expand_as(output) for unit in units]
+    each = torch.eye(count, dtype=output.dtype, device=output.device).view(count, 1, *output.shape[1:])
+    return each.expand(count, *output.shape)
 
 
 # --- posteriors made of blocks ---------------------------------------------------------------------------------------
@@ -46,18 +46,14 @@ def diagonal_blocks(anatomy: Anatomy, precision: Params) -> list[KroneckerBlock]
 def block_covariance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor:
     """Covariance of each row's outputs under independent blocks, ``(rows, outputs, outputs)``."""
     by_names = {block.names: block for block in blocks}
-    columns = unit_columns(rows.output)
-    gradients = [rows.gradients(column) for column in columns]
-    total = rows.output.new_zeros((len(rows.x), len(columns), len(columns)))
-    for number, layer in enumerate(rows.anatomy.layers):
-        g = torch.stack([each[number] for each in gradients], dim=1)  # (rows, outputs, positions, out)
-        total += _layer_covariance(g, rows.activations[number], by_names[layer.names])
-    if rows.anatomy.others:
-        found = [rows.others(column) for column in columns]
-        for name in rows.anatomy.others:
-            block = by_names[(name,)]
-            stacked = {name: torch.stack([each[name] for each in found], dim=1)}  # (rows, outputs, *shape)
-            total += _gram(block.rotate(block.matrix(stacked)) * block.precision.rsqrt())
+    directions = units(rows.output)
+    total = rows.output.new_zeros((len(rows.x), len(directions), len(directions)))
+    for layer, a, g in zip(rows.anatomy.layers, rows.activations, rows.gradients(directions), strict=True):
+        total += _layer_covariance(g.movedim(0, 1), a, by_names[layer.names])
+    for name, gradients in rows.others(directions).items():
+        block = by_names[(name,)]
+        matrices = block.matrix({name: gradients.movedim(0, 1)})  # (rows, outputs, out, in)
+        total += _gram(block.rotate(matrices) * block.precision.rsqrt())
     return total
 
 
@@ -119,9 +115,9 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 def dense_covariance(rows: Rows, posterior: FullNormal | LowRankNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
     layout: Layout = posterior.layout
-    jacobian = torch.stack([rows.flat(column, layout) for column in unit_columns(rows.output)], dim=1)
+    jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
     if isinstance(posterior, FullNormal):
         return _gram(jacobian @ posterior.scale_tril)
-    scaled = jacobian * posterior.scale  # (rows, outputs, D)
+    scaled = jacobian * posterior.scale
     along = scaled @ posterior.basis
     return _gram(scaled) + (along * (posterior.stretch - 1.0)) @ along.mT

@@ -21,8 +21,8 @@ def polished(expansion: Expansion, most: int) -> Expansion:
     """
     enough = 1e-12 if expansion.model.dtype == torch.float64 else 1e-6  # nats
     for _ in range(most):
-        value, gradient = log_joint_and_gradient(expansion)
         curvature = FullCurvature.of(expansion)
+        value, gradient = log_joint_and_gradient(expansion)
         ones = torch.ones(expansion.groups, dtype=torch.float64, device=gradient.device)
         step = curvature.solve(prior_precision(expansion), ones, gradient)
         slope = gradient @ step  # twice what the parabola promises
@@ -50,30 +50,19 @@ def _search(expansion: Expansion, value: Tensor, step: Tensor, slope: Tensor) ->
 
 
 def log_joint(expansion: Expansion) -> Tensor:
-    """Log p(D, θ) of all rows."""
+    """Log p(D, θ) of all rows, in double precision."""
+    model, params, buffers = expansion.model, expansion.params, expansion.buffers
     with torch.no_grad():
-        return _log_joint_of(expansion, expansion.layout.flatten(expansion.params))
+        parts = [model.score(model.forward(params, x, buffers=buffers), y, params) for x, y in expansion.data]
+        return torch.cat(parts).double().sum() + model.log_prior(params)
 
 
 def log_joint_and_gradient(expansion: Expansion) -> tuple[Tensor, Tensor]:
     """Log p(D, θ) of all rows and its gradient in the random weights, ``(D,)``, in double precision."""
-    flat = expansion.layout.flatten(expansion.params).detach().requires_grad_()
-    model, total, gradient = expansion.model, torch.zeros((), dtype=torch.float64), torch.zeros_like(flat).double()
+    value, gradient = expansion.slope
     with torch.enable_grad():
-        for x, y in expansion.batches():
-            params = {**expansion.params, **expansion.layout.views(flat)}
-            part = model.score(model.forward(params, x, buffers=expansion.buffers), y, params).sum()
-            gradient += torch.autograd.grad(part, flat)[0]
-            total += part.detach().cpu()
-        prior = model.log_prior({**expansion.params, **expansion.layout.views(flat)})
+        flat = expansion.layout.flatten(expansion.params).detach().requires_grad_()
+        prior = expansion.model.log_prior({**expansion.params, **expansion.layout.views(flat)})
         if prior.requires_grad:
-            gradient += torch.autograd.grad(prior, flat)[0]
-    return total + prior.detach().cpu(), gradient
-
-
-def _log_joint_of(expansion: Expansion, flat: Tensor) -> Tensor:
-    params = {**expansion.params, **expansion.layout.views(flat)}
-    model, total = expansion.model, torch.zeros((), dtype=torch.float64)
-    for x, y in expansion.batches():
-        total += model.score(model.forward(params, x, buffers=expansion.buffers), y, params).sum().cpu()
-    return total + model.log_prior(params).cpu()
+            gradient = gradient + torch.autograd.grad(prior, flat)[0]
+    return value + prior.detach(), gradient

@@ -7,7 +7,7 @@ modules: so attention, recurrent layers, weights that are used several times and
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from knowable.core.model import Model
+from knowable.core.network import no_hidden_loops
 from knowable.core.types import Buffers, Params
 from knowable.inference.laplace.recurrent import gru_by_steps, gru_is_plain, lstm_by_steps, lstm_is_plain
 from knowable.inference.laplace.uses import ConvolutionUse, LinearUse, Use
@@ -42,18 +43,36 @@ class Recording:
         with torch.enable_grad(), recorder:
             self.output = model.network({**network, **self._leaves}, x, buffers=buffers)
         self.uses = recorder.uses
+        self._batches = True  # until an operation refuses
 
-    def gradients(self, cotangent: Tensor) -> list[Tensor]:
-        """Gradients of the outputs' product with ``cotangent`` at each use, rows and positions in front."""
+    def gradients(self, directions: Tensor) -> list[Tensor]:
+        """Gradients of the outputs' products with each of K ``directions`` ``(K, *output)`` at each use.
+
+        They are ``(K, ..., features)``, with rows and positions in front.
+        """
         places = [use.output for use in self.uses]
-        if not places:
-            return []
-        if not self.output.requires_grad:
-            found = [None] * len(places)
-        else:
-            found = torch.autograd.grad(self.output, places, cotangent, retain_graph=True, allow_unused=True)
-        pairs = zip(self.uses, found, strict=True)
-        return [use.in_front(torch.zeros_like(use.output) if each is None else each).detach() for use, each in pairs]
+        found = self._pulled_back(directions, places) if places and self.output.requires_grad else [None] * len(places)
+        shapes = [(len(directions), *use.output.shape) for use in self.uses]
+        zeros = (
+            directions.new_zeros(shape) if each is None else each for each, shape in zip(found, shapes, strict=True)
+        )
+        return [use.in_front(each.detach(), lead=1) for use, each in zip(self.uses, zeros, strict=True)]
+
+    def _pulled_back(self, directions: Tensor, places: list[Tensor]) -> Sequence[Tensor | None]:
+        """All directions in one pass, unless the network has an operation for which that is not possible."""
+        if len(directions) > 1 and self._batches:
+            try:
+                with no_hidden_loops():
+                    return torch.autograd.grad(
+                        self.output, places, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+                    )
+            except RuntimeError:
+                self._batches = False
+        each = [
+            torch.autograd.grad(self.output, places, direction, retain_graph=True, allow_unused=True)
+            for direction in directions
+        ]
+        return [None if one[0] is None else torch.stack(one) for one in zip(*each, strict=True)]
 
     def is_output(self, use: Use) -> bool:
         """Whether what comes out of this use is the network's output."""

@@ -1,24 +1,26 @@
-"""Gradients of each row's outputs in the network's parameters, one direction of the outputs at a time.
+"""Gradients of each row's outputs in the network's parameters, in some directions of the outputs.
 
 For layers they stay factored (gradients and activations at every position); for other parameters they are computed row
-by row. A Jacobian for all outputs is never held: whoever needs several directions asks for one after the other.
+by row. A Jacobian for all outputs is never held: whoever needs many directions asks for some at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from knowable.core.kronecker_block import unpack
 from knowable.core.model import Model
 from knowable.core.output_information import OutputInformation
 from knowable.core.params import Layout
 from knowable.core.types import Buffers, Params
 from knowable.inference.laplace.anatomy import Anatomy
 from knowable.inference.laplace.recording import Recording
-from knowable.inference.laplace.tangents import differentiable
+from knowable.inference.laplace.tangents import differentiable, pulled_back
 from knowable.inference.laplace.uses import Use
 
 
@@ -61,13 +63,16 @@ class Rows:
         """Values at the outputs of a layer's only use, ``(..., out)``, as ``(rows, positions, out)``."""
         return self.anatomy.axes[self.anatomy.layers[number].uses[0]].rows_first(values, len(self.x))
 
-    def gradients(self, cotangent: Tensor) -> list[Tensor]:
-        """For each layer the gradients of outputs times ``cotangent`` at its outputs, ``(rows, positions, out)``."""
-        found = self.recording.gradients(cotangent)
+    def gradients(self, directions: Tensor) -> list[Tensor]:
+        """For each layer the gradients at its outputs of the outputs times each of K ``directions``.
+
+        ``(K, rows, positions, out)``, for directions ``(K, *output)``.
+        """
+        found = self.recording.gradients(directions)
         return [self.anatomy.gradients(found, layer, len(self.x)) for layer in self.anatomy.layers]
 
-    def others(self, cotangent: Tensor) -> Params:
-        """For each other parameter the gradient of every row's outputs times ``cotangent``, ``(rows, *shape)``."""
+    def others(self, directions: Tensor) -> Params:
+        """For each other parameter the gradients of every row's outputs times ``directions``, ``(K, rows, *shape)``."""
         if not self.anatomy.others:
             return {}
         network = self.model.network_params(self.params)
@@ -77,21 +82,42 @@ class Rows:
             output = self.model.network({**network, **values}, row.unsqueeze(0), buffers=self.buffers)
             return (output[0] * direction).sum()
 
-        gradient = grad(of_one_row)
+        found = [self._row_by_row(grad(of_one_row), asked, direction) for direction in directions]
+        return {name: torch.stack([each[name] for each in found]) for name in asked}
+
+    def _row_by_row(self, gradient: Callable[..., Params], asked: Params, direction: Tensor) -> Params:
         with differentiable():
             try:
-                return vmap(gradient, in_dims=(None, 0, 0))(asked, self.x, cotangent)
+                return vmap(gradient, in_dims=(None, 0, 0))(asked, self.x, direction)
             except (RuntimeError, NotImplementedError):  # an operation that cannot be batched
-                each = [gradient(asked, row, way) for row, way in zip(self.x, cotangent, strict=True)]
+                each = [gradient(asked, row, way) for row, way in zip(self.x, direction, strict=True)]
                 return {name: torch.stack([found[name] for found in each]) for name in asked}
 
-    def flat(self, cotangent: Tensor, layout: Layout) -> Tensor:
-        """Gradients of every row's outputs times ``cotangent`` in all parameters, ``(rows, D)``."""
-        found = self.others(cotangent)
-        for layer, a, g in zip(self.anatomy.layers, self.activations, self.gradients(cotangent), strict=True):
-            matrix = g.mT @ a  # (rows, out, in): summed over positions
-            if len(layer.names) == 2:
-                found[layer.names[1]] = matrix[..., -1]
-                matrix = matrix[..., :-1]
-            found[layer.names[0]] = matrix.reshape(len(a), *layer.shapes[0])
+    def slope(self, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Σ log p(y | x, θ) of the rows and its gradient ``(D,)``, in double precision."""
+        with torch.enable_grad():
+            output = self.output.requires_grad_()
+            value = self.model.score(output, y, self.params).double().sum()
+            (direction,) = torch.autograd.grad(value, output)
+        found = self._summed_others(direction)
+        gradients = self.gradients(direction.unsqueeze(0))
+        for layer, a, g in zip(self.anatomy.layers, self.activations, gradients, strict=True):
+            found |= unpack(g.flatten(0, 2).T @ a.flatten(0, 1), layer.names, layer.shapes)
+        return value.detach(), layout.flatten(found).double()
+
+    def _summed_others(self, direction: Tensor) -> Params:
+        network = self.model.network_params(self.params)
+        at = {name: network[name] for name in self.anatomy.others}
+
+        def outputs(weights: Params) -> Tensor:
+            return self.model.network({**network, **weights}, self.x, buffers=self.buffers)
+
+        return pulled_back(outputs, at, direction) if at else {}
+
+    def flat(self, directions: Tensor, layout: Layout) -> Tensor:
+        """Gradients of every row's outputs times ``directions`` in all parameters, ``(K, rows, D)``."""
+        found = self.others(directions)
+        for layer, a, g in zip(self.anatomy.layers, self.activations, self.gradients(directions), strict=True):
+            matrix = g.mT @ a  # (K, rows, out, in): summed over positions
+            found |= unpack(matrix, layer.names, layer.shapes)
         return layout.flatten(found)

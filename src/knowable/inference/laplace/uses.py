@@ -47,15 +47,33 @@ class Use(ABC):
     def _inputs_in_front(self) -> Tensor:
         """Inputs as ``(..., in)``."""
 
-    def in_front(self, gradient: Tensor) -> Tensor:
-        """Values of the output's shape as ``(..., out)``: rows and positions in front."""
-        return gradient.movedim(self.feature_dim, -1)
+    @abstractmethod
+    def in_front(self, values: Tensor, *, lead: int = 0) -> Tensor:
+        """Values of the output's shape as ``(..., out)``: rows and positions in front, behind ``lead`` dimensions."""
+
+    @property
+    def count(self) -> int:
+        """Number of rows and positions."""
+        return self.in_front(self.output).shape[:-1].numel()
+
+    def second_moment(self) -> Tensor:
+        """Sum of the outer products of :meth:`activations`, ``(in, in)``."""
+        with torch.no_grad():
+            if self.weight is None:
+                return self.output.new_full((1, 1), self.count)
+            inputs = self._inputs_in_front().flatten(0, -2)
+            square = inputs.T @ inputs
+            if self.bias is None:
+                return square
+            sums, count = inputs.sum(0), inputs.new_full((1, 1), len(inputs))
+            return torch.cat([torch.cat([square, sums.unsqueeze(1)], 1), torch.cat([sums.unsqueeze(0), count], 1)])
 
     def activations(self) -> Tensor:
         """What the weight is multiplied with, ``(..., in)``, with a 1 at the end for the bias."""
         with torch.no_grad():
             if self.weight is None:
-                return self.in_front(self.output).new_ones((*self.in_front(self.output).shape[:-1], 1))
+                front = self.in_front(self.output).shape[:-1]
+                return self.output.new_ones((*front, 1))
             inputs = self._inputs_in_front()
             return inputs if self.bias is None else F.pad(inputs, (0, 1), value=1.0)
 
@@ -68,6 +86,10 @@ class LinearUse(Use):
     def feature_dim(self) -> int:
         """The last one."""
         return self.output.dim() - 1
+
+    def in_front(self, values: Tensor, *, lead: int = 0) -> Tensor:
+        """As they are."""
+        return values
 
     def _inputs_in_front(self) -> Tensor:
         return self.inputs
@@ -94,9 +116,9 @@ class ConvolutionUse(Use):
         """The channels."""
         return 1
 
-    def in_front(self, gradient: Tensor) -> Tensor:
+    def in_front(self, values: Tensor, *, lead: int = 0) -> Tensor:
         """Values ``(batch, out, *positions)`` as ``(batch, positions, out)``."""
-        return gradient.flatten(2).mT
+        return values.flatten(2 + lead).mT
 
     def _inputs_in_front(self) -> Tensor:
         """Patches, ``(batch, positions, in * kernel)``."""
