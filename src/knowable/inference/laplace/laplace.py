@@ -267,7 +267,8 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
     expansion = evidence.expansion
     names = expansion.layout.names
     variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()
-    _, gradient = log_joint_and_gradient(expansion.at(_cast(settings, expansion.params)))
+    there = expansion.at(_cast(settings, expansion.params)) if settings else expansion
+    _, gradient = log_joint_and_gradient(there)
     step = evidence.curvature.solve(evidence.precision(settings), evidence.weights(settings), gradient)
     gain = 0.5 * (gradient @ step).item()
     terms = {
