@@ -23,6 +23,8 @@ from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
+from knowable.core.kronecker_normal import KroneckerNormal
+from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.particles import Particles
@@ -47,6 +49,7 @@ from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.inference.exact import ExactLinear
+from knowable.inference.laplace import Laplace
 from knowable.inference.point import MAP, MaximumLikelihood
 from knowable.inference.sampling import (
     HMC,
@@ -103,6 +106,7 @@ __all__ = [
     "MaximumLikelihood",
     "MAP",
     "ExactLinear",
+    "Laplace",
     "MeanFieldVI",
     "gradient_variance",
     "ImportanceSampling",
@@ -121,6 +125,8 @@ __all__ = [
     "Particles",
     "DiagonalNormal",
     "FullNormal",
+    "KroneckerNormal",
+    "LowRankNormal",
     "ChainPosterior",
     "Samples",
     "Prediction",

@@ -7,6 +7,7 @@ import os
 from torch import nn
 
 import knowable.inference.exact
+import knowable.inference.laplace
 import knowable.inference.point
 import knowable.inference.variational
 import knowable.likelihoods

@@ -28,6 +28,30 @@ BIBTEX: dict[str, str] = {
   booktitle = {International Conference on Machine Learning},
   year      = {2015}
 }""",
+    "ritter2018": """@inproceedings{ritter2018,
+  author    = {Ritter, Hippolyt and Botev, Aleksandar and Barber, David},
+  title     = {A Scalable {Laplace} Approximation for Neural Networks},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018}
+}""",
+    "immer2021": """@inproceedings{immer2021,
+  author    = {Immer, A. and Bauer, M. and Fortuin, V. and R{\\"a}tsch, G. and Khan, M. E.},
+  title     = {Scalable Marginal Likelihood Estimation for Model Selection in Deep Learning},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2021}
+}""",
+    "daxberger2021": """@inproceedings{daxberger2021,
+  author    = {Daxberger, E. and Kristiadi, A. and Immer, A. and Eschenhagen, R. and Bauer, M. and Hennig, P.},
+  title     = {{Laplace} Redux: Effortless {Bayesian} Deep Learning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2021}
+}""",
+    "eschenhagen2023": """@inproceedings{eschenhagen2023,
+  author    = {Eschenhagen, Runa and Immer, Alexander and Turner, Richard E. and Schneider, Frank and Hennig, Philipp},
+  title     = {{Kronecker}-Factored Approximate Curvature for Modern Neural Network Architectures},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2023}
+}""",
     "kingma2015": """@inproceedings{kingma2015,
   author    = {Kingma, Diederik P. and Salimans, Tim and Welling, Max},
   title     = {Variational Dropout and the Local Reparameterization Trick},

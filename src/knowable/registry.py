@@ -61,6 +61,11 @@ _ENTRIES = (
         ("mackay1992", "bishop2006"), ("exact", "blr"),
     ),
     MethodEntry(
+        "laplace", "Laplace", "knowable.inference.laplace", "laplace",
+        "a normal around the most probable weights, as wide as the curvature there says",
+        ("mackay1992", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023"),
+    ),
+    MethodEntry(
         "mean_field_vi", "MeanFieldVI", "knowable.inference.variational", "variational",
         "an independent normal for every weight, by maximising the evidence lower bound",
         ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),

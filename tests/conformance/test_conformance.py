@@ -22,6 +22,7 @@ SUBJECTS = {
     "maximum_likelihood": Subject(kn.MaximumLikelihood(**QUICK)),
     "map": Subject(kn.MAP(**QUICK)),
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
+    "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
     "importance_sampling": Subject(
         kn.ImportanceSampling(draws=20, max_parameters=10), refuses=NONLINEAR - {"last_layer"}, iterates=False
@@ -67,6 +68,12 @@ def test_method_conforms(subject: Subject, check: Check):
 @pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])  # "kron" is above
+def test_every_structure_of_the_curvature_fits_every_network(structure, network):
+    check_network(Subject(kn.Laplace(**QUICK, structure=structure, polish=0)), network)
 
 
 def test_start_from_the_mode_conforms():

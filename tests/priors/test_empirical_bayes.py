@@ -75,10 +75,26 @@ def test_parameters_share_a_scale_by_glob_or_have_one_each():
     np.testing.assert_allclose(shared.log_prob(everything), expected, rtol=1e-5)
 
 
+def test_every_weight_may_have_its_own_scale():
+    params = {"a": torch.randn(3, 2), "b": torch.randn(4)}
+    prior = PriorByName(EmpiricalBayes(Normal(2.0), per="weight"), params)
+    found = prior.hyperparams()
+    assert {name: value.shape for name, value in found.items()} == {
+        "prior.a.log_scale": (3, 2), "prior.b.log_scale": (4,),
+    }  # fmt: skip
+    scales = {name: torch.rand(value.shape) + 0.5 for name, value in found.items()}
+    logs = {name: value.log() for name, value in scales.items()}
+    expected = sum(
+        torch.distributions.Normal(0.0, scales[f"prior.{name}.log_scale"]).log_prob(value).sum()
+        for name, value in params.items()
+    )
+    np.testing.assert_allclose(prior.log_prob({**params, **logs}), expected, rtol=1e-5)
+
+
 def test_what_cannot_be_wrapped_is_refused_with_the_list_of_what_can():
     with pytest.raises(InvalidType, match="prior must be a Normal, LaplacePrior or StudentTPrior, got Flat"):
         EmpiricalBayes(Flat())
     with pytest.raises(InvalidType, match="hyperprior must be None or a prior"):
         EmpiricalBayes(Normal(1.0), 2.0)
-    with pytest.raises(InvalidArgument, match="per must be one of 'glob', 'parameter'; got 'globe'"):
+    with pytest.raises(InvalidArgument, match="per must be one of 'glob', 'parameter', 'weight'; got 'globe'"):
         EmpiricalBayes(Normal(1.0), per="globe")

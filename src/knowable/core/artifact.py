@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import knowable.core.kronecker_normal
+import knowable.core.low_rank_normal  # noqa: F401  (these register kinds of priors that an artifact may name)
 from knowable.core.architecture import build, describe
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.likelihood import Likelihood
 from knowable.core.model import Model
 from knowable.core.params import Layout
 from knowable.core.posterior import Posterior
-from knowable.core.posterior_prior import DiagonalNormalPrior, FullNormalPrior, PosteriorPrior
+from knowable.core.posterior_prior import PosteriorPrior
 from knowable.core.prior import JointPrior, Prior, PriorByName
 from knowable.core.randomness import own_randomness
 from knowable.core.storage import read_folder, write_folder
@@ -164,13 +166,10 @@ def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
 def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if isinstance(prior, PriorByName):
         return {"globs": {glob: describe_object(each) for glob, each in prior.globs.items()}}, {}
-    if isinstance(prior, DiagonalNormalPrior):
-        parts = {"loc": prior.loc_by_name, "scale": prior.scale_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
-        return {"posterior": "diagonal"}, {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
-    if isinstance(prior, FullNormalPrior):
+    if isinstance(prior, PosteriorPrior):
         parts = {"loc": prior.loc_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
         named = {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
-        return {"posterior": "full", "order": list(prior.layout.names)}, {**named, "scale_tril": prior.scale_tril}
+        return {"posterior": prior.kind, "order": list(prior.loc_by_name)}, {**named, **prior.tensors()}
     raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
 
 
@@ -178,10 +177,10 @@ def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor]) -> 
     if "globs" in description:
         return {glob: build_object(each, Prior) for glob, each in description["globs"].items()}
     loc, fixed, buffers = (_unprefixed(part, tensors) for part in ("loc", "fixed", "buffers"))
-    if description["posterior"] == "diagonal":
-        return DiagonalNormalPrior(loc, _unprefixed("scale", tensors), fixed=fixed, buffers=buffers)
-    layout = Layout.of({name: loc[name] for name in description["order"]})
-    return FullNormalPrior(layout, layout.flatten(loc), tensors["scale_tril"], fixed=fixed, buffers=buffers)
+    order = description.get("order") or list(loc)
+    loc = {name: loc[name] for name in order}
+    kind = PosteriorPrior.kinds[description["posterior"]]
+    return kind.from_tensors(Layout.of(loc), loc, dict(tensors), fixed=fixed, buffers=buffers)
 
 
 def _subclasses(base: type) -> set[type]:

@@ -7,14 +7,16 @@ parameters of the model like any other: they are passed in, they have priors, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.core.output_information import OutputInformation
 from knowable.core.prior import Prior
 from knowable.core.types import Params
-from knowable.errors import InvalidData
+from knowable.errors import InvalidData, Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.prediction import Prediction
@@ -23,7 +25,14 @@ LIKELIHOOD_PREFIX = "likelihood."
 
 
 class Likelihood(ABC):
-    """p(y | output, own parameters). Concrete likelihoods are frozen dataclasses whose fields are plain numbers."""
+    """p(y | output, own parameters). Concrete likelihoods are frozen dataclasses whose fields are plain numbers.
+
+    Attributes:
+        noise_name: The own parameter, if there is one, that is the logarithm of the outputs' noise: their information
+            is proportional to exp(-2 of it). One number, or one for each entry of the last dimension.
+    """
+
+    noise_name: ClassVar[str | None] = None
 
     def params(self) -> Params:
         """Initial values of the likelihood's own parameters, by short name (none by default)."""
@@ -58,6 +67,23 @@ class Likelihood(ABC):
             params: The likelihood's own parameters by short name, each with a leading dimension K.
             log_weights: Normalised log weights of the draws, ``(K,)``.
         """
+
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
+        """The predictive distribution where outputs are normal: in closed form if there is one, else from the draws.
+
+        Args:
+            outputs: Normal distributions over the outputs of each row.
+            params: The likelihood's own parameters by short name, one value each.
+        """
+        stack = {name: value.expand(len(outputs.draws), *value.shape) for name, value in params.items()}
+        return self.predict(outputs.draws, stack, outputs.log_weights)
+
+    def information(self, output: Tensor, params: Params) -> OutputInformation:
+        """The Fisher information of each row's target in its outputs ``(batch, ...)``."""
+        raise Unsupported(
+            f"{type(self).__name__} does not say how curved it is in the network's outputs. Define its information(), "
+            f"or use curvature='empirical_fisher' or 'hessian'."
+        )
 
 
 def align_target(y: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str = "y") -> Tensor:

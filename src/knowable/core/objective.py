@@ -44,6 +44,9 @@ class Objective(nn.Module, ABC):
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log predictive density of held-out rows, ``(batch,)``, for early stopping."""
 
+    def end_of_epoch(self) -> None:
+        """Called by the loop when an epoch is over; whatever it changes is in :meth:`tensors`."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name; the loop copies values out of these and back into them."""
         return {

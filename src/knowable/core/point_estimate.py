@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,14 +22,19 @@ from knowable.errors import Unsupported
 
 
 class PointObjective(Objective):
-    """-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood)."""
+    """-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood).
 
-    def __init__(self, model: Model, size: int, *, use_prior: bool):
+    Parameters in ``held`` keep their values: they are part of the density, and not trained.
+    """
+
+    def __init__(self, model: Model, size: int, *, use_prior: bool, held: Collection[str] = ()):
         super().__init__(model, size)
         self.use_prior = use_prior
         start = model.params()
         self.names = list(start)
-        self.values = nn.ParameterList([nn.Parameter(value) for value in start.values()])
+        self.values = nn.ParameterList(
+            [nn.Parameter(value, requires_grad=name not in held) for name, value in start.items()]
+        )
 
     def params(self) -> Params:
         """The parameters, by name."""
@@ -63,16 +69,20 @@ def fit_point(
     progress: bool | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
+    objective: PointObjective | None = None,
 ) -> Particles:
-    """Train one set of parameters and return it as a posterior with one atom."""
+    """Train one set of parameters and return it as a posterior with one atom.
+
+    A method that has an objective of its own, for the same model and data, passes it in.
+    """
     rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size)
-    if use_prior and model.hyper_names:
+    if objective is None and use_prior and model.hyper_names:
         raise Unsupported(
             f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
             f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, "
             f"or give the prior a fixed scale."
         )
-    objective = PointObjective(model, rows.size, use_prior=use_prior)
+    objective = objective or PointObjective(model, rows.size, use_prior=use_prior)
     result = train(
         objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
         engine=engine, label=type(method).__name__, identity=identity_of(method, model, rows, held_out),

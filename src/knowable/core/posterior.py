@@ -133,6 +133,10 @@ class Posterior(ABC):
                 block[name][k] = value[0]
         return self._ordered({**block, **expand_params(self.points, count)})
 
+    def outputs(self, stack: Params, x: Tensor, *, vectorise: bool) -> Tensor:
+        """Network outputs ``(K, rows, ...)`` for a stack of K draws of the network's parameters."""
+        return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise)
+
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def predict(

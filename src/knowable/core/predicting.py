@@ -59,14 +59,26 @@ def predict_outputs(
         own.append({name: value.clone() for name, value in stack.items() if name.startswith("likelihood.")})
         network = posterior.model.network_params(stack)
         for row in range(0, len(x), budget.rows):
-            out = posterior.model.network.over_draws(
-                network, x[row : row + budget.rows], buffers=posterior.buffers, vectorise=budget.vectorise
-            )
+            out = posterior.outputs(network, x[row : row + budget.rows], vectorise=budget.vectorise)
             if outputs is None:
                 outputs = out.new_empty((draws, len(x), *out.shape[2:]))
             outputs[start : start + budget.block, row : row + budget.rows] = out
     assert outputs is not None
     return outputs, {name: torch.cat([each[name] for each in own]) for name in own[0]}, log_weights
+
+
+def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
+    """Refuse a cap on memory of which the outputs of so many draws alone would take more than half."""
+    _check_result(len(x) * draws * _Footprint.of(posterior, x).output, draws, len(x), memory)
+
+
+def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
+    if memory is not None and size > memory // 2:
+        raise InvalidArgument(
+            f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows alone take {size:,} "
+            f"bytes, and at most half may go into them. Use predict_stream, which yields predictions for blocks of "
+            f"rows, or fewer samples."
+        )
 
 
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
@@ -92,12 +104,7 @@ class _Budget:
     def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
         footprint = _Footprint.of(posterior, x)
         result = draws * len(x) * footprint.output
-        if memory is not None and result > memory // 2:
-            raise InvalidArgument(
-                f"max_memory={memory:,} is too small: the outputs of {draws} draws for {len(x):,} rows alone take "
-                f"{result:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions "
-                f"for blocks of rows, or fewer samples."
-            )
+        _check_result(result, draws, len(x), memory)
         left = (memory or _DEFAULT_MEMORY + result) - result
         self.keep = draws * footprint.draw <= left // 4
         left -= draws * footprint.draw if self.keep else 0

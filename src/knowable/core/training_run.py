@@ -71,6 +71,7 @@ class TrainingRun:
             if self.step == first:
                 raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
         self.epoch, self.batch = self.epoch + 1, 0
+        self.objective.end_of_epoch()
 
     def _one_step(self, x: Tensor, y: Tensor) -> bool:
         self.objective.epoch = self.epoch + self.batch / self.per_epoch

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.core.output_information import DiagonalInformation
 from knowable.core.prediction import ClassPrediction
 from knowable.core.types import Params
 from knowable.likelihoods._targets import as_numbers, refuse_where
+from knowable.likelihoods.probit import moderated
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class Bernoulli(Likelihood):
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> BernoulliPrediction:
         """A mixture of K Bernoulli distributions for each output."""
         return BernoulliPrediction(outputs, log_weights)
+
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> ProbitBernoulli:
+        """The probit approximation of the averaged probabilities."""
+        return ProbitBernoulli(outputs.draws, outputs.log_weights, moderated(outputs.mean, outputs.variance))
+
+    def information(self, output: Tensor, params: Params) -> DiagonalInformation:
+        """Probability of a 1 times that of a 0."""
+        return DiagonalInformation(output.sigmoid() * (-output).sigmoid())
 
 
 class BernoulliPrediction(ClassPrediction):
@@ -83,6 +94,24 @@ class BernoulliPrediction(ClassPrediction):
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
         probs = self.samples[index, torch.arange(rows, device=index.device).repeat(n)]  # (n rows, ...)
         return torch.bernoulli(probs, generator=generator).long().view(n, rows, *probs.shape[1:])
+
+
+class ProbitBernoulli(BernoulliPrediction):
+    """Logits that are normal: probabilities averaged in closed form, the split of uncertainty from draws.
+
+    Attributes:
+        moderated_logits: Logits of the averaged probabilities, ``(batch, ...)``.
+    """
+
+    def __init__(self, logits: Tensor, log_weights: Tensor, moderated_logits: Tensor):
+        super().__init__(logits, log_weights)
+        self.moderated_logits = moderated_logits
+        self._log_mean_one, self._log_mean_zero = F.logsigmoid(moderated_logits), F.logsigmoid(-moderated_logits)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log probability of each row's outcomes, taken to be independent, ``(batch,)``."""
+        y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
+        return sum_over_event(bernoulli_log_prob(y, self.moderated_logits))
 
 
 def bernoulli_log_prob(y: Tensor, logits: Tensor) -> Tensor:

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.core.output_information import SoftmaxInformation
 from knowable.core.prediction import ClassPrediction
 from knowable.core.types import Params
 from knowable.errors import InvalidData
 from knowable.likelihoods._targets import check_has_rows, refuse_where
+from knowable.likelihoods.probit import moderated
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,17 @@ class Categorical(Likelihood):
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
         """A mixture of K categorical distributions."""
         return CategoricalPrediction(outputs.log_softmax(2), log_weights)
+
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> ProbitCategorical:
+        """The probit approximation of the averaged probabilities."""
+        log_probs = outputs.draws.log_softmax(2)
+        return ProbitCategorical(
+            log_probs, outputs.log_weights, moderated(outputs.mean, outputs.variance).log_softmax(1)
+        )
+
+    def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
+        """Diag(p) - p pᵀ at every position."""
+        return SoftmaxInformation(output.softmax(1))
 
 
 class CategoricalPrediction(ClassPrediction):
@@ -98,6 +112,25 @@ class CategoricalPrediction(ClassPrediction):
         probs = self.samples[index, row].movedim(1, -1)  # (n rows, ..., classes)
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.view(n, rows, *probs.shape[1:-1])
+
+
+class ProbitCategorical(CategoricalPrediction):
+    """Logits that are normal: probabilities averaged in closed form, the split of uncertainty from draws.
+
+    Args:
+        log_probs: The draws' log probabilities, ``(K, batch, classes, ...)``.
+        log_weights: Normalised log weights of the draws, ``(K,)``.
+        log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``.
+    """
+
+    def __init__(self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor):
+        super().__init__(log_probs, log_weights)
+        self._log_mean_probs = log_mean_probs
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log probability of each row's labels, taken to be independent, ``(batch,)``."""
+        y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
+        return sum_over_event(self._log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1))
 
 
 def entropy(log_probs: Tensor, *, dim: int) -> Tensor:

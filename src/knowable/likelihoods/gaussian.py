@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from torch import Tensor
 from knowable.core.checks import check_count, check_number
 from knowable.core.likelihood import Likelihood, sum_over_event
 from knowable.core.normal import Normal
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.core.output_information import DiagonalInformation
 from knowable.core.prediction import RegressionPrediction
 from knowable.core.types import Params
 from knowable.errors import InvalidArgument, InvalidData
 from knowable.likelihoods._targets import as_numbers
-from knowable.likelihoods.normal_components import NormalComponents
+from knowable.likelihoods.normal_components import CorrelatedNormal, NormalComponents
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -40,6 +43,8 @@ class Gaussian(Likelihood):
         >>> Gaussian(noise=0.1).params()
         {}
     """
+
+    noise_name: ClassVar[str | None] = "log_noise"
 
     noise: float | tuple[float, ...] | None = None
     outputs: int = field(default=1, kw_only=True)
@@ -96,6 +101,25 @@ class Gaussian(Likelihood):
         """A mixture of K normal distributions."""
         scale = self.noise_scale(params, like=outputs)
         return RegressionPrediction(NormalComponents(outputs, self._over_draws(scale, outputs)), log_weights)
+
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> RegressionPrediction:
+        """One normal distribution: the noise and the outputs' own variance add up."""
+        if outputs.covariance is None and outputs.mean[0].numel() > 1:
+            return super().predict_normal(outputs, params)  # type: ignore[return-value]  # correlated, one knows not how
+        mean, within = outputs.mean.unsqueeze(0), outputs.variance.unsqueeze(0)
+        noise = self.noise_scale(params, like=outputs.mean).square().expand_as(mean)
+        scale = (noise + within.to(mean.dtype)).sqrt()
+        if outputs.covariance is None or outputs.covariance.shape[-1] == 1:
+            components = NormalComponents(mean, scale)
+        else:
+            total = outputs.covariance.double() + noise.double().reshape(len(mean[0]), -1).diag_embed()
+            components = CorrelatedNormal(mean, scale, torch.linalg.cholesky(total).to(mean.dtype))
+        log_weights = torch.zeros(1, dtype=mean.dtype, device=mean.device)
+        return RegressionPrediction(components, log_weights, within=within.to(mean.dtype), samples=outputs.draws)
+
+    def information(self, output: Tensor, params: Params) -> DiagonalInformation:
+        """1 / noise²."""
+        return DiagonalInformation(self.noise_scale(params, like=output).pow(-2.0).expand_as(output))
 
     def _log_noise(self, params: Params, like: Tensor) -> Tensor:
         if self.noise is None:

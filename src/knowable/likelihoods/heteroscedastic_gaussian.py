@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.likelihood import Likelihood, align_target, sum_over_event
+from knowable.core.output_information import DiagonalInformation
 from knowable.core.prediction import RegressionPrediction
 from knowable.core.types import Params
 from knowable.errors import InvalidData
@@ -49,3 +50,8 @@ class HeteroscedasticGaussian(Likelihood):
         """A mixture of K normal distributions."""
         mean, log_scale = outputs.chunk(2, dim=-1)
         return RegressionPrediction(NormalComponents(mean, log_scale.exp()), log_weights)
+
+    def information(self, output: Tensor, params: Params) -> DiagonalInformation:
+        """1 / scale² of the means and 2 of the log scales, which do not inform about each other."""
+        _, log_scale = output.chunk(2, dim=-1)
+        return DiagonalInformation(torch.cat([torch.exp(-2.0 * log_scale), torch.full_like(log_scale, 2.0)], dim=-1))

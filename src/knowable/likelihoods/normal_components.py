@@ -47,3 +47,27 @@ class NormalComponents:
         """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
         noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise
+
+
+@dataclass
+class CorrelatedNormal(NormalComponents):
+    """Normal components whose outputs are correlated within a row.
+
+    Attributes:
+        factor: Cholesky factor of each row's covariance, ``(rows, outputs, outputs)``.
+    """
+
+    factor: Tensor
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of each output given those before it in the row; their sum is the joint log density."""
+        difference = (y - self.mean).reshape(*self.factor.shape[:-1], 1)
+        standard = torch.linalg.solve_triangular(self.factor, difference, upper=False).squeeze(-1)
+        log_scale = self.factor.diagonal(dim1=-2, dim2=-1).log()
+        return (-0.5 * standard.square() - log_scale - 0.5 * math.log(2 * math.pi)).reshape(self.mean.shape)
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, rows, ...)``; outputs of a row are drawn together."""
+        flat = (len(index), *self.factor.shape[:-1], 1)
+        noise = torch.randn(flat, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + (self.factor @ noise).reshape(index.shape)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.output_information import DiagonalInformation
 from knowable.core.prediction import RegressionPrediction
 from knowable.core.types import Params
 from knowable.likelihoods._targets import as_numbers, refuse_where
@@ -34,6 +35,10 @@ class Poisson(Likelihood):
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
         """A mixture of K Poisson distributions."""
         return RegressionPrediction(PoissonComponents(outputs), log_weights)
+
+    def information(self, output: Tensor, params: Params) -> DiagonalInformation:
+        """The rate."""
+        return DiagonalInformation(output.exp())
 
 
 @dataclass

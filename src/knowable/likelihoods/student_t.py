@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from knowable.core.checks import check_number
 from knowable.core.likelihood import Likelihood, sum_over_event
 from knowable.core.normal import Normal
+from knowable.core.output_information import DiagonalInformation
 from knowable.core.prediction import RegressionPrediction
 from knowable.core.types import Params
 from knowable.likelihoods._targets import as_numbers
@@ -32,6 +34,8 @@ class StudentT(Likelihood):
         scale: Scale of the noise. None: learned, with the prior ``Normal(2.0, loc=-1.0)`` on its logarithm. A positive
             number: fixed.
     """
+
+    noise_name: ClassVar[str | None] = "log_scale"
 
     df: float = 4.0
     scale: float | None = None
@@ -68,6 +72,11 @@ class StudentT(Likelihood):
         """A mixture of K Student-t distributions."""
         scale = self.noise_scale(params, like=outputs).reshape(-1, *(1,) * (outputs.dim() - 1))  # (K or 1, 1, ...)
         return RegressionPrediction(StudentTComponents(self.df, outputs, scale), log_weights)
+
+    def information(self, output: Tensor, params: Params) -> DiagonalInformation:
+        """(df + 1) / (df + 3) / scale²."""
+        factor = (self.df + 1.0) / (self.df + 3.0)
+        return DiagonalInformation((factor * self.noise_scale(params, like=output).pow(-2.0)).expand_as(output))
 
 
 @dataclass

@@ -32,6 +32,7 @@ class EmpiricalBayes(Prior):
             search begins.
         hyperprior: A prior on the logarithm of the scale; None is flat.
         per: ``"glob"``: all parameters that the glob matches share one scale. ``"parameter"``: each tensor has its own.
+            ``"weight"``: each element of every tensor has its own (automatic relevance determination).
 
     Example:
         >>> EmpiricalBayes(Normal(1.0)).hyperparams(torch.zeros(3))
@@ -48,7 +49,7 @@ class EmpiricalBayes(Prior):
         )
         if self.hyperprior is not None:
             check_type("hyperprior", self.hyperprior, Prior, "None or a prior such as Normal(1.0)")
-        check_choice("per", self.per, ("glob", "parameter"))
+        check_choice("per", self.per, ("glob", "parameter", "weight"))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of each element at the initial scale."""
@@ -68,7 +69,8 @@ class EmpiricalBayes(Prior):
 
     def hyperparams(self, like: Tensor) -> Params:
         """The logarithm of the initial scale."""
-        return {"log_scale": torch.tensor(math.log(self.prior.scale), dtype=like.dtype, device=like.device)}
+        shape = like.shape if self.per == "weight" else ()
+        return {"log_scale": torch.full(shape, math.log(self.prior.scale), dtype=like.dtype, device=like.device)}
 
     def bind(self, hyperparams: Params) -> Prior:
         """The wrapped prior at the given scale, differentiable in it."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from knowable.core.hessian import hessian
 from knowable.core.target import ModelTarget, NormalDensity, Target
 from knowable.inference.sampling.pareto import smooth_weights
 
@@ -161,10 +161,10 @@ def negative_hessian(target: Target, flat: Tensor) -> Tensor:
 
 def _exact(target: Target, flat: Tensor) -> Tensor:
     if not isinstance(target, ModelTarget):
-        return -_hessian(target.function.function, flat)
+        return -hessian(target.function.function, flat)
     total = torch.zeros((len(flat), len(flat)), dtype=torch.float64, device=flat.device)
     for x, y in target.rows(1):
-        total -= _hessian(target.function.function, flat, x, y)
+        total -= hessian(target.function.function, flat, x, y)
     prior = NormalDensity.of(target.model, target.layout)
     return total if prior is None else total + prior.precision.double().diag()
 
@@ -178,32 +178,6 @@ def _from_differences(target: Target, flat: Tensor) -> Tensor:
     ]) / (2 * step.double().unsqueeze(1))  # fmt: skip
     found = found.nan_to_num(0.0, 0.0, 0.0)
     return 0.5 * (found + found.T)
-
-
-def _hessian(function: Callable[..., Tensor], flat: Tensor, *data: Tensor) -> Tensor:
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention has no second derivative
-        flat = flat.detach().clone().requires_grad_()
-        value = function(flat, *data)
-        if not value.requires_grad:
-            return torch.zeros((len(flat), len(flat)), dtype=torch.float64, device=flat.device)
-        (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
-        if not gradient.requires_grad:
-            return torch.zeros((len(flat), len(flat)), dtype=torch.float64, device=flat.device)
-        rows = torch.eye(len(flat), dtype=flat.dtype, device=flat.device).split(_COLUMNS)
-        found = torch.cat([_products(gradient, flat, some) for some in rows]).double()
-    return 0.5 * (found + found.T)
-
-
-def _products(gradient: Tensor, flat: Tensor, directions: Tensor) -> Tensor:
-    """Hessian times each of ``directions`` ``(k, D)``."""
-    try:
-        (found,) = torch.autograd.grad(
-            gradient, flat, directions, retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
-    except RuntimeError:  # an operation that cannot be batched
-        each = [torch.autograd.grad(gradient, flat, v, retain_graph=True, allow_unused=True)[0] for v in directions]
-        found = None if each[0] is None else torch.stack(each)
-    return torch.zeros_like(directions) if found is None else found.detach()
 
 
 # --- refitting -------------------------------------------------------------------------------------------------------

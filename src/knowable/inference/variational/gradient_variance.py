@@ -15,8 +15,9 @@ from knowable.core.method import admit
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.start_values import means_for
 from knowable.errors import InvalidArgument
-from knowable.inference.variational.mean_field import MeanFieldVI, means_for
+from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
 
 

@@ -18,6 +18,7 @@ from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.point_estimate import fit_point, training_diagnostics
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.start_values import means_for
 from knowable.core.training import Training, train
 from knowable.core.types import Params
 from knowable.errors import InvalidArgument, InvalidType
@@ -141,18 +142,6 @@ class MeanFieldVI(Method, Training):
         if self.beta == 1.0:
             return ()
         return (f"beta={self.beta:g}: the target is not the Bayes posterior (beta=1 is).",)
-
-
-def means_for(argument: str, model: Model, posterior: Posterior) -> Params:
-    """The posterior's means, for another model with the same parameters; ``argument`` is what messages call it."""
-    means = posterior.mean()
-    for name, value in model.params().items():
-        if name not in means or means[name].shape != value.shape:
-            found = f"shape {tuple(means[name].shape)}" if name in means else "nothing"
-            raise InvalidArgument(
-                f"{argument} is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
-            )
-    return {name: means[name].to(value) for name, value in model.params().items()}
 
 
 def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:

@@ -1,0 +1,170 @@
+"""The place in weight space around which a posterior is expanded, and the data seen from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from knowable.core.data import Data
+from knowable.core.likelihood import LIKELIHOOD_PREFIX
+from knowable.core.model import Model
+from knowable.core.output_information import DiagonalInformation, EmpiricalInformation, OutputInformation
+from knowable.core.params import Layout
+from knowable.core.predicting import bytes_per_row
+from knowable.core.randomness import generator_for
+from knowable.core.types import Buffers, Params
+from knowable.errors import Unsupported
+from knowable.inference.laplace.anatomy import Anatomy
+from knowable.inference.laplace.rows import Rows
+
+CURVATURES = ("ggn", "empirical_fisher", "hessian")
+_BATCH_BYTES = 64 * 2**20  # working memory of one batch
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A model at given weights, with its data.
+
+    Attributes:
+        model: The model.
+        data: All rows.
+        params: Values of all parameters: the weights, the likelihood's, the prior's.
+        buffers: The network's buffers.
+        kind: Which curvature: one of ``CURVATURES``.
+        most_columns: Directions of the outputs followed one by one; beyond, as many random ones.
+        seed: Fixes the random ones.
+    """
+
+    model: Model
+    data: Data
+    params: Params
+    buffers: Buffers
+    kind: str
+    most_columns: int
+    seed: int
+
+    def at(self, params: Params) -> Expansion:
+        """The same data seen from other weights."""
+        return replace(self, params={**self.params, **params})
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The random weights, in their order."""
+        names = random_weights(self.model)
+        return Layout.of({name: self.params[name] for name in names})
+
+    @property
+    def weights(self) -> Params:
+        """The random weights."""
+        return {name: self.params[name] for name in self.layout.names}
+
+    @cached_property
+    def noise_name(self) -> str | None:
+        """The likelihood's noise, if it is a parameter that may change."""
+        short = self.model.likelihood.noise_name
+        name = None if short is None else LIKELIHOOD_PREFIX + short
+        return name if name in self.params else None
+
+    @property
+    def groups(self) -> int:
+        """How many noises there are, each with a part of the curvature that is proportional to 1 / noise²."""
+        return 1 if self.noise_name is None or self.kind != "ggn" else self.params[self.noise_name].numel()
+
+    @cached_property
+    def some_rows(self) -> Tensor:
+        """A few inputs, to look at what the network does with them."""
+        return next(iter(self.data))[0][:8]
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """What the random weights are in the network."""
+        return Anatomy.of(self.model, self.layout.names, self.params, self.some_rows, self.buffers)
+
+    def rows(self, x: Tensor) -> Rows:
+        """Some rows, at these weights."""
+        return Rows(self.model, self.anatomy, self.params, x, self.buffers)
+
+    def batches(self, extra: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """All rows once, in batches whose working memory is bounded; ``extra`` bytes a row are added to what is known.
+
+        What is known are the activations, their gradients, and the patches that convolutions see.
+        """
+        known = 3 * bytes_per_row(self.model, self.some_rows, self.buffers) + self._activation_bytes()
+        count = max(1, _BATCH_BYTES // (known + extra))
+        for x, y in self.data:
+            yield from zip(x.split(count), y.split(count), strict=True)
+
+    def _activation_bytes(self) -> int:
+        sizes = [layer.positions * (layer.width + layer.out) for layer in self.anatomy.layers]
+        return 2 * sum(sizes) * self.model.dtype.itemsize
+
+    def informations(self, output: Tensor, y: Tensor) -> list[OutputInformation]:
+        """What each row's target says about its outputs, one for each noise."""
+        own = self.model.likelihood_params(self.params)
+        if self.kind == "empirical_fisher":
+            with torch.enable_grad():
+                output = output.detach().requires_grad_()
+                total = self.model.likelihood.log_prob(output, y, own).sum()
+                return [EmpiricalInformation(torch.autograd.grad(total, output)[0])]
+        information = self.model.likelihood.information(output, own)
+        if self.groups == 1:
+            return [information]
+        assert isinstance(information, DiagonalInformation)  # a noise for each output means that they are independent
+        return [information.of_group(group, self.groups) for group in range(self.groups)]
+
+    def columns(self, information: OutputInformation, batch: int, extra: int = 0) -> Iterator[Tensor]:
+        """Directions of the outputs that make up ``information`` of the batch of that number, some at a time.
+
+        ``(K, *output)``, with K so that their gradients fit in memory; ``extra`` bytes for each row and direction are
+        added to what the gradients at the layers take.
+        """
+        generator = generator_for(self.seed, "columns", batch, device=self.model.device)
+        sizes = [layer.positions * layer.out for layer in self.anatomy.layers]
+        each = information.shape[0] * (3 * sum(sizes) * self.model.dtype.itemsize + extra)
+        found = information.columns(self.most_columns, generator)
+        while some := list(islice(found, max(1, _BATCH_BYTES // max(1, each)))):
+            yield torch.stack(some)
+
+    def sweep(self, extra: int = 0) -> Iterator[tuple[Rows, Tensor]]:
+        """All rows once, with their targets; once they are through, :attr:`slope` is known too."""
+        value, gradient = self._nothing()
+        for x, y in self.batches(extra):
+            rows = self.rows(x)
+            yield rows, y
+            part, slope = rows.slope(y, self.layout)
+            value, gradient = value + part, gradient + slope
+        self.__dict__["slope"] = value, gradient
+
+    @cached_property
+    def slope(self) -> tuple[Tensor, Tensor]:
+        """Log p(D | θ) and its gradient in the random weights, ``(D,)``, in double precision."""
+        value, gradient = self._nothing()
+        for x, y in self.batches():
+            part, slope = self.rows(x).slope(y, self.layout)
+            value, gradient = value + part, gradient + slope
+        return value, gradient
+
+    def _nothing(self) -> tuple[Tensor, Tensor]:
+        like = {"dtype": torch.float64, "device": self.model.device}
+        return torch.zeros((), **like), torch.zeros(self.layout.size, **like)
+
+    @cached_property
+    def probes(self) -> bool:
+        """Whether the outputs are so many that random directions stand for them."""
+        outputs = self.model.network.probe(self.some_rows, self.model.network_params(self.params), self.buffers)[
+            0
+        ].numel()
+        return self.kind == "ggn" and outputs > self.most_columns
+
+
+def random_weights(model: Model) -> tuple[str, ...]:
+    """Names of the network's parameters that are random; the likelihood's own are points here."""
+    names = tuple(name for name in model.random_names if not name.startswith(LIKELIHOOD_PREFIX))
+    if not names:
+        raise Unsupported("Laplace needs random weights in the network, but only the likelihood's parameters are.")
+    return names

@@ -1,0 +1,123 @@
+r"""How sure a normal posterior is of a linearised network's outputs: :math:`J \Sigma J^\top` of each row.
+
+For factored posteriors the Jacobian is never formed: where a layer acts once on a row, its part of the covariance of
+outputs o and p is
+
+.. math:: \sum_i \hat g_{oi}\, \hat g_{pi} \sum_j \hat a_j^2 / E_{ij}
+
+with gradients and inputs rotated into the posterior's basis, which costs little more than the gradients themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from knowable.core.kronecker_block import KroneckerBlock, pack
+from knowable.core.low_rank_normal import LowRankNormal
+from knowable.core.normal_posterior import FullNormal
+from knowable.core.params import Layout
+from knowable.core.types import Params
+from knowable.inference.laplace.anatomy import Anatomy, Layer
+from knowable.inference.laplace.rows import Rows
+
+
+def units(output: Tensor) -> Tensor:
+    """One direction for each output of a row, ``(outputs, *output)``."""
+    count = output[0].numel()
+    each = torch.eye(count, dtype=output.dtype, device=output.device).view(count, 1, *output.shape[1:])
+    return each.expand(count, *output.shape)
+
+
+# --- posteriors made of blocks ---------------------------------------------------------------------------------------
+
+
+def diagonal_blocks(anatomy: Anatomy, precision: Params) -> list[KroneckerBlock]:
+    """Independent weights as blocks without bases, cut along the network's layers."""
+    found = []
+    for layer in anatomy.layers:
+        found.append(KroneckerBlock(layer.names, layer.shapes, pack(precision, layer.names, layer.shapes, layer.out)))
+    for name in anatomy.others:
+        value = precision[name]
+        found.append(KroneckerBlock((name,), (value.shape,), value.reshape(-1, 1)))
+    return found
+
+
+def block_covariance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor:
+    """Covariance of each row's outputs under independent blocks, ``(rows, outputs, outputs)``."""
+    by_names = {block.names: block for block in blocks}
+    directions = units(rows.output)
+    total = rows.output.new_zeros((len(rows.x), len(directions), len(directions)))
+    for layer, a, g in zip(rows.anatomy.layers, rows.activations, rows.gradients(directions), strict=True):
+        total += _layer_covariance(g.movedim(0, 1), a, by_names[layer.names])
+    for name, gradients in rows.others(directions).items():
+        block = by_names[(name,)]
+        matrices = block.matrix({name: gradients.movedim(0, 1)})  # (rows, outputs, out, in)
+        total += _gram(block.rotate(matrices) * block.precision.rsqrt())
+    return total
+
+
+def _layer_covariance(g: Tensor, a: Tensor, block: KroneckerBlock) -> Tensor:
+    """A layer's part, from gradients ``(rows, outputs, positions, out)`` and inputs ``(rows, positions, in)``."""
+    g = g if block.out_basis is None else g @ block.out_basis
+    a = a if block.in_basis is None else a @ block.in_basis
+    if a.shape[1] == 1:
+        variance = a[:, 0].square() @ block.precision.reciprocal().T  # (rows, out)
+        g = g[:, :, 0]
+        return (g * variance.unsqueeze(1)) @ g.mT
+    return _gram((g.mT @ a.unsqueeze(1)) * block.precision.rsqrt())
+
+
+def _gram(values: Tensor) -> Tensor:
+    """``(rows, outputs, ...)`` times itself: ``(rows, outputs, outputs)``."""
+    flat = values.flatten(2)
+    return flat @ flat.mT
+
+
+def head_variance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor | None:
+    """Variances of the outputs, ``(rows, ...)``, where the one random layer is the network's head; None otherwise.
+
+    Then the outputs' gradients are unit vectors, and even for thousands of outputs none is followed back.
+    """
+    anatomy = rows.anatomy
+    if anatomy.others or len(anatomy.layers) != 1 or not anatomy.is_head(rows.recording, anatomy.layers[0]):
+        return None
+    (block,) = blocks
+    a = rows.activations[0]  # (rows, positions, in)
+    a = a if block.in_basis is None else a @ block.in_basis
+    variance = a.square() @ block.precision.reciprocal().T  # (rows, positions, out)
+    variance = variance if block.out_basis is None else variance @ block.out_basis.square().T
+    use = rows.recording.uses[anatomy.layers[0].uses[0]]
+    if anatomy.axes[anatomy.layers[0].uses[0]].dim != 0:
+        return None
+    return (
+        variance.movedim(-1, 1).reshape(rows.output.shape)
+        if use.feature_dim == 1
+        else variance.reshape(rows.output.shape)
+    )
+
+
+def block_row_bytes(anatomy: Anatomy, outputs: int, params: Params, itemsize: int) -> int:
+    """Working memory of :func:`block_covariance` for one row."""
+    layers = sum(_layer_numbers(layer, outputs) for layer in anatomy.layers)
+    others = outputs * sum(params[name].numel() for name in anatomy.others)
+    return 2 * itemsize * (layers + others)
+
+
+def _layer_numbers(layer: Layer, outputs: int) -> int:
+    formed = outputs * layer.out * layer.width if layer.positions > 1 else 0
+    return layer.positions * (outputs * layer.out + layer.width) + formed
+
+
+# --- posteriors over one flat vector ---------------------------------------------------------------------------------
+
+
+def dense_covariance(rows: Rows, posterior: FullNormal | LowRankNormal) -> Tensor:
+    """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
+    layout: Layout = posterior.layout
+    jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
+    if isinstance(posterior, FullNormal):
+        return _gram(jacobian @ posterior.scale_tril)
+    scaled = jacobian * posterior.scale
+    along = scaled @ posterior.basis
+    return _gram(scaled) + (along * (posterior.stretch - 1.0)) @ along.mT

@@ -1,0 +1,289 @@
+"""The Laplace approximation (MacKay, 1992; Ritter et al., 2018; Daxberger et al., 2021)."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from knowable.core.checkpoint import as_checkpoint
+from knowable.core.checks import check_choice, check_count
+from knowable.core.data import Data
+from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.engine import as_engine
+from knowable.core.method import Method, admit
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.particles import Particles
+from knowable.core.point_estimate import PointObjective, fit_point
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.start_values import start_values
+from knowable.core.training import Training
+from knowable.core.types import Buffers, Params
+from knowable.errors import Interrupted, InvalidArgument
+from knowable.inference.laplace.curvature import Curvature
+from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
+from knowable.inference.laplace.curvature_full import FullCurvature
+from knowable.inference.laplace.curvature_kron import KroneckerCurvature
+from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
+from knowable.inference.laplace.expansion import CURVATURES, Expansion, random_weights
+from knowable.inference.laplace.marginal_likelihood import Evidence, likeliest
+from knowable.inference.laplace.newton import log_joint_and_gradient, polished
+from knowable.inference.laplace.posteriors import PREDICTIONS
+from knowable.inference.laplace.tuning_objective import TuningObjective
+
+STRUCTURES: dict[str, type[Curvature]] = {
+    "full": FullCurvature,
+    "kron": KroneckerCurvature,
+    "diag": DiagonalCurvature,
+    "lowrank": LowRankCurvature,
+}
+_ROUNDS = 20  # of Newton steps and tuning in turn, at the most
+_FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, beyond which a note says so
+
+
+@dataclass(frozen=True, repr=False)
+class Laplace(Method, Training):
+    r"""A normal distribution around the most probable weights, as wide as the curvature there says.
+
+    .. math:: p(\theta \mid D) \approx \mathcal{N}\big(\hat\theta,\ (H + \Lambda_0)^{-1}\big)
+
+    with H the curvature of the negative log likelihood at the mode, on the full-data scale, and Λ₀ the precision of the
+    prior. The mode is found by training, or given (``fit(..., start=)``). Which weights are random is said by the
+    model: ``random="last_layer"`` gives the last-layer Laplace approximation.
+
+    The scales that the model leaves open are set where the evidence is largest: a learned noise (``Gaussian()``), and
+    prior scales under ``EmpiricalBayes`` (one for a glob of names, for each tensor, or for each weight). A prior that
+    is itself a Laplace posterior makes this online Laplace.
+
+    Args:
+        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the mode is found.
+        structure: What of the curvature is kept. ``"full"``: all of it, for up to ``max_parameters`` weights.
+            ``"kron"``: a Kronecker product for each layer. ``"diag"``: its diagonal. ``"lowrank"``: its leading
+            directions, beside the prior.
+        curvature: ``"ggn"``: the generalised Gauss-Newton matrix, which is the Fisher information.
+            ``"empirical_fisher"``: outer products of gradients at the targets. ``"hessian"``: second derivatives, for
+            small networks (``"full"`` and ``"diag"``).
+        prediction: ``"linearised"``: the network linearised in its weights, in closed form (probit for classes).
+            ``"linearised_sampling"``: draws of linearised functions. ``"sampling"``: the network at drawn weights.
+        tune: When open scales are chosen: ``"during"`` training, again and again; ``"after"`` it, with the weights
+            held; or ``"never"``: the noise at its most probable value, prior scales as they begin.
+        rank: Directions kept by ``"lowrank"``.
+        max_columns: Networks with more outputs than this (pixels) have that many random combinations of them followed
+            back instead of each, which gives the right curvature on average.
+        max_parameters: Refuse a ``"full"`` matrix of more.
+        polish: Newton steps after training, to be at the mode exactly; None is up to 20 for ``"full"`` (without
+            validation data, on which training may stop early for a reason) and none for the others.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.Laplace(structure="full", epochs=200).fit(model, (x, 2 * x))
+        >>> posterior.predict(x).std.shape
+        torch.Size([40, 1])
+    """
+
+    structure: str = "kron"
+    curvature: str = "ggn"
+    prediction: str = "linearised"
+    tune: str = "during"
+    rank: int = 20
+    max_columns: int = 64
+    max_parameters: int = 10_000
+    polish: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("structure", self.structure, STRUCTURES)
+        check_choice("curvature", self.curvature, CURVATURES)
+        check_choice("prediction", self.prediction, PREDICTIONS)
+        check_choice("tune", self.tune, ("during", "after", "never"))
+        check_count("rank", self.rank)
+        check_count("max_columns", self.max_columns)
+        check_count("max_parameters", self.max_parameters)
+        if self.polish is not None:
+            check_count("polish", self.polish, at_least=0)
+        if self.curvature == "hessian" and self.structure not in ("full", "diag"):
+            raise InvalidArgument(
+                f"curvature='hessian' needs structure='full' or 'diag', got structure={self.structure!r}. Use 'ggn'."
+            )
+
+    def fit(
+        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None, start=None
+    ) -> Posterior:
+        """Find the mode and the curvature there; see :meth:`knowable.core.method.Method.fit`.
+
+        Args:
+            model: The model.
+            data: The data.
+            validation: See there.
+            seed: See there.
+            progress: See there.
+            checkpoint: See there.
+            engine: See there.
+            start: Weights that are trained already: ``"network"`` (the model's own network), a posterior (its means), a
+                network or its ``state_dict()``. None trains first. Without the likelihood's own parameters, these are
+                set where they are most probable.
+        """
+        started = time.monotonic()
+        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
+        self._check(model)
+        if start is None:
+            point = self._train(model, rows, held_out, seed, progress, checkpoint, engine)
+        else:
+            as_engine(engine)  # checked, though there is no use for them
+            as_checkpoint(checkpoint)
+            point = self._given(model, rows, start, seed)
+        if point.diagnostics.interrupted:
+            return point
+        try:
+            with own_randomness(derive_seed(seed, "curvature")):  # a loader may draw
+                polish = self._newton_steps if start is None and held_out is None else self.polish or 0
+                return self._around(point, rows, seed, polish, started)
+        except KeyboardInterrupt:
+            warnings.warn("Stopped before the curvature was known: this is the mode alone.", Interrupted, stacklevel=2)
+            return point
+
+    # --- the mode ----------------------------------------------------------------------------------------------------
+
+    def _train(self, model: Model, rows: Data, held_out, seed, progress, checkpoint, engine) -> Particles:
+        open_scales = self._open_scales(model) if self.tune == "during" else []
+        if open_scales:
+            objective = TuningObjective(
+                model, rows.size, names=open_scales, choose=lambda p, b: self._chosen(model, rows, p, b, seed)
+            )
+        else:
+            objective = PointObjective(model, rows.size, use_prior=True, held=model.hyper_names)
+        return fit_point(
+            self, model, rows, training=self, use_prior=True, validation=held_out, seed=seed, progress=progress,
+            checkpoint=checkpoint, engine=engine, objective=objective,
+        )  # fmt: skip
+
+    def _chosen(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> tuple[Params, float]:
+        """The scales that maximise the evidence at weights on the way, and what is gained by them."""
+        with own_randomness(derive_seed(seed, "tuning")):
+            expansion = self._expansion(model, rows, params, buffers, seed)
+            evidence = Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
+            found = evidence.maximised(self._open_scales(model))
+            return found, evidence.gain(found)
+
+    def _given(self, model: Model, rows: Data, start: Any, seed: int) -> Particles:
+        """Weights of the user's as a posterior with one atom."""
+        values = start_values("start", model, start)
+        params = dict(values.params)
+        own = [name for name in values.unset if name not in model.hyper_names]
+        if own:
+            with own_randomness(derive_seed(seed, "own")):
+                expansion = self._expansion(model, rows, params, values.buffers, seed)
+                params |= _cast(likeliest(expansion, own), params)
+        random = {name: params[name].unsqueeze(0) for name in model.random_names}
+        points = {name: params[name] for name in model.point_names}
+        diagnostics = Diagnostics(repr(self), message="expanded around the given weights")
+        return Particles(model, random, points=points, buffers=values.buffers, seed=seed, diagnostics=diagnostics)
+
+    # --- the curvature -----------------------------------------------------------------------------------------------
+
+    def _around(self, point: Particles, rows: Data, seed: int, polish: int, started: float) -> Posterior:
+        model = point.model
+        expansion = self._expansion(model, rows, point.mean(), point.buffers, seed)
+        evidence, settings = self._settled(expansion, polish)
+        expansion = evidence.expansion
+        params = {**expansion.params, **_cast(settings, expansion.params)}
+        prior, names = evidence.precision(settings), expansion.layout.names
+        value = evidence(settings).item() if evidence.proper else None
+        posterior = evidence.curvature.posterior(
+            expansion, prior, evidence.weights(settings),
+            points={name: value for name, value in params.items() if name not in names},
+            buffers=expansion.buffers, seed=seed, prediction=self.prediction,
+            log_evidence=None if value is None else LogEvidence(value, "estimate"),
+        )  # fmt: skip
+        terms, notes = _report(evidence, settings, posterior, prior.flat)
+        trained = point.diagnostics
+        own = {name: value.double().mean().item() for name, value in model.likelihood_params(params).items()}
+        posterior.diagnostics = replace(
+            trained, terms={**trained.terms, **own, **terms}, seconds=time.monotonic() - started,
+            notes=(*trained.notes, *evidence.curvature.notes, *prior.notes, *self._notes(expansion), *notes),
+        )  # fmt: skip
+        return posterior
+
+    def _settled(self, expansion: Expansion, polish: int) -> tuple[Evidence, Params]:
+        """Newton steps and tuning in turn until neither moves; one round where there are no Newton steps."""
+        names = [] if self.tune == "never" else self._open_scales(expansion.model)
+        for number in range(_ROUNDS):
+            expansion = polished(expansion, polish)
+            evidence = Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
+            settings = evidence.maximised(names)
+            moves = [(value - expansion.params[name].double()).abs().max().item() for name, value in settings.items()]
+            if not polish or self.tune != "during" or max(moves, default=0.0) < 1e-7 or number == _ROUNDS - 1:
+                break
+            expansion = expansion.at(_cast(settings, expansion.params))
+        return evidence, settings
+
+    def _expansion(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> Expansion:
+        return Expansion(model, rows, params, buffers, self.curvature, self.max_columns, seed)
+
+    def _open_scales(self, model: Model) -> list[str]:
+        """What the evidence chooses: the prior's hyperparameters, and the noise if the curvature scales with it."""
+        noise = model.likelihood.noise_name if self.curvature == "ggn" else None
+        names = [*model.hyper_names, *([f"likelihood.{noise}"] if noise is not None else [])]
+        return [name for name in names if name in model.params()]
+
+    # --- checks and words --------------------------------------------------------------------------------------------
+
+    @property
+    def _newton_steps(self) -> int:
+        return (20 if self.structure == "full" else 0) if self.polish is None else self.polish
+
+    def _check(self, model: Model) -> None:
+        start = model.params()
+        size = Layout.of({name: start[name] for name in random_weights(model)}).size
+        whole = self.structure == "full" or self.curvature == "hessian" or self.polish
+        if whole and size > self.max_parameters:
+            raise InvalidArgument(
+                f"Laplace(structure={self.structure!r}, curvature={self.curvature!r}) would need a {size:,} x {size:,} "
+                f"matrix; max_parameters is {self.max_parameters:,}. Use structure='kron', make fewer parameters "
+                f"random, or raise it."
+            )
+
+    def _notes(self, expansion: Expansion) -> tuple[str, ...]:
+        notes = []
+        if expansion.probes:
+            notes.append(
+                f"The network has more outputs than max_columns={self.max_columns}: random combinations of them."
+            )
+        if self.tune == "never" and expansion.model.hyper_names:
+            notes.append("tune='never': the prior's scale is where it began.")
+        return tuple(notes)
+
+
+def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: Tensor) -> tuple[dict[str, float], list]:
+    """Terms of the estimate, and how far the weights are from the mode."""
+    expansion = evidence.expansion
+    names = expansion.layout.names
+    variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()
+    there = expansion.at(_cast(settings, expansion.params)) if settings else expansion
+    _, gradient = log_joint_and_gradient(there)
+    step = evidence.curvature.solve(evidence.precision(settings), evidence.weights(settings), gradient)
+    gain = 0.5 * (gradient @ step).item()
+    terms = {
+        "log_likelihood": evidence.log_likelihood(settings).item(),
+        "log_prior": evidence.log_prior(settings).item(),
+        "effective_parameters": expansion.layout.size - (prior * variance).sum().item(),
+        "distance_from_mode": gain,
+    }
+    if posterior.log_evidence is not None:
+        terms["log_evidence"] = float(posterior.log_evidence)
+    if gain <= _FAR_FROM_MODE:
+        return terms, []
+    note = f"The weights are not at the mode: the log joint could rise by some {gain:.3g} nats. Train longer."
+    return terms, [note]
+
+
+def _cast(values: Params, like: Params) -> Params:
+    return {name: value.detach().to(like[name]) for name, value in values.items()}

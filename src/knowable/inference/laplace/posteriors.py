@@ -1,0 +1,213 @@
+r"""Laplace posteriors: normal distributions over weights that predict by linearising the network.
+
+A Laplace approximation replaces the log joint by a parabola, and a generalised Gauss-Newton curvature is that of a
+network linearised in its weights. Predictions of the linearised network
+
+.. math:: f(x, \theta) \approx f(x, \hat\theta) + J(x) (\theta - \hat\theta)
+
+are the consistent ones (Immer, Korzepa and Bauer, 2021): they are normal, and better than those of the network itself
+at drawn weights, which may lie where the parabola no longer holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_choice
+from knowable.core.kronecker_normal import KroneckerNormal
+from knowable.core.low_rank_normal import LowRankNormal
+from knowable.core.model import Model
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.core.normal_posterior import DiagonalNormal, FullNormal
+from knowable.core.posterior import Posterior
+from knowable.core.predicting import check_result_fits, predict_outputs
+from knowable.core.prediction import Prediction
+from knowable.core.randomness import generator_for
+from knowable.core.types import Params
+from knowable.inference.laplace.anatomy import Anatomy
+from knowable.inference.laplace.expansion import random_weights
+from knowable.inference.laplace.function_covariance import (
+    block_covariance,
+    block_row_bytes,
+    dense_covariance,
+    diagonal_blocks,
+    head_variance,
+)
+from knowable.inference.laplace.rows import Rows
+from knowable.inference.laplace.tangents import pushed_forward
+
+PREDICTIONS = ("linearised", "linearised_sampling", "sampling")
+_MOST_OUTPUTS = 100  # of a row, for a covariance in closed form; beyond, linear functions are drawn
+_BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
+
+
+class LaplacePosterior(Posterior):
+    """What Laplace posteriors share: the ways of predicting.
+
+    Attributes:
+        prediction: ``"linearised"`` (closed form), ``"linearised_sampling"`` (draws of linear functions) or
+            ``"sampling"`` (the network itself at drawn weights).
+    """
+
+    def __init__(self, *args: Any, prediction: str = "linearised", **common: Any):
+        super().__init__(*args, **common)
+        self.prediction = check_choice("prediction", prediction, PREDICTIONS)
+        self._anatomy: Anatomy | None = None
+
+    def with_prediction(self, prediction: str) -> LaplacePosterior:
+        """The same posterior, predicting in another way."""
+        made = copy.copy(self)
+        made.prediction = check_choice("prediction", prediction, PREDICTIONS)
+        made._kept = None
+        return made
+
+    # --- what a structure defines ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _covariance(self, rows: Rows) -> Tensor:
+        """Covariance of the linearised outputs of some rows, ``(rows, outputs, outputs)``."""
+
+    @abstractmethod
+    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+        """Working memory that takes for one row."""
+
+    def _head_variance(self, rows: Rows) -> Tensor | None:
+        """Variances of very many outputs, where they are cheap."""
+        return None
+
+    # --- prediction --------------------------------------------------------------------------------------------------
+
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
+        if self.prediction != "linearised":
+            return super()._predict(x, samples, seed, memory)
+        with torch.no_grad():
+            self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
+            if self._outputs_of(x) <= _MOST_OUTPUTS:
+                outputs = self._closed_form(x, samples, seed, memory)
+            else:
+                outputs = self._with_drawn_functions(x, samples, seed, memory)
+                if outputs is None:
+                    return super()._predict(x, samples, seed, memory)
+            return self.model.likelihood.predict_normal(outputs, self.model.likelihood_params(self.points))
+
+    def outputs(self, stack: Params, x: Tensor, *, vectorise: bool) -> Tensor:
+        """Outputs of the linearised network for a stack of draws, or of the network itself."""
+        if self.prediction == "sampling":
+            return super().outputs(stack, x, vectorise=vectorise)
+        network = self.model.network_params(self.mean())
+        at = {name: network[name] for name in random_weights(self.model)}
+
+        def function(weights: Params) -> Tensor:
+            return self.model.network({**network, **weights}, x, buffers=self.buffers)
+
+        directions = {name: stack[name] - at[name] for name in at}
+        return function(at) + pushed_forward(function, at, directions, vectorise=vectorise)
+
+    def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs:
+        check_result_fits(self, x, samples, memory)
+        anatomy, outputs = self._anatomy_at(x), self._outputs_of(x)
+        count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // max(1, self._row_bytes(anatomy, outputs)))
+        means, covariances = [], []
+        for part in x.split(count):
+            rows = Rows(self.model, anatomy, self.mean(), part, self.buffers)
+            means.append(rows.output)
+            covariances.append(self._covariance(rows))
+        mean = torch.cat(means)
+        generator = generator_for(seed, "predict", device=self.model.device)
+        noise = torch.randn((samples, outputs), generator=generator, dtype=mean.dtype, device=mean.device)
+        return NormalOutputs.of_moments(mean, torch.cat(covariances), noise)
+
+    def _with_drawn_functions(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs | None:
+        """Draws of functions with exact variances, for a random head with many outputs; None for other networks."""
+        anatomy = self._anatomy_at(x)
+        if self._head_variance(Rows(self.model, anatomy, self.mean(), x[:1], self.buffers)) is None:
+            return None
+        draws, _, _ = predict_outputs(self, x, samples, seed, memory)
+        means, variances = [], []
+        for part in x.split(256):
+            rows = Rows(self.model, anatomy, self.mean(), part, self.buffers)
+            means.append(rows.output)
+            variances.append(self._head_variance(rows))
+        return NormalOutputs(torch.cat(means), torch.cat(variances), None, draws)
+
+    def _outputs_of(self, x: Tensor) -> int:
+        return self.model.network(self.model.network_params(self.mean()), x[:1], buffers=self.buffers)[0].numel()
+
+    def _anatomy_at(self, x: Tensor) -> Anatomy:
+        if self._anatomy is None:
+            names = random_weights(self.model)
+            self._anatomy = Anatomy.of(self.model, names, self.mean(), x, self.buffers)
+        return self._anatomy
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**super()._tensors(), "prediction": torch.tensor(PREDICTIONS.index(self.prediction))}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
+        kept = dict(tensors)
+        prediction = PREDICTIONS[int(kept.pop("prediction"))]
+        return super()._from_tensors(model, kept, prediction=prediction, **common)
+
+
+class FullLaplace(LaplacePosterior, FullNormal):
+    """A full covariance."""
+
+    family = "laplace_full"
+
+    def _covariance(self, rows: Rows) -> Tensor:
+        return dense_covariance(rows, self)
+
+    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+
+
+class LowRankLaplace(LaplacePosterior, LowRankNormal):
+    """The prior's precision and a low-rank part."""
+
+    family = "laplace_low_rank"
+
+    def _covariance(self, rows: Rows) -> Tensor:
+        return dense_covariance(rows, self)
+
+    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+
+
+class DiagonalLaplace(LaplacePosterior, DiagonalNormal):
+    """Independent weights."""
+
+    family = "laplace_diagonal"
+
+    def _covariance(self, rows: Rows) -> Tensor:
+        return block_covariance(rows, self._blocks(rows.anatomy))
+
+    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+        return block_row_bytes(anatomy, outputs, self.loc, self.model.dtype.itemsize)
+
+    def _head_variance(self, rows: Rows) -> Tensor | None:
+        return head_variance(rows, self._blocks(rows.anatomy))
+
+    def _blocks(self, anatomy: Anatomy):
+        return diagonal_blocks(anatomy, {name: value**-2 for name, value in self.scale.items()})
+
+
+class KroneckerLaplace(LaplacePosterior, KroneckerNormal):
+    """A Kronecker-factored precision for each layer."""
+
+    family = "laplace_kronecker"
+
+    def _covariance(self, rows: Rows) -> Tensor:
+        return block_covariance(rows, list(self.blocks))
+
+    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+        return block_row_bytes(anatomy, outputs, self.loc, self.model.dtype.itemsize)
+
+    def _head_variance(self, rows: Rows) -> Tensor | None:
+        return head_variance(rows, list(self.blocks))

@@ -1,0 +1,187 @@
+"""A forward pass in which every product with a weight matrix is noted.
+
+Layers are recognised by what they compute (``F.linear``, ``F.conv1d``, ``F.conv2d``) on which tensor, and not by their
+modules: so attention, recurrent layers, weights that are used several times and code of one's own are seen too.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from knowable.core.model import Model
+from knowable.core.network import no_hidden_loops
+from knowable.core.types import Buffers, Params
+from knowable.inference.laplace.recurrent import gru_by_steps, gru_is_plain, lstm_by_steps, lstm_is_plain
+from knowable.inference.laplace.uses import ConvolutionUse, LinearUse, Use
+
+
+class Recording:
+    """One batch through the network at given parameters, and the gradients at every use of a weight matrix.
+
+    Gradients do not flow through the noted uses into their own weights: what gradient a parameter still has comes from
+    uses that could not be noted (:meth:`unnoted`).
+
+    Args:
+        model: The model.
+        names: The network's parameters that are asked about.
+        params: Values of all parameters.
+        x: The batch.
+        buffers: The network's buffers.
+    """
+
+    def __init__(self, model: Model, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers):
+        network = model.network_params(params)
+        self._leaves = {name: network[name].detach().requires_grad_() for name in names}
+        recorder = Recorder({id(value): name for name, value in self._leaves.items()})
+        with torch.enable_grad(), recorder:
+            self.output = model.network({**network, **self._leaves}, x, buffers=buffers)
+        self.uses = recorder.uses
+        self._batches = True  # until an operation refuses
+
+    def gradients(self, directions: Tensor) -> list[Tensor]:
+        """Gradients of the outputs' products with each of K ``directions`` ``(K, *output)`` at each use.
+
+        They are ``(K, ..., features)``, with rows and positions in front.
+        """
+        places = [use.output for use in self.uses]
+        found = self._pulled_back(directions, places) if places and self.output.requires_grad else [None] * len(places)
+        shapes = [(len(directions), *use.output.shape) for use in self.uses]
+        zeros = (
+            directions.new_zeros(shape) if each is None else each for each, shape in zip(found, shapes, strict=True)
+        )
+        return [use.in_front(each.detach(), lead=1) for use, each in zip(self.uses, zeros, strict=True)]
+
+    def _pulled_back(self, directions: Tensor, places: list[Tensor]) -> Sequence[Tensor | None]:
+        """All directions in one pass, unless the network has an operation for which that is not possible."""
+        if len(directions) > 1 and self._batches:
+            try:
+                with no_hidden_loops():
+                    return torch.autograd.grad(
+                        self.output, places, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+                    )
+            except RuntimeError:
+                self._batches = False
+        each = [
+            torch.autograd.grad(self.output, places, direction, retain_graph=True, allow_unused=True)
+            for direction in directions
+        ]
+        return [None if one[0] is None else torch.stack(one) for one in zip(*each, strict=True)]
+
+    def is_output(self, use: Use) -> bool:
+        """Whether what comes out of this use is the network's output."""
+        return self.output is use.passed_on
+
+    def unnoted(self) -> set[str]:
+        """Parameters that act on the output in other ways than by the noted uses."""
+        if not self.output.requires_grad:
+            return set()
+        leaves, ones = list(self._leaves.values()), torch.ones_like(self.output)
+        found = torch.autograd.grad(self.output, leaves, ones, retain_graph=True, allow_unused=True)
+        return {name for name, each in zip(self._leaves, found, strict=True) if each is not None}
+
+
+class Recorder(TorchFunctionMode):
+    """Notes uses of the tensors in ``names`` (by identity) while it is active.
+
+    Without names it notes nothing, and only takes apart what PyTorch computes in one piece (recurrent layers, attention
+    on its fast path), which then can be differentiated in every way.
+    """
+
+    def __init__(self, names: Mapping[int, str] | None = None):
+        super().__init__()
+        self.names = names or {}
+        self.uses: list[Use] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called for every function of torch that the network calls."""
+        kwargs = kwargs or {}
+        if func == F.linear:
+            return self._linear(*args, **kwargs)
+        if func in (F.conv1d, F.conv2d):
+            return self._convolution(func, *args, **kwargs)
+        apart = _taken_apart(func, args)
+        if apart is None:
+            return func(*args, **kwargs)
+        with self:
+            return apart(*args, **kwargs)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        names = self._names(weight, bias)
+        if not any(names):
+            return F.linear(input, weight, bias)
+        output = F.linear(input, *_cut(names, weight, bias))
+        return self._noted(LinearUse, names, input, output)
+
+    def _convolution(
+        self, function: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        names = self._names(weight, bias)
+        if groups != 1 or not any(names):
+            return function(input, weight, bias, stride, padding, dilation, groups)
+        output = function(input, *_cut(names, weight, bias), stride, padding, dilation)
+        kernel = tuple(weight.shape[2:])
+        extent = {
+            "kernel": kernel, "stride": _each(stride, kernel), "dilation": _each(dilation, kernel),
+            "padding": padding if isinstance(padding, str) else _each(padding, kernel),
+        }  # fmt: skip
+        return self._noted(ConvolutionUse, names, input, output, **extent)
+
+    def _names(self, weight: Tensor, bias: Tensor | None) -> tuple[str | None, str | None]:
+        return self.names.get(id(weight)), None if bias is None else self.names.get(id(bias))
+
+    def _noted(
+        self, kind: type[Use], names: tuple[str | None, str | None], inputs: Tensor, output: Tensor, **extent: Any
+    ) -> Tensor:
+        """Note the use. The network goes on with a copy, which it may change in place."""
+        if not output.requires_grad:
+            output = output.detach().requires_grad_()
+        passed_on = output.clone()
+        self.uses.append(kind(*names, inputs.detach(), output, passed_on, **extent))
+        return passed_on
+
+
+def _cut(names: tuple[str | None, str | None], weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias without the way back into those that are noted."""
+    weight = weight if names[0] is None else weight.detach()
+    return weight, bias if bias is None or names[1] is None else bias.detach()
+
+
+def _each(value: Any, like: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * len(like)
+
+
+def _taken_apart(func: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """The same function as several calls, where there is one."""
+    if func == F.multi_head_attention_forward:
+        return _ATTENTION
+    if func == torch.lstm and lstm_is_plain(args):
+        return lstm_by_steps
+    if func == torch.gru and gru_is_plain(args):
+        return gru_by_steps
+    return None
+
+
+def _without_detour(function: Any) -> Callable[..., Any]:
+    """A function of torch.nn.functional that does not ask modes such as ours before it begins.
+
+    Such a function hands itself as a whole to the active mode, which would then never see what it calls.
+    """
+    namespace = {**function.__globals__, "has_torch_function": lambda _: False}
+    made = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_ATTENTION = _without_detour(F.multi_head_attention_forward)

@@ -1,0 +1,227 @@
+"""Tests of the Kronecker factors: Jacobians by torch.func of each layer's outputs are the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import knowable as kn
+from knowable.core.posterior_prior import CorrelatedPrior
+from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
+from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.prior_precision import PriorPrecision, prior_precision
+from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, informations, slow_factors
+
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def layers(expansion: Expansion) -> dict[str, LayerFactors]:
+    factors = KroneckerCurvature.of(expansion).factors
+    return {each.names[0]: each for each in factors if isinstance(each, LayerFactors)}
+
+
+def assert_factors(found: LayerFactors, expected: tuple[Tensor, Tensor]) -> None:
+    for one, other in ((found.inputs, expected[0]), (found.outputs[0], expected[1])):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9 * other.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("mlp", ["0", "2"]),
+        ("batchnorm_cnn", ["0", "4", "8", "10"]),
+        ("shared", ["0", "2", "6"]),
+        ("transformer", ["embed", "encoder.layers.0.linear1", "encoder.layers.0.linear2", "head"]),
+        ("lstm", ["head"]),
+    ],
+)
+def test_factors_are_the_slow_ones(name, modules):
+    expansion = case_expansion(name)
+    net, found = expansion.model.net.eval(), layers(expansion)
+    for module in modules:
+        assert_factors(found[f"{module}.weight"], slow_factors(expansion, net, module))
+
+
+def test_convolutions_without_bias_have_the_slow_factors():
+    expansion = case_expansion("residual")
+    found = layers(expansion)["1.body.0.weight"]
+    assert_factors(found, slow_factors(expansion, expansion.model.net.eval(), "1.body.0", bias=False))
+
+
+class Cells(nn.Module):
+    """The LSTM of the suite with its two matrices as linear layers."""
+
+    def __init__(self, other: nn.Module):
+        super().__init__()
+        lstm, self.head = other.lstm, other.head
+        self.inner, self.outer = nn.Linear(2, 16).double(), nn.Linear(4, 16).double()
+        self.inner.weight, self.inner.bias = lstm.weight_ih_l0, lstm.bias_ih_l0
+        self.outer.weight, self.outer.bias = lstm.weight_hh_l0, lstm.bias_hh_l0
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = cell = x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            i, f, g, o = (self.inner(step) + self.outer(hidden)).chunk(4, 1)
+            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * cell.tanh()
+        return self.head(hidden)
+
+
+def test_an_lstm_has_the_factors_of_its_cells():
+    expansion = case_expansion("lstm")
+    cells, found = Cells(expansion.model.net), layers(expansion)
+    x, _ = expansion.data.tensors
+    torch.testing.assert_close(cells(x), expansion.model.net(x))
+    assert_factors(found["lstm.weight_ih_l0"], slow_factors(expansion, cells, "inner"))
+    assert_factors(found["lstm.weight_hh_l0"], slow_factors(expansion, cells, "outer"))
+
+
+class Attention(nn.Module):
+    """Self-attention with its projections as linear layers, or as one of torch's."""
+
+    def __init__(self, whole: nn.MultiheadAttention | None = None):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True) if whole is None else None
+        self.head = nn.Linear(4, 2)
+        if whole is not None:
+            self.into, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+            self.into.weight, self.into.bias = whole.in_proj_weight, whole.in_proj_bias
+            self.out.weight, self.out.bias = whole.out_proj.weight, whole.out_proj.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.attention is not None:
+            return self.head(self.attention(x, x, x, need_weights=False)[0].sum(1))
+        q, k, v = (each.unflatten(-1, (2, 2)).transpose(1, 2) for each in self.into(x).chunk(3, -1))
+        mixed = ((q @ k.mT) / 2**0.5).softmax(-1) @ v
+        return self.head(self.out(mixed.transpose(1, 2).flatten(2)).sum(1))
+
+
+def test_attention_has_the_factors_of_its_projections():
+    net = Attention().double()
+    apart = Attention(net.attention)
+    apart.head = net.head
+    x, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.randint(0, 2, (5,))
+    torch.testing.assert_close(apart(x), net(x))
+    expansion = expansion_of(kn.Model(net, kn.Categorical()), (x, y))
+    found = layers(expansion)
+    assert_factors(found["attention.in_proj_weight"], slow_factors(expansion, apart, "into"))
+    assert_factors(found["attention.out_proj.weight"], slow_factors(expansion, apart, "out"))
+
+
+def test_other_parameters_have_their_own_matrices_and_that_is_said():
+    expansion = case_expansion("transformer")
+    curvature, whole = KroneckerCurvature.of(expansion), dense_ggn(expansion)
+    places = expansion.layout.views(torch.arange(expansion.layout.size))
+    vectors = [each for each in curvature.factors if isinstance(each, VectorFactors)]
+    assert len(vectors) == 4
+    for each in vectors:
+        index = places[each.names[0]].flatten()
+        torch.testing.assert_close(each.curvature[0], whole[index][:, index])
+    assert "norm1.weight" in curvature.notes[0] and "full matrices" in curvature.notes[0]
+
+
+def test_large_other_parameters_have_a_diagonal_and_that_is_said(monkeypatch):
+    monkeypatch.setattr("knowable.inference.laplace.curvature_kron._LARGEST_MATRIX", 10)
+    expansion = case_expansion("tied")
+    curvature = KroneckerCurvature.of(expansion)
+    (vector,) = (each for each in curvature.factors if isinstance(each, VectorFactors))
+    places = expansion.layout.views(torch.arange(expansion.layout.size))["embed.weight"].flatten()
+    torch.testing.assert_close(vector.curvature[0], dense_ggn(expansion).diagonal()[places])
+    assert curvature.notes == ("No Kronecker factors for embed.weight: a diagonal instead.",)
+
+
+def test_one_layer_of_one_row_is_exact():
+    # with a single row the Kronecker product of the moments is the moment of the product
+    net = nn.Linear(3, 2).double()
+    x, y = torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])
+    expansion = expansion_of(kn.Model(net, kn.Categorical()), (x, y))
+    prior = prior_precision(expansion)
+    (block,) = KroneckerCurvature.of(expansion).blocks(prior, ONE)
+    index = block.matrix(expansion.layout.views(torch.arange(8))).flatten()
+    expected = dense_ggn(expansion) + torch.eye(8, dtype=torch.float64)
+    torch.testing.assert_close(block.dense(), expected[index][:, index])
+
+
+def dense_block(factors: LayerFactors) -> Tensor:
+    return torch.kron(factors.outputs[0], factors.inputs)
+
+
+def test_a_prior_of_one_scale_is_added_exactly():
+    expansion = case_expansion("mlp")
+    factors = layers(expansion)["0.weight"]
+    block = factors.block(prior_precision(expansion), 2 * ONE)
+    expected = 2 * dense_block(factors) + torch.eye(32, dtype=torch.float64)
+    torch.testing.assert_close(block.dense(), expected)
+
+
+def _with_prior(expansion: Expansion, weight: Tensor, bias: Tensor) -> PriorPrecision:
+    plain = prior_precision(expansion)
+    return PriorPrecision(plain.layout, {**plain.by_name, "0.weight": weight, "0.bias": bias})
+
+
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_other_priors_are_added_along_the_basis(elementwise):
+    expansion = case_expansion("mlp")
+    weight, bias = torch.tensor(2.0, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    if elementwise:
+        weight, bias = (torch.rand(shape, dtype=torch.float64) for shape in ((8, 3), (8,)))
+    factors = layers(expansion)["0.weight"]
+    block = factors.block(_with_prior(expansion, weight, bias), ONE)
+    diagonal = torch.cat([weight.expand(8, 3), bias.expand(8).unsqueeze(1)], 1).flatten().diag()
+    basis = torch.kron(block.out_basis, block.in_basis)
+    expected = (basis.T @ (dense_block(factors) + diagonal) @ basis).diagonal().view(8, 4)
+    torch.testing.assert_close(block.precision, expected)
+
+
+def test_each_noise_has_its_own_part():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x, y = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    model = kn.Model(net, kn.Gaussian(outputs=2))
+    params = {**model.params(), "likelihood.log_noise": torch.tensor([-1.0, 0.5], dtype=torch.float64)}
+    expansion = expansion_of(model, (x, y), params=params)
+    curvature = KroneckerCurvature.of(expansion)
+    other = {**params, "likelihood.log_noise": torch.tensor([0.2, -0.3], dtype=torch.float64)}
+    weights = torch.exp(2 * (params["likelihood.log_noise"] - other["likelihood.log_noise"])).requires_grad_()
+    moved = KroneckerCurvature.of(expansion_of(model, (x, y), params=other))
+    prior, one = prior_precision(expansion), torch.ones(2, dtype=torch.float64)
+    value = curvature.log_det(prior, weights)
+    torch.testing.assert_close(value, moved.log_det(prior, one))
+    assert torch.autograd.gradcheck(lambda w: curvature.log_det(prior, w), weights)
+
+
+def test_the_head_is_exact_without_following_outputs_back():
+    # as many backward passes as there are classes, or none: the same factors
+    net = nn.Linear(3, 4).double()
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randint(0, 4, (6,))
+    model = kn.Model(nn.Sequential(net), kn.Categorical())
+    expansion = expansion_of(model, (x, y), most=1)  # columns would be random
+    found = layers(expansion)["0.weight"]
+    torch.testing.assert_close(found.outputs[0], informations(expansion).sum(0) / 6)
+
+
+def test_the_posterior_before_is_added_along_the_basis():
+    x, y = torch.randn(10, 3, dtype=torch.float64), torch.randn(10, 1, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model = kn.Model(net, kn.Gaussian(0.5))
+    first = expansion_of(model, (x[:5], y[:5]))
+    posterior = KroneckerCurvature.of(first).posterior(first, prior_precision(first), ONE)
+    second = expansion_of(kn.Model(net, kn.Gaussian(0.5), prior=posterior), (x[5:], y[5:]))
+    prior = prior_precision(second)
+    assert isinstance(prior.joint, CorrelatedPrior)
+    for factors, old in zip(KroneckerCurvature.of(second).factors, posterior.blocks, strict=True):
+        block = factors.block(prior, ONE)
+        whole = dense_block(factors) + old.dense()
+        basis = torch.kron(block.out_basis, block.in_basis)
+        torch.testing.assert_close(block.precision.flatten(), (basis.T @ whole @ basis).diagonal())
+        torch.testing.assert_close(block.precision.sum(), whole.trace())
+
+
+def test_solutions_are_those_of_the_dense_precision():
+    expansion = case_expansion("batchnorm_cnn")
+    curvature, prior = KroneckerCurvature.of(expansion), prior_precision(expansion)
+    posterior = curvature.posterior(expansion, prior, ONE)
+    dense = posterior.as_prior().joint_normal(expansion.layout)[1]
+    vector = torch.randn(expansion.layout.size, dtype=torch.float64)
+    torch.testing.assert_close(curvature.solve(prior, ONE, vector), torch.linalg.solve(dense, vector))
+    torch.testing.assert_close(curvature.log_det(prior, ONE), torch.logdet(dense))

@@ -1,0 +1,210 @@
+"""Tests of the Laplace posteriors' predictions: slow Jacobians and dense covariances are the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import knowable as kn
+from knowable.core.params import Layout
+from knowable.inference.laplace.posteriors import LaplacePosterior
+from knowable.testing import NETWORKS, network_case
+from tests.inference.laplace.oracle import expansion_of, jacobians
+
+STRUCTURES = ["full", "kron", "diag", "lowrank"]
+DTYPE = torch.float64
+
+
+def fitted(name: str, structure: str, **settings) -> tuple[LaplacePosterior, Tensor]:
+    case = network_case(name, rows=6, dtype=DTYPE)
+    method = kn.Laplace(structure=structure, rank=4, tune="never", **settings)
+    posterior = method.fit(case.model(), case.data, start="network")
+    assert isinstance(posterior, LaplacePosterior)
+    return posterior, case.x
+
+
+def dense_covariance(posterior: LaplacePosterior, layout: Layout) -> Tensor:
+    prior = posterior.as_prior()
+    joint = prior.joint_normal(layout)
+    return (prior.precision_diagonal(layout).diag() if joint is None else joint[1]).inverse()
+
+
+def slow_covariances(posterior: LaplacePosterior, x: Tensor) -> Tensor:
+    y = torch.zeros(len(x), dtype=torch.long)
+    model = posterior.model
+    if not isinstance(model.likelihood, kn.Categorical):
+        y = torch.zeros(model.forward(posterior.mean(), x, buffers=posterior.buffers).shape, dtype=DTYPE)
+    elif x.dim() == 2:
+        y = torch.zeros(x.shape, dtype=torch.long)  # a label for each step
+    expansion = expansion_of(model, (x, y), params=posterior.mean())
+    jacobian = jacobians(expansion)
+    return jacobian @ dense_covariance(posterior, expansion.layout) @ jacobian.mT
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_are_normal_with_the_slow_covariance(name, structure):
+    posterior, x = fitted(name, structure)
+    outputs = posterior._closed_form(x, 5, 0, None)
+    expected = slow_covariances(posterior, x)
+    torch.testing.assert_close(outputs.covariance, expected, rtol=1e-6, atol=1e-8)
+    mean = posterior.model.forward(posterior.mean(), x, buffers=posterior.buffers)
+    torch.testing.assert_close(outputs.mean, mean)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_regression_adds_the_noise(structure):
+    posterior, x = fitted("mlp", structure)
+    prediction = posterior.predict(x)
+    variance = slow_covariances(posterior, x).squeeze(-1)
+    noise = posterior.points["likelihood.log_noise"].exp() ** 2
+    torch.testing.assert_close(prediction.epistemic, variance)
+    torch.testing.assert_close(prediction.variance, variance + noise)
+
+
+def test_classes_have_the_probit_average():
+    posterior, x = fitted("batchnorm_cnn", "kron")
+    prediction = posterior.predict(x)
+    logits = posterior.model.forward(posterior.mean(), x, buffers=posterior.buffers)
+    variance = slow_covariances(posterior, x).diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(prediction.probs, (logits / (1 + torch.pi / 8 * variance).sqrt()).softmax(1))
+
+
+@pytest.mark.parametrize("name", ["mlp", "batchnorm_cnn", "lstm", "transformer", "tied"])
+def test_drawn_functions_are_linear_in_the_drawn_weights(name):
+    posterior, x = fitted(name, "diag", prediction="linearised_sampling")
+    draws = posterior.draw_block(0, 3, 3, 0)
+    layout = Layout.of({key: posterior.mean()[key] for key in posterior.loc})
+    y = posterior.model.forward(posterior.mean(), x, buffers=posterior.buffers)
+    target = y.argmax(1) if isinstance(posterior.model.likelihood, kn.Categorical) else y
+    expansion = expansion_of(posterior.model, (x, target), params=posterior.mean())
+    away = layout.flatten(draws) - layout.flatten(posterior.mean())
+    expected = y.flatten(1) + torch.einsum("nod,kd->kno", jacobians(expansion), away)
+    network = posterior.model.network_params(draws)
+    for vectorise in (True, False):
+        found = posterior.outputs(network, x, vectorise=vectorise)
+        torch.testing.assert_close(found.flatten(2), expected)
+
+
+def test_an_operation_without_forward_derivative_is_pulled_back_twice():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Doubled.apply(self.layer(x))
+
+    net = Net().double()
+    x = torch.randn(5, 2, dtype=DTYPE)
+    model = kn.Model(net, kn.Gaussian(0.1))
+    posterior = kn.Laplace(prediction="linearised_sampling").fit(model, (x, x[:, :1]), start="network")
+    draws = posterior.draw_block(0, 2, 2, 0)
+    design = torch.cat([x, torch.ones(5, 1, dtype=DTYPE)], 1)
+    inner = net.layer(x).detach()
+    away = torch.cat([draws["layer.weight"] - net.layer.weight, draws["layer.bias"].unsqueeze(-1) - net.layer.bias], -1)
+    expected = inner**2 + 2 * inner * (design @ away.squeeze(1).T).T.unsqueeze(-1)
+    torch.testing.assert_close(posterior.outputs(draws, x, vectorise=False), expected.detach())
+
+
+def test_sampling_runs_the_network_itself():
+    posterior, x = fitted("mlp", "kron", prediction="sampling")
+    draws = posterior.draw_block(0, 4, 4, posterior.seed)
+    expected = torch.stack([
+        posterior.model.forward({k: v[i] for k, v in draws.items()}, x, buffers=posterior.buffers) for i in range(4)
+    ])  # fmt: skip
+    torch.testing.assert_close(posterior.predict(x, samples=4).samples, expected)
+
+
+def test_all_three_ways_agree_where_the_network_is_linear():
+    # 4,000 draws: variances err by sqrt(2 / 4000) of themselves, 5 of those
+    posterior, x = fitted("linear", "full")
+    exact = posterior.predict(x)
+    for way in ("linearised_sampling", "sampling"):
+        found = posterior.with_prediction(way).predict(x, samples=4000)
+        assert ((found.epistemic / exact.epistemic - 1).abs() < 5 * (2 / 4000) ** 0.5).all()
+    assert posterior.prediction == "linearised"
+
+
+def test_the_way_of_predicting_is_kept_on_disk(tmp_path):
+    posterior, x = fitted("mlp", "lowrank", prediction="linearised_sampling")
+    posterior.save(tmp_path / "saved")
+    loaded = kn.load(tmp_path / "saved")
+    assert loaded.prediction == "linearised_sampling"
+    assert torch.equal(loaded.predict(x).samples, posterior.predict(x).samples)
+
+
+def test_an_unknown_way_is_refused():
+    posterior, _ = fitted("linear", "full")
+    with pytest.raises(kn.InvalidArgument, match="prediction must be one of 'linearised', 'linearised_sampling'"):
+        posterior.with_prediction("linear")
+
+
+# --- many outputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_a_head_with_very_many_classes_has_exact_variances(structure):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 150)).double()
+    x, y = torch.randn(8, 3, dtype=DTYPE), torch.randint(0, 150, (8,))
+    model = kn.Model(net, kn.Categorical(), random="last_layer")
+    posterior = kn.Laplace(structure=structure, max_columns=5).fit(model, (x, y), start="network")
+    expansion = expansion_of(model, (x, y))
+    jacobian = jacobians(expansion)
+    variance = torch.einsum("nod,de,noe->no", jacobian, dense_covariance(posterior, expansion.layout), jacobian)
+    expected = (net(x) / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
+    prediction = posterior.predict(x, samples=3)
+    torch.testing.assert_close(prediction.probs, expected.detach())
+    assert prediction.samples.shape == (3, 8, 150)
+
+
+class Segments(nn.Module):
+    """Three classes at every one of 64 pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.features(x)))
+
+
+@pytest.mark.parametrize("random", ["*", "last_layer"])
+def test_dense_outputs_are_predicted_from_drawn_functions(random):
+    x, y = torch.randn(4, 1, 8, 8, dtype=DTYPE), torch.randint(0, 3, (4, 8, 8))
+    model = kn.Model(Segments().double(), kn.Categorical(), random=random)
+    posterior = kn.Laplace(max_columns=8).fit(model, (x, y), start="network")
+    prediction = posterior.predict(x, samples=6)
+    assert prediction.probs.shape == (4, 3, 8, 8)
+    torch.testing.assert_close(
+        prediction.samples, posterior.with_prediction("linearised_sampling").predict(x, samples=6).samples
+    )
+    if random == "*":  # a mixture of the draws
+        torch.testing.assert_close(prediction.probs, prediction.samples.mean(0))
+    assert torch.isfinite(prediction.log_prob(y)).all()
+
+
+def test_a_head_over_pixels_has_exact_variances():
+    x, y = torch.randn(3, 1, 8, 8, dtype=DTYPE), torch.randint(0, 3, (3, 8, 8))
+    net = Segments().double()
+    model = kn.Model(net, kn.Categorical(), random="last_layer")
+    posterior = kn.Laplace().fit(model, (x, y), start="network")
+    expansion = expansion_of(model, (x, y))
+    jacobian = jacobians(expansion)
+    variance = torch.einsum("nod,de,noe->no", jacobian, dense_covariance(posterior, expansion.layout), jacobian)
+    logits = net(x) / (1 + torch.pi / 8 * variance.view(3, 3, 8, 8)).sqrt()
+    torch.testing.assert_close(posterior.predict(x, samples=2).probs, logits.softmax(1).detach())

@@ -1,0 +1,96 @@
+"""Tests of probabilities averaged over normal logits: numerical integration is the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, special, stats
+
+import knowable as kn
+from knowable.core.normal_outputs import NormalOutputs
+from knowable.likelihoods.probit import moderated
+
+DTYPE = torch.float64
+
+
+@pytest.mark.parametrize("mean", [-3.0, -0.5, 0.0, 1.0, 4.0])
+@pytest.mark.parametrize("std", [0.1, 1.0, 3.0])
+def test_the_averaged_probability_is_that_of_the_integral(mean, std):
+    # the probit approximation of the logistic function is known to be within 0.02 of it
+    exact, _ = integrate.quad(lambda f: special.expit(f) * stats.norm.pdf(f, mean, std), mean - 9 * std, mean + 9 * std)
+    found = moderated(torch.tensor(mean, dtype=DTYPE), torch.tensor(std**2, dtype=DTYPE)).sigmoid().item()
+    assert abs(found - exact) < 0.02
+
+
+def outputs_of(mean: torch.Tensor, draws: int = 4000) -> NormalOutputs:
+    size = mean[0].numel()
+    factor = 0.5 * torch.randn(len(mean), size, size, dtype=DTYPE)
+    return NormalOutputs.of_moments(mean, factor @ factor.mT, torch.randn(draws, size, dtype=DTYPE))
+
+
+def test_yes_or_no_is_averaged_in_closed_form_and_split_by_draws():
+    outputs = outputs_of(torch.randn(5, 3, dtype=DTYPE))
+    prediction = kn.Bernoulli().predict_normal(outputs, {})
+    logits = outputs.mean / (1 + np.pi / 8 * outputs.variance).sqrt()
+    torch.testing.assert_close(prediction.probs, logits.sigmoid())
+    plain = kn.Bernoulli().predict(outputs.draws, {}, outputs.log_weights)
+    torch.testing.assert_close(prediction.aleatoric, plain.aleatoric)
+    assert (prediction.probs - plain.probs).abs().max() < 0.05  # 0.02, and 4000 draws of a probability
+    y = torch.randint(0, 2, (5, 3))
+    expected = torch.distributions.Bernoulli(logits=logits).log_prob(y.double()).sum(1)
+    torch.testing.assert_close(prediction.log_prob(y), expected)
+    assert torch.equal(prediction.labels, (logits > 0).long())
+
+
+@pytest.mark.parametrize("trailing", [(), (2, 2)])
+def test_classes_are_averaged_in_closed_form_and_split_by_draws(trailing):
+    outputs = outputs_of(torch.randn(4, 3, *trailing, dtype=DTYPE), draws=500)
+    prediction = kn.Categorical().predict_normal(outputs, {})
+    logits = outputs.mean / (1 + np.pi / 8 * outputs.variance).sqrt()
+    torch.testing.assert_close(prediction.probs, logits.softmax(1))
+    torch.testing.assert_close(prediction.samples, outputs.draws.softmax(2))
+    entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
+    torch.testing.assert_close(prediction.total, entropy)
+    assert (prediction.epistemic >= 0).all()
+    y = torch.randint(0, 3, (4, *trailing))
+    expected = -torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    torch.testing.assert_close(prediction.log_prob(y), expected.flatten(1).sum(1) if trailing else expected)
+
+
+def test_without_variance_the_probabilities_are_the_networks():
+    mean = torch.randn(4, 3, dtype=DTYPE)
+    outputs = NormalOutputs(mean, torch.zeros_like(mean), None, mean.unsqueeze(0))
+    torch.testing.assert_close(kn.Categorical().predict_normal(outputs, {}).probs, mean.softmax(1))
+
+
+def test_numbers_add_noise_and_variance():
+    outputs = outputs_of(torch.randn(4, 2, dtype=DTYPE))
+    prediction = kn.Gaussian((0.3, 0.8)).predict_normal(outputs, {})
+    noise = torch.tensor([0.09, 0.64], dtype=DTYPE)
+    torch.testing.assert_close(prediction.mean, outputs.mean)
+    torch.testing.assert_close(prediction.variance, outputs.variance + noise)
+    torch.testing.assert_close(prediction.aleatoric, noise.expand(4, 2))
+    torch.testing.assert_close(prediction.epistemic, outputs.variance)
+    y = torch.randn(4, 2, dtype=DTYPE)
+    joint = torch.distributions.MultivariateNormal(outputs.mean, outputs.covariance + noise.diag())
+    torch.testing.assert_close(prediction.log_prob(y), joint.log_prob(y))
+
+
+def test_numbers_whose_covariance_is_not_known_are_a_mixture_of_the_draws():
+    outputs = outputs_of(torch.randn(4, 2, dtype=DTYPE), draws=6)
+    unknown = NormalOutputs(outputs.mean, outputs.variance, None, outputs.draws)
+    found = kn.Gaussian(0.3).predict_normal(unknown, {})
+    expected = kn.Gaussian(0.3).predict(outputs.draws, {}, outputs.log_weights)
+    y = torch.randn(4, 2, dtype=DTYPE)
+    torch.testing.assert_close(found.log_prob(y), expected.log_prob(y))
+
+
+def test_other_likelihoods_mix_the_draws():
+    outputs = outputs_of(torch.randn(4, 1, dtype=DTYPE), draws=6)
+    own = {"log_scale": torch.tensor(-0.5, dtype=DTYPE)}
+    found = kn.StudentT().predict_normal(outputs, own)
+    stack = {"log_scale": torch.full((6,), -0.5, dtype=DTYPE)}
+    expected = kn.StudentT().predict(outputs.draws, stack, outputs.log_weights)
+    y = torch.randn(4, 1, dtype=DTYPE)
+    torch.testing.assert_close(found.log_prob(y), expected.log_prob(y))
