@@ -79,7 +79,7 @@ class BatchedGradient:
                 with torch.no_grad():
                     return graph(position, *data)
             except RuntimeError as error:
-                if not _refused_by_vmap(error):
+                if not refused_by_vmap(error):
                     raise
                 self._vectorises = False
                 self._graphs.clear()
@@ -118,13 +118,8 @@ class BatchedGradient:
         return value.unsqueeze(0), gradient.unsqueeze(0)
 
     def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
-        # arguments of torch's distributions are not checked: a check is a branch, and out of range gives nan anyhow
-        checks = torch.distributions.Distribution._validate_args
-        torch.distributions.Distribution.set_default_validate_args(False)
-        try:
+        with unchecked_distributions():
             return self.function(flat, *data).reshape(()).to(flat.dtype)
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(checks)
 
     def _gradient_of(self, flat: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = grad_and_value(self._value_of)(flat, *data)
@@ -145,14 +140,58 @@ class BatchedGradient:
         return torch.stack(values), torch.stack(gradients)
 
 
-def _refused_by_vmap(error: RuntimeError) -> bool:
+def refused_by_vmap(error: RuntimeError) -> bool:
+    """Whether an error says that ``vmap`` cannot take something, and not that something is wrong."""
     text = str(error).lower()
     return any(
         word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor")
     )
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives nan anyhow."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
+
+
 # --- recording and fusing --------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A function of tensors that is recorded once for every set of shapes, and run as recorded from then on.
+
+    Args:
+        function: Takes tensors and returns tensors; it changes none of them.
+        mode: ``"eager"`` (it is not recorded), ``"traced"`` or ``"compiled"``, see :class:`BatchedGradient`.
+    """
+
+    def __init__(self, function: Callable[..., Any], mode: str):
+        self.function, self.mode = function, mode
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """What the function gives."""
+        tensors = tuple(each.contiguous() for each in tensors)  # a graph takes what it was recorded for
+        key = tuple((each.shape, each.dtype) for each in tensors)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._prepare(*tensors)
+        with torch.no_grad():
+            return graph(*tensors)
+
+    def _prepare(self, *example: Tensor) -> Callable[..., Any]:
+        if self.mode == "eager":
+            return self.function
+        self.function(*example)  # if vmap refuses, it says so here and not from inside the recording
+        try:
+            return (compiled if self.mode == "compiled" else traced)(self.function, *example)
+        except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
+            return self.function
 
 
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:

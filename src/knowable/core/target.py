@@ -185,8 +185,7 @@ class ModelTarget(Target):
         if chains <= CHAINS_PER_BLOCK:
             return chains
         x = self.data.tensors[0] if x is None else x
-        most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row(x) * len(x)))
-        return math.ceil(chains / math.ceil(chains / most))
+        return equal_blocks(chains, self._bytes_per_row(x) * len(x))
 
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
@@ -307,6 +306,12 @@ class NormalDensity:
         slope = away * self.precision
         value.add_(torch.linalg.vecdot(away, slope), alpha=-0.5).add_(self.constant)
         return value, gradient.sub_(slope)
+
+
+def equal_blocks(chains: int, bytes_each: int) -> int:
+    """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
+    most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
+    return math.ceil(chains / math.ceil(chains / most))
 
 
 def _one_number(value: Any) -> Tensor:
