@@ -158,4 +158,72 @@ BIBTEX: dict[str, str] = {
   booktitle = {International Conference on Learning Representations},
   year      = {2025}
 }""",
+    "rubin1981": """@article{rubin1981,
+  author  = {Rubin, Donald B.},
+  title   = {The {Bayesian} Bootstrap},
+  journal = {The Annals of Statistics},
+  volume  = {9},
+  number  = {1},
+  pages   = {130--134},
+  year    = {1981}
+}""",
+    "newton1994": """@article{newton1994,
+  author  = {Newton, Michael A. and Raftery, Adrian E.},
+  title   = {Approximate {Bayesian} Inference with the Weighted Likelihood Bootstrap},
+  journal = {Journal of the Royal Statistical Society: Series B},
+  volume  = {56},
+  number  = {1},
+  pages   = {3--26},
+  year    = {1994}
+}""",
+    "lakshminarayanan2017": """@inproceedings{lakshminarayanan2017,
+  author    = {Lakshminarayanan, Balaji and Pritzel, Alexander and Blundell, Charles},
+  title     = {Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "huang2017": """@inproceedings{huang2017,
+  author    = {Huang, Gao and Li, Yixuan and Pleiss, Geoff and Liu, Zhuang and Hopcroft, John E. and
+               Weinberger, Kilian Q.},
+  title     = {Snapshot Ensembles: Train 1, Get {M} for Free},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+    "mandt2017": """@article{mandt2017,
+  author  = {Mandt, Stephan and Hoffman, Matthew D. and Blei, David M.},
+  title   = {Stochastic Gradient Descent as Approximate {Bayesian} Inference},
+  journal = {Journal of Machine Learning Research},
+  volume  = {18},
+  number  = {134},
+  pages   = {1--35},
+  year    = {2017}
+}""",
+    "yao2018": """@article{yao2018,
+  author  = {Yao, Yuling and Vehtari, Aki and Simpson, Daniel and Gelman, Andrew},
+  title   = {Using Stacking to Average {Bayesian} Predictive Distributions},
+  journal = {Bayesian Analysis},
+  volume  = {13},
+  number  = {3},
+  pages   = {917--1007},
+  year    = {2018}
+}""",
+    "fort2019": """@misc{fort2019,
+  author    = {Fort, Stanislav and Hu, Huiyi and Lakshminarayanan, Balaji},
+  title     = {Deep Ensembles: A Loss Landscape Perspective},
+  publisher = {arXiv:1912.02757},
+  year      = {2019}
+}""",
+    "maddox2019": """@inproceedings{maddox2019,
+  author    = {Maddox, Wesley J. and Izmailov, Pavel and Garipov, Timur and Vetrov, Dmitry P. and
+               Wilson, Andrew Gordon},
+  title     = {A Simple Baseline for {Bayesian} Uncertainty in Deep Learning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2019}
+}""",
+    "wilson2020": """@inproceedings{wilson2020,
+  author    = {Wilson, Andrew Gordon and Izmailov, Pavel},
+  title     = {{Bayesian} Deep Learning and a Probabilistic Perspective of Generalization},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2020}
+}""",
 }

@@ -21,6 +21,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.network import no_hidden_loops
+from knowable.core.recorded_graph import simplify
 
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
@@ -195,42 +196,11 @@ class Recorded:
 
 
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
-    """``function`` as the list of tensor operations it does on ``example``, those without effect left out."""
+    """``function`` as the list of tensor operations it does on ``example``, made shorter and leaner."""
     graph = make_fx(function)(*example)
-    if not any(_writes(node) for node in graph.graph.nodes):  # else a copy may be there to be written to
-        for node in graph.graph.nodes:
-            if _does_nothing(node):
-                node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
-    graph.recompile()
+    simplify(graph)
     return graph
-
-
-_NEUTRAL = {"sub.Tensor": 0, "add.Tensor": 0, "div.Tensor": 1, "mul.Tensor": 1, "pow.Tensor_Scalar": 1, "mul.Scalar": 1}
-
-
-def _writes(node: Any) -> bool:
-    """Whether a node changes a tensor in place."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
-def _does_nothing(node: Any) -> bool:
-    """Whether a node gives back its first argument: x - 0, x / 1, a detach."""
-    if node.op != "call_function" or not node.args or node.kwargs or not _same_kind(node, node.args[0]):
-        return False
-    name = str(node.target).removeprefix("aten.")
-    if name in ("detach.default", "alias.default"):
-        return True
-    return len(node.args) == 2 and isinstance(node.args[1], int | float) and _NEUTRAL.get(name) == node.args[1]
-
-
-def _same_kind(node: Any, other: Any) -> bool:
-    """Whether two nodes hold tensors of the same shape and type."""
-    first, second = getattr(node, "meta", {}).get("val"), getattr(other, "meta", {}).get("val")
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    return first.dtype == second.dtype and first.shape == second.shape
 
 
 def join_shared_products(graph: Any) -> None:

@@ -60,7 +60,8 @@ class EnsembleObjective(Objective):
         self.points, self.attack, self.mode = points or {}, attack, mode
         self.net_buffers = self.net_buffers if buffers is None else buffers
         self.positions = nn.Parameter(positions)
-        self._prior = NormalDensity.of(model, self.layout)
+        prior = NormalDensity.of(model, self.layout)
+        self._prior = None if prior is None else prior.scaled(-1.0 / size)
         self._losses = Recorded(self._all_losses, "eager" if mode == "eager" else "traced")
         self._steps = Recorded(self._adam_step, mode)
         self._vectorises = True  # until vmap refuses
@@ -80,24 +81,29 @@ class EnsembleObjective(Objective):
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the members on a batch, and its terms; ``weights`` are ``(batch,)`` or ``(batch, K)``."""
         losses, gradient, log_likelihood = self.losses_and_gradient(self.positions.detach(), x, y, weights)
-        loss, own = losses.mean(), log_likelihood.mean()
-        return _WithGradient.apply(self.positions, loss, gradient), self._terms(loss, own)
+        loss, terms = self._summary(losses.mean(), log_likelihood.mean())
+        return _WithGradient.apply(self.positions, loss, gradient), terms
 
-    def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """A step of Adam as one compiled graph."""
-        if self.mode != "compiled" or not isinstance(optimiser, torch.optim.Adam):
-            return None
-        if not self._vectorises or self._block_size(batch[0]) < len(self.positions):
-            return None
-        state = _adam_state(optimiser, self.positions)
-        numbers = _adam_numbers(optimiser.param_groups[0], state["step"].item() + 1).to(self.positions)
+    def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A step of all members without autograd; of Adam as one compiled graph where that was asked for."""
         x, y, *weights = batch
-        found = self._steps(
-            self.positions.detach(), state["exp_avg"], state["exp_avg_sq"], numbers, x, y, *self._per_member(*weights)
-        )
-        self.positions.data, state["exp_avg"], state["exp_avg_sq"], loss, log_likelihood = found
+        if self.mode == "compiled" and isinstance(optimiser, torch.optim.Adam) and self._in_one_piece(x):
+            return self._compiled_step(optimiser, x, y, *self._per_member(*weights))
+        losses, gradient, log_likelihood = self.losses_and_gradient(self.positions.detach(), x, y, *weights)
+        self.positions.grad = gradient
+        optimiser.step()
+        return self._summary(losses.mean(), log_likelihood.mean())
+
+    def _in_one_piece(self, x: Tensor) -> bool:
+        return self._vectorises and self._block_size(x) == len(self.positions)
+
+    def _compiled_step(self, optimiser: torch.optim.Adam, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        state = _adam_state(optimiser, self.positions)
+        numbers = _adam_numbers(optimiser.param_groups[0], state["step"].item() + 1, like=self.positions)
+        found = self._steps(self.positions.detach(), state["exp_avg"], state["exp_avg_sq"], numbers, *batch)
+        self.positions.data, state["exp_avg"], state["exp_avg_sq"], loss, log_likelihood, log_prior = found
         state["step"] += 1
-        return loss, self._terms(loss, log_likelihood)
+        return loss, {"log_likelihood": log_likelihood, "log_prior": log_prior}
 
     def clip_gradient(self, most: float) -> None:
         """Shorten the gradient of each member by itself."""
@@ -116,10 +122,11 @@ class EnsembleObjective(Objective):
         each = [model.score(output, y, index_params(stack, k)) for k, output in enumerate(outputs)]
         return torch.stack(each).logsumexp(0) - math.log(count)
 
-    def _terms(self, loss: Tensor, log_likelihood: Tensor) -> dict[str, Tensor]:
-        """On the full-data scale: what is not likelihood is prior."""
+    def _summary(self, loss: Tensor, log_likelihood: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and its terms on the full-data scale: what is not likelihood is prior."""
         log_likelihood = log_likelihood * self.size
-        return {"log_likelihood": log_likelihood, "log_prior": -loss * self.size - log_likelihood}
+        log_prior = torch.add(log_likelihood, loss, alpha=self.size).neg()
+        return loss, {"log_likelihood": log_likelihood, "log_prior": log_prior}
 
     # --- losses and gradients ----------------------------------------------------------------------------------------
 
@@ -129,6 +136,8 @@ class EnsembleObjective(Objective):
         """The members' losses ``(K,)``, gradients ``(K, D)`` and mean log likelihoods ``(K,)`` on a batch."""
         own = self._per_member(weights)
         size = self._block_size(x)
+        if size == len(positions):
+            return self._block(positions, x, y, *own)
         found = [
             self._block(block, x, y, *(each[:, first : first + size] for each in own))
             for first, block in zip(range(0, len(positions), size), positions.split(size), strict=True)
@@ -178,8 +187,7 @@ class EnsembleObjective(Objective):
                 positions, moved, x, y, *weights
             )
             if self._prior is not None:
-                joint, slope = self._prior.added(positions, losses * -self.size, gradient * -self.size)
-                losses, gradient = joint / -self.size, slope / -self.size
+                losses, gradient = self._prior.added(positions, losses, gradient)
         return losses, gradient, log_likelihood
 
     def _total_loss(
@@ -238,13 +246,14 @@ class EnsembleObjective(Objective):
     def _adam_step(
         self, positions: Tensor, first: Tensor, second: Tensor, numbers: Tensor, *batch: Tensor
     ) -> tuple[Tensor, ...]:
-        """Adam (Kingma and Ba, 2015): new positions and moments, the mean loss and the mean log likelihood."""
+        """Adam (Kingma and Ba, 2015): new positions and moments, the mean loss and its terms."""
         losses, gradient, log_likelihood = self._all_losses(positions, *batch)
         rate, root, keep_first, keep_second, epsilon = numbers.unbind()
         first = keep_first * first + (1 - keep_first) * gradient
         second = keep_second * second + (1 - keep_second) * gradient * gradient
         positions = positions - rate * first / (root * second.sqrt() + epsilon)
-        return positions, first, second, losses.mean(), log_likelihood.mean()
+        loss, terms = self._summary(losses.mean(), log_likelihood.mean())
+        return positions, first, second, loss, *terms.values()
 
 
 class _WithGradient(torch.autograd.Function):
@@ -270,8 +279,8 @@ def _adam_state(optimiser: torch.optim.Optimizer, param: nn.Parameter) -> dict[s
     return state
 
 
-def _adam_numbers(group: dict[str, Any], step: float) -> Tensor:
+def _adam_numbers(group: dict[str, Any], step: float, *, like: Tensor) -> Tensor:
     """The numbers of step t: α / (1 - β₁ᵗ), 1 / √(1 - β₂ᵗ), β₁, β₂ and ε."""
     first, second = group["betas"]
     rate, root = group["lr"] / (1 - first**step), (1 - second**step) ** -0.5
-    return torch.tensor([rate, root, first, second, group["eps"]], dtype=torch.float64)
+    return torch.tensor([rate, root, first, second, group["eps"]], dtype=like.dtype, device=like.device)

@@ -129,7 +129,7 @@ class Mixture(Posterior):
     def _tensors(self) -> dict[str, Tensor]:
         found = {"log_weights": self.log_weights}
         for k, member in enumerate(self.members):
-            own = {name: value for name, value in member.points.items() if name not in self.points}
+            own = {k: v for k, v in member.points.items() if k not in self.points or not torch.equal(v, self.points[k])}
             parts = {"posterior": member._tensors(), "point": own, "buffer": member.buffers}
             for part, tensors in parts.items():
                 found |= {f"{k}.{part}.{name}": value for name, value in tensors.items()}
@@ -167,7 +167,7 @@ def _of_model(member: Posterior, model: Model, points: Params) -> Posterior:
     if member.model is model:
         return member
     bound = copy.copy(member)
-    bound.model, bound.points, bound._kept = model, {**member.points, **points}, None
+    bound.model, bound.points, bound._kept = model, {**points, **member.points}, None
     return bound
 
 

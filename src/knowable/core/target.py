@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -292,10 +293,21 @@ class NormalDensity:
         """Log densities ``(C,)``."""
         return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
 
+    def scaled(self, factor: float) -> NormalDensity:
+        """``factor`` times the log density, which is no longer that of a distribution."""
+        found = copy.copy(self)
+        found.precision, found.constant = self.precision * factor, self.constant * factor
+        found._common = None if self._common is None else self._common * factor
+        return found
+
     def added(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """What :meth:`add_to` does, with new tensors."""
-        slope = (position - self.mean) * self.precision
-        return value - 0.5 * (slope * (position - self.mean)).sum(-1) + self.constant, gradient - slope
+        if self._common is not None:
+            squares = (position * position).sum(-1)
+            return value + (self.constant - 0.5 * self._common * squares), gradient - self._common * position
+        away = position - self.mean
+        slope = away * self.precision
+        return value + (self.constant - 0.5 * (slope * away).sum(-1)), gradient - slope
 
     def add_to(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Add the log densities and gradients at ``position`` to ``value`` and ``gradient``, in place."""

@@ -90,8 +90,12 @@ class TrainingRun:
             return False
         if done is None:
             self._backward(loss)
-        for name, value in (("loss", loss.detach()), *terms.items()):
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+        with torch.no_grad():
+            for name, value in (("loss", loss), *terms.items()):
+                if name in self.sums:
+                    self.sums[name] += value
+                else:
+                    self.sums[name] = value.detach().clone()
         self.step, self.batch = self.step + 1, self.batch + 1
         return True
 

@@ -61,9 +61,12 @@ class BayesianBootstrap(Method, Training, Ensemble):
     def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
         """Draw weights and train the members; see :meth:`knowable.core.method.Method.fit`."""
         rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
-        with own_randomness(derive_seed(seed, "bootstrap")):  # a loader may shuffle
-            rows = rows if rows.in_memory else _in_memory(rows)
-            counts = torch.ones(rows.size, dtype=model.dtype) if rows.weights is None else rows.weights.cpu()
+        if not rows.in_memory:
+            with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
+                x, y = rows.tensors
+            rows = Data((x, y), len(x))
+        counts = torch.ones(rows.size, dtype=model.dtype) if rows.weights is None else rows.weights.cpu()
+        with own_randomness(derive_seed(seed, "bootstrap")):
             weights = dirichlet_weights(counts, self.members).to(device=model.device, dtype=model.dtype)
         job = MemberTraining(
             self, self, self.members, self.vectorise, held_out, seed, progress, as_checkpoint(checkpoint),
@@ -80,8 +83,3 @@ def dirichlet_weights(counts: Tensor, members: int) -> Tensor:
     counts = counts.double().unsqueeze(1).expand(-1, members)
     draws = torch._standard_gamma(counts.clamp_min(1e-300)) * (counts > 0)
     return draws / draws.sum(0) * counts.sum(0)
-
-
-def _in_memory(rows: Data) -> Data:
-    x, y = rows.tensors
-    return Data((x, y), len(x))
