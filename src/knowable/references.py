@@ -183,8 +183,7 @@ BIBTEX: dict[str, str] = {
   year      = {2017}
 }""",
     "huang2017": """@inproceedings{huang2017,
-  author    = {Huang, Gao and Li, Yixuan and Pleiss, Geoff and Liu, Zhuang and Hopcroft, John E. and
-               Weinberger, Kilian Q.},
+  author    = {Huang, Gao and Li, Yixuan and Pleiss, Geoff and Liu, Zhuang and Hopcroft, John E. and Weinberger, K. Q.},
   title     = {Snapshot Ensembles: Train 1, Get {M} for Free},
   booktitle = {International Conference on Learning Representations},
   year      = {2017}
@@ -214,8 +213,7 @@ BIBTEX: dict[str, str] = {
   year      = {2019}
 }""",
     "maddox2019": """@inproceedings{maddox2019,
-  author    = {Maddox, Wesley J. and Izmailov, Pavel and Garipov, Timur and Vetrov, Dmitry P. and
-               Wilson, Andrew Gordon},
+  author    = {Maddox, Wesley J. and Izmailov, Pavel and Garipov, Timur and Vetrov, Dmitry P. and Wilson, Andrew G.},
   title     = {A Simple Baseline for {Bayesian} Uncertainty in Deep Learning},
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2019}
