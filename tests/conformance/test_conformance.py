@@ -48,7 +48,10 @@ SUBJECTS = {
     "svgd": Subject(kn.SVGD(chains=3, warmup=3, batch_size=8), longer=kn.SVGD(chains=2, warmup=150)),
     "deep_ensemble": Subject(kn.DeepEnsemble(2, **QUICK)),
     "snapshot_ensemble": Subject(kn.SnapshotEnsemble(**QUICK, cycles=2)),
-    "bayesian_bootstrap": Subject(kn.BayesianBootstrap(2, **QUICK)),
+    # it reads loaders into memory, and is resumed at every hundredth step
+    "bayesian_bootstrap": Subject(
+        kn.BayesianBootstrap(2, **QUICK), longer=kn.BayesianBootstrap(2, epochs=130, batch_size=8)
+    ),
     "ensemble_of": Subject(
         kn.EnsembleOf(kn.MeanFieldVI(**QUICK), 2), longer=kn.EnsembleOf(kn.MeanFieldVI(epochs=65, batch_size=8), 2)
     ),

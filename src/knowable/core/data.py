@@ -218,13 +218,13 @@ def _sampler_of(loader: DataLoader) -> Any:
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
 
 
-def _pair(batch: Any) -> Batch:
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InvalidData(f"Each batch of the data must be a pair (x, y), got {type(batch).__name__}.")
     return batch[0], batch[1]
 
 
-def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> Batch:
+def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tensor, Tensor]:
     of = "" if name == "data" else f" of {name}"
     x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
     check_rows(x, f"x{of}")

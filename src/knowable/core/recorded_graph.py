@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import map_arg
 
 _NEUTRAL = {"sub.Tensor": 0, "add.Tensor": 0, "div.Tensor": 1, "mul.Tensor": 1, "pow.Tensor_Scalar": 1, "mul.Scalar": 1}
-_LOOKS = frozenset(["detach", "alias", "view", "_unsafe_view", "expand", "t", "transpose", "permute", "squeeze"]) | {
-    "unsqueeze", "split", "split_with_sizes", "select", "slice", "unbind", "diagonal", "as_strided", "reshape"
+_PURE = frozenset(["add", "div", "exp", "mul", "neg", "reciprocal", "sub", "sum", "_to_copy", "detach", "alias", "view"]) | {
+    "_unsafe_view", "expand", "t", "transpose", "permute", "squeeze", "unsqueeze"
 }  # fmt: skip
-_PURE = frozenset(["add", "div", "exp", "mul", "neg", "reciprocal", "sub", "sum", "_to_copy"]) | _LOOKS
 _FILLED = {"ones_like": torch.ones, "zeros_like": torch.zeros}
 _LARGEST = 1_000_000  # elements of a constant that is kept
 _aten = torch.ops.aten
@@ -113,7 +113,7 @@ def _constant(node: Any, known: dict[Any, Tensor]) -> Tensor | None:
     if name not in _PURE or any(each not in known for each in inputs) or (not inputs and name != "_to_copy"):
         return None
     with torch.no_grad():
-        return node.target(*torch.fx.node.map_arg(node.args, lambda each: known[each]), **node.kwargs)
+        return node.target(*map_arg(node.args, lambda each: known[each]), **node.kwargs)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

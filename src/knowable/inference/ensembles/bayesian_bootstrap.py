@@ -81,5 +81,6 @@ def dirichlet_weights(counts: Tensor, members: int) -> Tensor:
     They are drawn from the global generator, in double precision.
     """
     counts = counts.double().unsqueeze(1).expand(-1, members)
-    draws = torch._standard_gamma(counts.clamp_min(1e-300)) * (counts > 0)
+    gamma = torch.distributions.Gamma(counts.clamp_min(1e-300), torch.ones_like(counts))
+    draws = gamma.sample() * (counts > 0)
     return draws / draws.sum(0) * counts.sum(0)
