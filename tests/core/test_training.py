@@ -462,3 +462,25 @@ def test_what_is_kept_at_the_ends_of_epochs_survives_an_interrupt_exactly(fails,
     _train(halves, data, training, checkpoint=tmp_path / "run")
     _train(resumed, data, training, checkpoint=tmp_path / "run")
     assert same_params(resumed.tensors(), whole.tensors())
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_run_interrupted_before_its_first_record_begins_again_with_the_same_random_numbers(fails, tmp_path):
+    x, y = torch.randn(20, 2), torch.randn(20)
+    model = kn.Model(_dropout_net(), kn.Gaussian())
+    whole = kn.MAP(epochs=20).fit(model, (x, y), seed=3)
+    calls, score = [0], kn.Model.score
+
+    def interrupted(self, output, target, params):
+        calls[0] += 1
+        if calls[0] == fails:
+            raise KeyboardInterrupt
+        return score(self, output, target, params)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", kn.Interrupted)
+        patch.setattr(kn.Model, "score", interrupted)
+        kn.MAP(epochs=20).fit(model, (x, y), seed=3, checkpoint=tmp_path / "run")
+    torch.rand(7)
+    resumed = kn.MAP(epochs=20).fit(model, (x, y), seed=3, checkpoint=tmp_path / "run")
+    assert same_params(resumed.mean(), whole.mean())

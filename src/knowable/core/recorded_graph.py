@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.fx.node import map_arg
 
 _NEUTRAL = {"sub.Tensor": 0, "add.Tensor": 0, "div.Tensor": 1, "mul.Tensor": 1, "pow.Tensor_Scalar": 1, "mul.Scalar": 1}
-_PURE = frozenset(["add", "div", "exp", "mul", "neg", "reciprocal", "sub", "sum", "_to_copy", "detach", "alias", "view"]) | {
-    "_unsafe_view", "expand", "t", "transpose", "permute", "squeeze", "unsqueeze"
-}  # fmt: skip
+_PURE = frozenset(
+    {"add", "div", "exp", "mul", "neg", "reciprocal", "sub", "sum", "_to_copy"}
+    | {"alias", "detach", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view"}
+)
 _FILLED = {"ones_like": torch.ones, "zeros_like": torch.zeros}
 _LARGEST = 1_000_000  # elements of a constant that is kept
 _aten = torch.ops.aten

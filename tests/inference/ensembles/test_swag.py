@@ -309,3 +309,17 @@ def test_settings_that_make_no_sense_are_refused(arguments, wanted):
 def test_a_prior_with_a_scale_to_learn_is_refused():
     with pytest.raises(kn.Unsupported, match="SWAG cannot learn the prior's own scale"):
         kn.SWAG().fit(_model(prior=kn.EmpiricalBayes(kn.Normal())), linear_data())
+
+
+def test_an_interrupt_while_the_rate_is_chosen_leaves_the_mode(monkeypatch, tmp_path):
+    model, data = _model(), linear_data()
+    method = kn.SWAG(**SHORT)
+    checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
+    whole = method.fit(model, data)
+    with monkeypatch.context() as patch:
+        _interrupting(patch, 75)  # 60 steps to the mode
+        with pytest.warns(kn.Interrupted, match="before the first snapshot; this is the mode"):
+            partial = method.fit(model, data, checkpoint=checkpoint)
+    assert partial.diagnostics.interrupted
+    assert same_params(partial.mean(), kn.MAP(epochs=30, batch_size=10).fit(model, data).mean())
+    assert same_params(method.fit(model, data, checkpoint=checkpoint)._tensors(), whole._tensors())

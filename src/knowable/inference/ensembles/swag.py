@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.training import Training, TrainingResult, train
 from knowable.core.types import Buffers, Params
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import Interrupted, InvalidArgument, InvalidType
 from knowable.inference.ensembles.constant_rate import constant_rate
 from knowable.inference.ensembles.swag_posterior import SWAGPosterior
 
@@ -101,7 +102,10 @@ class SWAG(Method, Training):
         given = model.given({name: first.mean()[name] for name in model.point_names}, first.buffers)
         given = given.starting_at(first.mean())
         objective = SWAGObjective(given, rows.size, self.rank)
-        training = self._wandering(given, rows, seed)
+        try:
+            training = self._wandering(given, rows, seed)
+        except KeyboardInterrupt:
+            return _stopped_at(first)
         result = train(
             objective, rows, training, seed=derive_seed(seed, "swag"), progress=progress,
             checkpoint=part_of(saver, "swag"), engine=engine, label=type(self).__name__,
@@ -243,3 +247,11 @@ def _known(model: Model, posterior: Posterior, seed: int) -> Posterior:
     stack = {name: means[name].unsqueeze(0) for name in model.random_names}
     points = {name: means[name] for name in model.point_names}
     return Particles(model, stack, points=points, buffers=posterior.buffers, seed=seed)
+
+
+def _stopped_at(mode: Posterior) -> Posterior:
+    """What an interrupt leaves while the rate is being chosen."""
+    message = "stopped from the keyboard before the first snapshot"
+    warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=3)
+    mode.diagnostics = replace(mode.diagnostics, interrupted=True, converged=False, message=message)
+    return mode
