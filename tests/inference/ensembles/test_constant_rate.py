@@ -45,14 +45,14 @@ def test_the_noise_is_the_trace_of_the_covariance_of_the_batches_gradients():
     assert gradient_noise(probe, batches[:1]) == 0.0
 
 
-def test_the_rate_is_the_smaller_of_the_two_limits_less_the_momentum():
+def test_the_rate_is_the_smaller_of_its_two_limits():
     model, x, y, _ = _at_the_mode(40)
     data = as_data((x, y))
     probe = _Probe(model, data, 0)
-    steep = 1 / largest_curvature(probe, next(iter(data.batches(4, seed=3))))
-    near = 2 * 3 / (40 * gradient_noise(probe, list(data.batches(4, seed=3))))
-    assert constant_rate(model, data, 4, seed=3) == pytest.approx(0.1 * min(steep, near), rel=0.05)
-    assert constant_rate(model, data, 40, seed=3) == pytest.approx(0.1 / largest_curvature(probe, (x, y)), rel=0.05)
+    steep = 0.5 / largest_curvature(probe, next(iter(data.batches(4, seed=3))))
+    near = 0.1 * 2 * 3 / (40 * gradient_noise(probe, list(data.batches(4, seed=3))))
+    assert constant_rate(model, data, 4, seed=3) == pytest.approx(min(steep, near), rel=0.05)
+    assert constant_rate(model, data, 40, seed=3) == pytest.approx(0.5 / largest_curvature(probe, (x, y)), rel=0.05)
 
 
 def test_looking_for_a_rate_changes_nothing():

@@ -21,11 +21,12 @@ _STEP = 1e-2  # length of the difference that stands for a derivative
 def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
     r"""A constant learning rate for SGD with momentum that begins at a mode.
 
-    .. math:: \epsilon = (1 - \mu) \min\Big( \frac{2 D}{N\, \mathrm{tr}\, C},\; \frac{1}{\lambda_\max} \Big)
+    .. math:: \epsilon = \min\Big( (1 - \mu) \frac{2 D}{N\, \mathrm{tr}\, C},\; \frac{1}{2 \lambda_\max} \Big)
 
     The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
-    to the posterior (Mandt, Hoffman and Blei, 2017). The second keeps the steepest direction, whose curvature
-    is λ_max, within what is stable. Both are for the loss per example; momentum μ makes a step 1 / (1 - μ) as long.
+    to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
+    steepest direction, whose curvature is λ_max, well within what is stable, which is :math:`2 (1 + \mu) / \lambda_\max`.
+    Both are for the loss per example. In networks it is the second that counts.
 
     Args:
         model: The model, whose start values are the mode.
@@ -37,10 +38,8 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
         batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
         noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, batches[0])
-    steps = [1.0 / max(curvature, 1e-12)]
-    if noise > 0:
-        steps.append(2.0 * probe.dimension / (rows.size * noise))
-    return (1.0 - MOMENTUM) * min(steps)
+    rate = 0.5 / max(curvature, 1e-12)
+    return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
 
 
 class _Probe:
