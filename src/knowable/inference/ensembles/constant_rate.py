@@ -25,7 +25,7 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
 
     The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
     to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
-    steepest direction, whose curvature is λ_max, well within what is stable, which is :math:`2 (1 + \mu) / \lambda_\max`.
+    steepest direction, whose curvature is λ_max, well within what is stable, :math:`2 (1 + \mu) / \lambda_\max`.
     Both are for the loss per example. In networks it is the second that counts.
 
     Args:
