@@ -233,3 +233,36 @@ def test_the_number_of_members_comes_first():
     assert kn.BayesianBootstrap(7).members == 7
     assert kn.MultiSWAG(7).members == 7
     assert kn.EnsembleOf(kn.MAP(), 7).members == 7
+
+
+# --- likelihoods and priors ------------------------------------------------------------------------------------------
+
+TARGETS = {
+    "noise that depends on the input": (kn.HeteroscedasticGaussian(), 2, lambda y: y),
+    "outliers": (kn.StudentT(), 1, lambda y: y),
+    "labels": (kn.Categorical(), 3, lambda y: (y.flatten() > 0).long() + (y.flatten() > 1)),
+    "yes or no": (kn.Bernoulli(), 1, lambda y: (y > 0).to(DTYPE)),
+    "counts": (kn.Poisson(), 1, lambda y: y.abs().round()),
+}
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "target"), TARGETS.values(), ids=TARGETS)
+def test_members_of_every_likelihood_train_together_as_they_do_alone(likelihood, outputs, target):
+    x, y = linear_data()
+    model = kn.Model(mlp(outputs=outputs).to(DTYPE), likelihood, {"*.bias": kn.Flat(), "*": kn.StudentTPrior()})
+    together = kn.DeepEnsemble(2, epochs=10).fit(model, (x, target(y)), seed=3)
+    assert "together" in together.diagnostics.message
+    alone = kn.MAP(epochs=10).fit(model.starting_at(*fresh_start(model, 3, 1)), (x, target(y)), seed=3)
+    for name, value in alone.mean().items():
+        torch.testing.assert_close(together.stack[name][1], value, rtol=1e-8, atol=1e-8)
+    assert torch.isfinite(together.predict(x).log_prob(target(y))).all()
+
+
+def test_rows_that_count_more_count_more_for_every_member():
+    x, y = linear_data()
+    weights = torch.rand(20, dtype=DTYPE)
+    model = _model()
+    together = kn.DeepEnsemble(2, **SHORT).fit(model, kn.Data((x, y), 20, weights), seed=3)
+    alone = kn.MAP(**SHORT).fit(model, kn.Data((x, y), 20, weights), seed=3)
+    for name, value in alone.mean().items():
+        torch.testing.assert_close(together.stack[name][0], value, rtol=1e-8, atol=1e-8)

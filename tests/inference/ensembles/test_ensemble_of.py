@@ -189,3 +189,18 @@ def test_an_ensemble_with_more_members_goes_on_from_the_checkpoint_of_a_smaller_
     for members in (1, 3):
         posterior = kn.EnsembleOf(kn.MAP(**SHORT), members).fit(model, data, checkpoint=tmp_path / "run")
     assert same_params(posterior._tensors(), kn.EnsembleOf(kn.MAP(**SHORT), 3).fit(model, data)._tensors())
+
+
+def test_what_a_method_holds_as_a_point_may_differ_from_member_to_member(tmp_path):
+    # the exact method sets a learned noise at one best value, though the model calls it random
+    (x, y), model = linear_data(), kn.Model(nn.Linear(2, 1).to(DTYPE), kn.Gaussian())
+    members = [kn.ExactLinear().fit(model, (x[part], y[part])) for part in (slice(0, 10), slice(10, 20))]
+    mixture = kn.Mixture(model, members)
+    noises = [member.points["likelihood.log_noise"] for member in members]
+    assert noises[0] != noises[1]
+    torch.testing.assert_close(mixture.mean()["likelihood.log_noise"], (noises[0] + noises[1]) / 2)
+    assert set(mixture.sample(50)["likelihood.log_noise"].tolist()) == {each.item() for each in noises}
+    loaded = kn.load(mixture.save(tmp_path))
+    assert torch.equal(loaded.predict(x).std, mixture.predict(x).std)
+    alone = kn.EnsembleOf(kn.ExactLinear(), 2).fit(model, (x, y))
+    torch.testing.assert_close(alone.predict(x).std, kn.ExactLinear().fit(model, (x, y)).predict(x).std)
