@@ -34,6 +34,9 @@ def _posteriors() -> list[kn.Posterior]:
         diagonal_posterior(network),
         atoms(network, 3),
         full_posterior(network),
+        kn.Mixture(
+            network, [diagonal_posterior(network), atoms(network, 3)], points=diagonal_posterior(network).points
+        ),
     ]
 
 

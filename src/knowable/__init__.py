@@ -25,6 +25,7 @@ from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
+from knowable.core.mixture import Mixture
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.particles import Particles
@@ -48,6 +49,17 @@ from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
+from knowable.inference.ensembles import (
+    SWAG,
+    BayesianBootstrap,
+    DeepEnsemble,
+    Diversity,
+    EnsembleOf,
+    MultiSWAG,
+    SnapshotEnsemble,
+    SWAGPosterior,
+    diversity,
+)
 from knowable.inference.exact import ExactLinear
 from knowable.inference.laplace import Laplace
 from knowable.inference.point import MAP, MaximumLikelihood
@@ -120,6 +132,14 @@ __all__ = [
     "SGHMC",
     "CyclicalSGMCMC",
     "SVGD",
+    "DeepEnsemble",
+    "SnapshotEnsemble",
+    "BayesianBootstrap",
+    "EnsembleOf",
+    "SWAG",
+    "MultiSWAG",
+    "diversity",
+    "Diversity",
     # posteriors and predictions
     "Posterior",
     "Particles",
@@ -127,6 +147,8 @@ __all__ = [
     "FullNormal",
     "KroneckerNormal",
     "LowRankNormal",
+    "SWAGPosterior",
+    "Mixture",
     "ChainPosterior",
     "Samples",
     "Prediction",

@@ -120,6 +120,31 @@ _ENTRIES = (
         "svgd", "SVGD", "knowable.inference.sampling", "sampling",
         "particles that follow the gradient and repel each other", ("liu2016",),
     ),
+    MethodEntry(
+        "deep_ensemble", "DeepEnsemble", "knowable.inference.ensembles", "ensembles",
+        "several networks from their own random starts, trained in one step where they are small",
+        ("lakshminarayanan2017", "fort2019"), ("ensemble",),
+    ),
+    MethodEntry(
+        "snapshot_ensemble", "SnapshotEnsemble", "knowable.inference.ensembles", "ensembles",
+        "one network, kept each time its learning rate has fallen", ("huang2017",), ("snapshot",),
+    ),
+    MethodEntry(
+        "bayesian_bootstrap", "BayesianBootstrap", "knowable.inference.ensembles", "ensembles",
+        "networks trained with random weights on the rows", ("rubin1981", "newton1994"), ("bootstrap",),
+    ),
+    MethodEntry(
+        "ensemble_of", "EnsembleOf", "knowable.inference.ensembles", "ensembles",
+        "a mixture of any method's posteriors, each from its own start", ("wilson2020", "yao2018"),
+    ),
+    MethodEntry(
+        "swag", "SWAG", "knowable.inference.ensembles", "ensembles",
+        "a normal with the moments of the weights that SGD visits around a mode", ("maddox2019", "mandt2017"),
+    ),
+    MethodEntry(
+        "multi_swag", "MultiSWAG", "knowable.inference.ensembles", "ensembles",
+        "a mixture of SWAG posteriors around several modes", ("wilson2020", "maddox2019"),
+    ),
 )  # fmt: skip
 
 METHODS: dict[str, MethodEntry] = {entry.name: entry for entry in _ENTRIES}

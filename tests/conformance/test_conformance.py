@@ -8,6 +8,7 @@ import knowable as kn
 from knowable.registry import METHODS
 from knowable.testing import NETWORKS, Check, Subject, parametrize_with_checks
 from knowable.testing.checks.networks import check_network
+from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly
 
 QUICK = {"epochs": 2, "batch_size": 8}
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
@@ -16,6 +17,7 @@ CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
 LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
 STEPS = {"step_size": 0.1, "length": 0.2}
 BATCHES = {"batch_size": 8, "steps": 2}
+SNAPSHOTS = {"snapshots": 3, "rank": 2}
 
 # One line for each method: quick settings, and what it declares of itself.
 SUBJECTS = {
@@ -45,6 +47,17 @@ SUBJECTS = {
         longer=kn.CyclicalSGMCMC(**LONG_CHAINS, cycle_steps=12),
     ),
     "svgd": Subject(kn.SVGD(chains=3, warmup=3, batch_size=8), longer=kn.SVGD(chains=2, warmup=150)),
+    "deep_ensemble": Subject(kn.DeepEnsemble(2, **QUICK)),
+    "snapshot_ensemble": Subject(kn.SnapshotEnsemble(**QUICK, cycles=2)),
+    # it reads loaders into memory, and is resumed at every hundredth step
+    "bayesian_bootstrap": Subject(
+        kn.BayesianBootstrap(2, **QUICK), longer=kn.BayesianBootstrap(2, epochs=130, batch_size=8)
+    ),
+    "ensemble_of": Subject(
+        kn.EnsembleOf(kn.MeanFieldVI(**QUICK), 2), longer=kn.EnsembleOf(kn.MeanFieldVI(epochs=65, batch_size=8), 2)
+    ),
+    "swag": Subject(kn.SWAG(**QUICK, **SNAPSHOTS)),
+    "multi_swag": Subject(kn.MultiSWAG(2, **QUICK, **SNAPSHOTS)),
 }
 
 
@@ -78,3 +91,19 @@ def test_every_structure_of_the_curvature_fits_every_network(structure, network)
 
 def test_start_from_the_mode_conforms():
     check_network(Subject(kn.MeanFieldVI(**QUICK, start="map")), "batchnorm_cnn")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_ensembles_of_points_fit_every_network(network):
+    check_network(Subject(kn.EnsembleOf(kn.MAP(**QUICK), 2)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_adversarial_training_fits_every_network_whose_inputs_can_be_moved(network):
+    if network != "tied":  # its inputs are words
+        check_network(Subject(kn.DeepEnsemble(2, **QUICK, adversarial=0.01)), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_members_trained_in_turn_resume_exactly(check):
+    check(Subject(kn.DeepEnsemble(2, **QUICK, vectorise=False)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.checkpoint import Checkpoint, as_checkpoint
+from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from tests.core.cases import linear_data, linear_model, same_params
 
 STATE = {"step": 3, "history": [{"loss": 0.1}]}
@@ -110,3 +110,10 @@ def test_names_and_paths_become_checkpoints(tmp_path):
 def test_fields_are_checked(arguments, wanted):
     with pytest.raises(kn.KnowableError, match=wanted):
         Checkpoint(*arguments)
+
+
+def test_a_part_of_a_checkpoint_is_a_folder_inside(tmp_path):
+    part = part_of(Checkpoint(tmp_path, 3.0), "member 1")
+    assert part is not None
+    assert (part.path, part.seconds) == (tmp_path / "member 1", 3.0)
+    assert part_of(None, "member 1") is None

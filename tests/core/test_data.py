@@ -318,3 +318,56 @@ def test_the_second_batch_of_a_loader_is_checked_too():
 def test_a_problem_in_the_validation_data_says_so():
     with pytest.raises(kn.InvalidData, match="validation"):
         as_data((_with(torch.nan, 7, 0), Y), kn.Model(mlp(), kn.Gaussian(0.1)), name="validation")
+
+
+# --- weights on rows ------------------------------------------------------------------------------------------------
+
+W = torch.arange(10.0) + 1
+
+
+def test_weights_stay_with_their_rows_through_every_batch():
+    data = as_data(Data((X, Y), 10, W), _model())
+    for batches in (data.batches(4, seed=3), iter(data), [data.tensors]):
+        seen = {}
+        for x, y, w in batches:
+            assert x.shape[0] == y.shape[0] == w.shape[0]
+            seen |= dict(zip(y.flatten().tolist(), w.tolist(), strict=True))
+        assert seen == dict(zip(Y.tolist(), W.tolist(), strict=True))
+
+
+def test_weights_do_not_change_the_order_of_the_rows():
+    plain, weighted = as_data((X, Y), _model()), as_data(Data((X, Y), 10, W), _model())
+    for left, right in zip(plain.batches(4, seed=3, epoch=2), weighted.batches(4, seed=3, epoch=2), strict=True):
+        assert torch.equal(left[0], right[0])
+
+
+def test_weights_take_the_dtype_of_the_model_whatever_holds_them():
+    for weights in (W, W.double(), W.numpy(), W.tolist()):
+        data = as_data(Data((X, Y), 10, weights), _model())
+        assert data.weights.dtype == torch.float32 and torch.equal(data.weights, W)
+    assert "weighted" in repr(data)
+
+
+def test_each_of_several_networks_may_have_its_own_weights():
+    data = as_data(Data((X, Y), 10, torch.stack([W, W + 1], 1)), _model())
+    assert [batch[2].shape for batch in data.batches(4)] == [(4, 2), (4, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "wanted"),
+    [
+        (W[:5], r"weights must have a number for each of 10 rows, got shape \(5,\)"),
+        (torch.ones(10, 2, 2), "weights must have a number for each of 10 rows"),
+        (-W, "weights must be 0 or above and not all 0"),
+        (torch.zeros(10), "weights must be 0 or above and not all 0"),
+        (W * torch.nan, "weights has 10 missing or infinite values"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(weights, wanted):
+    with pytest.raises(kn.KnowableError, match=wanted):
+        Data((X, Y), 10, weights)
+
+
+def test_weights_of_a_loader_are_refused():
+    with pytest.raises(kn.InvalidArgument, match="weights go with rows in memory"):
+        Data(DataLoader(TensorDataset(X, Y)), 10, W)

@@ -37,7 +37,7 @@ def covariance(posterior: kn.LowRankNormal) -> Tensor:
     return posterior.scale.unsqueeze(1) * middle * posterior.scale
 
 
-@pytest.mark.parametrize("rank", [1, 3, 17, 40])  # 17 weights: as many directions, and more than there are
+@pytest.mark.parametrize("rank", [0, 1, 3, 17, 40])  # none; 17 weights: as many directions, and more than there are
 @pytest.mark.parametrize("kind", MAKERS)
 def test_it_has_the_covariance_or_precision_that_was_asked_for(kind, rank, generator):
     model = model_of()

@@ -107,3 +107,34 @@ def test_two_priors_made_of_different_posteriors_have_different_identities(gener
     second = kn.DiagonalNormal(first.model, first.loc, wider)
     identities = [_identity(net=lambda: net, prior=posterior) for posterior in (first, second)]
     assert identities[0] != identities[1]
+
+
+# --- weights on rows -------------------------------------------------------------------------------------------------
+
+
+def test_weights_on_rows_reach_a_method_that_heeds_them_and_are_refused_by_others():
+    x, y = linear_data()
+    weighted = kn.Data((x, y), 20, torch.ones(20))
+    rows, _, _ = admit(linear_model(), weighted, None, 0, weighted=True)
+    assert rows.weights.shape == (20,)
+    with pytest.raises(kn.Unsupported, match="data has weights on its rows, which this method does not heed"):
+        admit(linear_model(), weighted, None, 0)
+    with pytest.raises(kn.Unsupported, match="which this method does not heed"):
+        kn.MeanFieldVI(epochs=1).fit(linear_model(), weighted)
+
+
+def test_weights_for_several_networks_and_of_held_out_rows_are_refused():
+    x, y = linear_data()
+    with pytest.raises(kn.InvalidArgument, match=r"weights must be one number for each row, got shape \(20, 2\)"):
+        admit(linear_model(), kn.Data((x, y), 20, torch.ones(20, 2)), None, 0, weighted=True)
+    with pytest.raises(kn.Unsupported, match="validation has weights"):
+        admit(linear_model(), (x, y), kn.Data((x, y), 20, torch.ones(20)), 0, weighted=True)
+
+
+def test_fits_with_other_weights_have_other_identities():
+    model, (x, y) = linear_model(), linear_data()
+    found = [
+        identity_of(kn.MAP(), model, as_data(kn.Data((x, y), 20, weights), model))
+        for weights in (None, torch.ones(20), torch.arange(20.0))
+    ]
+    assert len({each["data"] for each in found}) == 3

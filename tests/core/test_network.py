@@ -233,3 +233,101 @@ def test_the_probe_gives_the_output_of_the_first_rows():
     output = network.probe(x, network.params())
     torch.testing.assert_close(output, network(network.params(), x)[: len(output)].detach())
     assert network.probe(x[:1], network.params()).shape == (1, 1)
+
+
+# --- buffers that differ from draw to draw ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+def test_draws_may_have_buffers_of_their_own(vectorise, generator):
+    network, x = Network(batch_norm_net()), torch.randn(5, 2, generator=generator)
+    stack, shared = _draws(network, 3, generator), network.buffers()
+    own = {"1.running_mean": torch.randn(3, 4, generator=generator), "1.running_var": torch.rand(3, 4) + 0.5}
+    found = network.over_draws({**stack, **own}, x, buffers=shared, vectorise=vectorise)
+    for k in range(3):
+        buffers = {**shared, **index_params(own, k)}
+        torch.testing.assert_close(found[k], network(index_params(stack, k), x, buffers=buffers))
+
+
+def test_running_statistics_are_those_of_the_inputs_under_the_given_weights(generator):
+    # one batch of at most 256 rows: its mean, and its variance with n - 1
+    network, x = Network(batch_norm_net()), torch.randn(100, 2, generator=generator)
+    params = index_params(_draws(network, 1, generator), 0)
+    buffers = network.buffers()
+    before = {name: value.clone() for name, value in buffers.items()}
+    found = network.statistics(params, x, buffers)
+    hidden = x @ params["0.weight"].T + params["0.bias"]
+    torch.testing.assert_close(found["1.running_mean"], hidden.mean(0))
+    torch.testing.assert_close(found["1.running_var"], hidden.var(0))
+    assert same_params(buffers, before)
+
+
+def test_running_statistics_of_many_rows_are_the_mean_over_batches(generator):
+    network, x = Network(batch_norm_net()), torch.randn(600, 2, generator=generator)
+    params = index_params(_draws(network, 1, generator), 0)
+    found = network.statistics(params, x, network.buffers())
+    hidden = x @ params["0.weight"].T + params["0.bias"]
+    torch.testing.assert_close(found["1.running_mean"], hidden.mean(0))
+    torch.testing.assert_close(found["1.running_var"], torch.stack([part.var(0) for part in hidden.split(200)]).mean(0))
+    assert found["1.num_batches_tracked"] == 3
+
+
+def test_statistics_of_frozen_layers_stay_and_dropout_is_off(generator):
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3), nn.BatchNorm1d(3))
+    network = Network(net, ["1.weight", "1.bias"])
+    assert network.statistics_names == ["4.running_mean", "4.running_var", "4.num_batches_tracked"]
+    x, params = torch.randn(50, 2, generator=generator), Network(net).params()
+    first, second = (network.statistics(params, x, network.buffers()) for _ in range(2))
+    assert same_params(first, second)
+    assert (first["1.running_mean"] == 0).all()
+    hidden = net.eval()[:4](x)
+    torch.testing.assert_close(first["4.running_mean"], hidden.mean(0).detach())
+
+
+def test_a_network_without_running_statistics_has_none():
+    assert Network(mlp()).statistics_names == []
+
+
+# --- training mode and evaluation mode -------------------------------------------------------------------------------
+
+
+class _Functional(nn.Module):
+    """Dropout that no module announces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.linear(x), 0.2, self.training)
+
+
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0, batch_first=True)
+
+
+STEADY = {
+    "an mlp": (mlp, (), True),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 1)), (), True),
+    "dropout of nothing": (lambda: nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0)), (), True),
+    "batch norm": (batch_norm_net, (), False),
+    "frozen batch norm": (batch_norm_net, ("1.weight", "1.bias"), True),
+    "dropout": (lambda: nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.1), nn.Linear(4, 1)), (), False),
+    "dropout in a function": (_Functional, (), False),
+    "attention": (lambda: nn.Sequential(nn.Unflatten(1, (1, 2)), _encoder()), (), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "frozen", "expected"), STEADY.values(), ids=STEADY)
+def test_a_network_knows_whether_training_mode_is_evaluation_mode(make, frozen, expected):
+    network, x = Network(make(), frozen), torch.randn(40, 2)
+    state = torch.get_rng_state()
+    assert network.is_steady(network.params(), x, network.buffers()) is expected
+    assert torch.equal(torch.get_rng_state(), state)
+    if expected:
+        assert network.is_steady(network.params(), x[:1], network.buffers())
+
+
+def test_batch_statistics_of_a_single_row_are_not_steady():
+    network = Network(batch_norm_net())
+    assert not network.is_steady(network.params(), torch.randn(1, 2), network.buffers())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import knowable as kn
-from tests.core.cases import DTYPE, atoms, linear_model, same_params
+from tests.core.cases import DTYPE, atoms, batch_norm_net, linear_model, same_params
 
 STACK = {
     "weight": torch.tensor([[[0.0, 0.0]], [[1.0, 2.0]], [[-3.0, 5.0]]], dtype=DTYPE),
@@ -103,3 +103,39 @@ def test_atoms_kept_in_short_numbers_are_used_in_the_models_own():
     x = torch.randn(4, 2, dtype=DTYPE)
     for samples in (2, 10):
         assert torch.equal(posterior.predict(x, samples=samples).samples, exact.predict(x, samples=samples).samples)
+
+
+# --- buffers of their own --------------------------------------------------------------------------------------------
+
+
+def _with_buffers(count: int, generator: torch.Generator) -> kn.Particles:
+    model = kn.Model(batch_norm_net().to(DTYPE), kn.Gaussian(0.1))
+    stacks = {"1.running_mean": torch.randn(count, 4, generator=generator, dtype=DTYPE)}
+    stacks["1.running_var"] = torch.rand(count, 4, generator=generator, dtype=DTYPE) + 0.1
+    plain = atoms(model, count, generator)
+    return kn.Particles(model, plain.stack, plain.log_weights, buffer_stack=stacks)
+
+
+@pytest.mark.parametrize("samples", [20, 4])
+@pytest.mark.parametrize("memory", [None, 3_000])
+def test_every_atom_predicts_with_its_own_buffers(samples, memory, generator):
+    posterior, x = _with_buffers(10, generator), torch.randn(5, 2, generator=generator, dtype=DTYPE)
+    prediction = posterior.predict(x, samples=samples, max_memory=memory)
+    chosen = posterior._chosen(0, min(10, samples), samples, posterior.seed)
+    for found, k in zip(prediction.samples, chosen.tolist(), strict=True):
+        params = {name: value[k] for name, value in posterior.stack.items()}
+        buffers = {**posterior.buffers, **{name: value[k] for name, value in posterior.buffer_stack.items()}}
+        torch.testing.assert_close(found, posterior.model.forward(params, x, buffers=buffers))
+
+
+def test_buffers_of_atoms_are_saved_and_loaded(tmp_path, generator):
+    posterior, x = _with_buffers(3, generator), torch.randn(5, 2, generator=generator, dtype=DTYPE)
+    loaded = kn.load(posterior.save(tmp_path))
+    assert same_params(loaded.buffer_stack, posterior.buffer_stack)
+    assert torch.equal(loaded.predict(x).samples, posterior.predict(x).samples)
+
+
+def test_buffers_for_another_number_of_atoms_are_refused():
+    model = kn.Model(batch_norm_net().to(DTYPE), kn.Gaussian(0.1))
+    with pytest.raises(kn.InvalidArgument, match="buffer_stack must have a leading dimension of 3"):
+        kn.Particles(model, atoms(model, 3).stack, buffer_stack={"1.running_mean": torch.zeros(2, 4)})

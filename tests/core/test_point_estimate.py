@@ -91,3 +91,41 @@ def test_a_prior_with_a_scale_to_learn_is_refused_with_the_reason(generator):
     model = linear_model(prior=kn.EmpiricalBayes(kn.Normal(1.0)))
     with pytest.raises(kn.Unsupported, match=r"MAP cannot learn the prior's own scale.*such as MeanFieldVI"):
         kn.MAP().fit(model, linear_data(generator=generator))
+
+
+# --- weights on rows, and inputs moved against the network ----------------------------------------------------------
+
+
+def test_a_row_of_weight_two_is_worth_two_rows(generator):
+    x, y = linear_data(generator=generator)
+    model = linear_model(noise=None)
+    weights = torch.tensor([2.0, 0.0] * 10, dtype=DTYPE)
+    doubled = PointObjective(model, 20, use_prior=True)(torch.cat([x[::2], x[::2]]), torch.cat([y[::2], y[::2]]))
+    weighted = PointObjective(model, 20, use_prior=True)(x, y, weights)
+    torch.testing.assert_close(weighted[0], doubled[0])
+    torch.testing.assert_close(weighted[1]["log_likelihood"], doubled[1]["log_likelihood"])
+
+
+def test_the_mode_with_weights_is_weighted_ridge_regression(generator):
+    x, y = linear_data(generator=generator)
+    weights = torch.rand(20, generator=generator, dtype=DTYPE)
+    posterior = kn.MAP(epochs=3_000, learning_rate=0.05).fit(linear_model(noise=0.5), kn.Data((x, y), 20, weights))
+    design = torch.cat([x, torch.ones(20, 1, dtype=DTYPE)], 1)
+    precision = design.T @ (weights.unsqueeze(1) * design) / 0.25 + torch.eye(3, dtype=DTYPE)
+    expected = torch.linalg.solve(precision, design.T @ (weights.unsqueeze(1) * y) / 0.25).flatten()
+    found = torch.cat([posterior.mean()["weight"].flatten(), posterior.mean()["bias"]])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_are_moved_against_the_network_by_the_sign_of_the_gradient(generator):
+    # a linear network: the log density falls fastest along sign((y - f) w) of each input
+    x, y = linear_data(generator=generator)
+    model = linear_model(noise=0.5)
+    attack = torch.tensor([0.1, 0.3], dtype=DTYPE)
+    loss, _ = PointObjective(model, 20, use_prior=False, attack=attack)(x, y)
+    params = model.params()
+    residual = y - model.forward(params, x)
+    moved = x - attack * (residual * params["weight"]).sign()
+    clean, worse = model.log_likelihood(params, x, y).mean(), model.log_likelihood(params, moved, y).mean()
+    assert worse < clean
+    torch.testing.assert_close(loss, -0.5 * (clean + worse))

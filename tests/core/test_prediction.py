@@ -259,3 +259,71 @@ def test_predictions_print_what_matters():
     probs = torch.full((4, 5, 2), 0.5)
     shown = repr(kn.Categorical().predict(probs.log(), {}, torch.full((4,), 0.25).log()))
     assert shown == "CategoricalPrediction(rows=5, outputs=(2,), draws=4, mean entropy=0.693 nats, epistemic share=0%)"
+
+
+# --- several predictions as one -------------------------------------------------------------------------------------
+
+SHARES = torch.tensor([0.25, 0.75], dtype=DTYPE)
+
+
+def _halves(**settings) -> list[RegressionPrediction]:
+    """Two predictions that, weighed by SHARES, are the mixture of all five components."""
+    first, second = slice(0, 1), slice(1, 3)
+    return [
+        _mixture(LOC[part], SCALE[part], torch.ones(len(LOC[part]), dtype=DTYPE) / len(LOC[part]), **settings)
+        for part in (first, second)
+    ]
+
+
+def test_joined_predictions_are_the_mixture_of_all_their_components():
+    joined = RegressionPrediction.joined(_halves(), SHARES.log())
+    whole = _mixture(weights=torch.tensor([0.25, 0.375, 0.375], dtype=DTYPE))
+    y = torch.tensor([0.7, -50.0], dtype=DTYPE)
+    for name in ("mean", "variance", "aleatoric", "epistemic", "samples", "log_weights"):
+        torch.testing.assert_close(getattr(joined, name), getattr(whole, name))
+    torch.testing.assert_close(joined.log_prob(y), whole.log_prob(y))
+    torch.testing.assert_close(joined.quantile(0.2), whole.quantile(0.2))
+    torch.testing.assert_close(joined.cdf(y), whole.cdf(y))
+
+
+def test_outcomes_drawn_from_joined_predictions_follow_their_distribution(generator):
+    joined = RegressionPrediction.joined(_halves(), SHARES.log())
+    draws = joined.draw(4_000, generator=generator)
+    for row in range(2):
+
+        def cdf(y: np.ndarray, row: int = row) -> np.ndarray:
+            return np.array([joined.cdf(torch.full((2,), each, dtype=DTYPE))[row] for each in y])
+
+        assert stats.ks_1samp(draws[:, row].numpy(), cdf).pvalue > 1e-4
+
+
+def test_variance_integrated_in_closed_form_stays_epistemic_when_predictions_are_joined():
+    plain, with_part = _halves()
+    with_part = RegressionPrediction(with_part.components, with_part.log_weights, within=0.5 * SCALE[1:] ** 2)
+    joined = RegressionPrediction.joined([plain, with_part], SHARES.log())
+    each = [part.mean for part in (plain, with_part)]
+    between = SHARES.prod() * (each[0] - each[1]) ** 2
+    torch.testing.assert_close(
+        joined.epistemic, SHARES[0] * plain.epistemic + SHARES[1] * with_part.epistemic + between
+    )
+    torch.testing.assert_close(joined.aleatoric, SHARES[0] * plain.aleatoric + SHARES[1] * with_part.aleatoric)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "shape", "y"),
+    [
+        (kn.Categorical(), (4, 3), torch.tensor([0, 2, 1, 1])),
+        (kn.Bernoulli(), (4, 1), torch.tensor([0.0, 1.0, 1.0, 0.0])),
+    ],
+    ids=["labels", "yes or no"],
+)
+def test_joined_predictions_of_labels_average_their_probabilities(likelihood, shape, y, generator):
+    parts = [
+        likelihood.predict(torch.randn(k, *shape, generator=generator, dtype=DTYPE), {}, torch.zeros(k).log_softmax(0))
+        for k in (2, 5)
+    ]
+    joined = type(parts[0]).joined(parts, SHARES.log())
+    torch.testing.assert_close(joined.probs, SHARES[0] * parts[0].probs + SHARES[1] * parts[1].probs)
+    torch.testing.assert_close(joined.aleatoric, SHARES[0] * parts[0].aleatoric + SHARES[1] * parts[1].aleatoric)
+    expected = SHARES[0] * parts[0].log_prob(y).exp() + SHARES[1] * parts[1].log_prob(y).exp()
+    torch.testing.assert_close(joined.log_prob(y), expected.log())

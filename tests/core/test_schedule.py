@@ -118,3 +118,58 @@ def test_a_restored_schedule_goes_on_as_the_saved_one():
             each.record(100 * (k + 1), 0.01)
     assert restored.state() == saved.state()
     assert [restored.factor(step) for step in range(0, 6_000, 500)] == [saved.factor(s) for s in range(0, 6_000, 500)]
+
+
+# --- cycles, and a rate that stays -----------------------------------------------------------------------------------
+
+
+def test_in_cycles_the_rate_follows_the_formula_of_snapshot_ensembles():
+    schedule = Schedule(1_000, Settling(0.0), cycles=4)
+    for step in range(1_000):
+        expected = 0.5 * (1 + math.cos(math.pi * (step % 250) / 250))
+        assert schedule.factor(step) == pytest.approx(max(expected, 1e-3))
+    assert [step for step in range(1, 1_001) if schedule.ends_cycle(step)] == [250, 500, 750, 1_000]
+    assert schedule.converged is None
+
+
+@pytest.mark.parametrize(("steps", "cycles"), [(10, 3), (7, 7), (11, 4), (2, 2)])
+def test_cycles_that_do_not_divide_the_steps_are_as_even_as_can_be(steps, cycles):
+    schedule = Schedule(steps, Settling(0.0), cycles=cycles)
+    ends = [step for step in range(1, steps + 1) if schedule.ends_cycle(step)]
+    assert len(ends) == cycles and ends[-1] == steps
+    lengths = [last - first for first, last in zip([0, *ends], ends, strict=False)]
+    assert max(lengths) - min(lengths) <= 1
+    assert all(schedule.factor(end) == 1.0 for end in ends[:-1])  # each begins at the full rate
+
+
+def test_without_a_number_of_steps_the_first_cycle_waits_until_settled_and_the_others_are_as_long_as_its_fall():
+    schedule = Schedule(None, Settling(0.0), fall_from=10_000, cycles=3)
+    assert schedule.total_steps == 10_000 + 3 * 5_000
+    assert schedule.factor(9_999) == schedule.factor(10_000) == schedule.factor(15_000) == 1.0
+    assert schedule.factor(12_500) == pytest.approx(0.5)
+    ends = [step for step in range(9_000, 25_001) if schedule.ends_cycle(step)]
+    assert ends == [15_000, 20_000, 25_000]
+
+
+def test_one_fall_ends_one_cycle_where_the_run_ends():
+    fixed, settled = Schedule(1_000, Settling(0.0)), Schedule(None, Settling(0.0), fall_from=1_000)
+    for schedule in (fixed, settled):
+        total = schedule.total_steps
+        assert [step for step in range(1, total + 1) if schedule.ends_cycle(step)] == [total]
+    assert not Schedule(None, Settling(0.0)).ends_cycle(500)
+
+
+def test_a_constant_rate_stays_and_ends_no_cycle():
+    schedule = Schedule(1_000, Settling(0.0), shape="constant", scale=0.5)
+    assert {schedule.factor(step) for step in range(1_000)} == {0.5}
+    assert schedule.total_steps == 1_000
+    assert not any(schedule.ends_cycle(step) for step in range(1_001))
+
+
+def test_a_constant_rate_without_a_number_of_steps_ends_once_settled():
+    schedule = Schedule(None, Settling(1e-4), shape="constant")
+    for k in range(10):
+        assert schedule.total_steps > 1_000
+        schedule.record(WINDOW * (k + 1), 1.0)
+    assert schedule.total_steps == 1_000
+    assert schedule.converged is True

@@ -10,8 +10,7 @@ import knowable as kn
 from knowable.core import starting_points as module
 from knowable.core.data import as_data
 from knowable.core.params import Layout
-from knowable.core.starting_points import EnsembleObjective, Start, initial_weights, starting_points
-from knowable.core.target import ModelTarget
+from knowable.core.starting_points import Start, initial_weights, starting_points
 from knowable.priors import EmpiricalBayes, Flat
 from tests.core.cases import DTYPE, Tied, diagonal_posterior, linear_data, linear_model, mlp
 
@@ -146,7 +145,7 @@ def test_an_interrupt_before_there_are_draws_is_an_interrupt_and_a_second_call_g
     model, data = model_of(), linear_data()
     whole = start_of(kind, model, data)
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
-    forward, calls = module.Objective.__call__, []
+    forward, calls = nn.Module.__call__, []
 
     def interrupted(self, *arguments):
         calls.append(self)
@@ -162,39 +161,6 @@ def test_an_interrupt_before_there_are_draws_is_an_interrupt_and_a_second_call_g
 
 
 # --- the ensemble ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("net", [mlp(), nn.GRU(2, 1, batch_first=True)], ids=["mlp", "recurrent"])
-def test_the_loss_of_an_ensemble_is_the_sum_of_its_members_losses(net):
-    if isinstance(net, nn.GRU):
-        net = _Last(net)
-    net = net.to(DTYPE)
-    model, (x, y) = kn.Model(net, kn.Gaussian(0.5)), linear_data()
-    x = x.unsqueeze(1) if isinstance(net, _Last) else x
-    layout = layout_of(model)
-    positions = torch.randn(CHAINS, layout.size, dtype=DTYPE)
-    target = ModelTarget(model, as_data((x, y), model), points={}, buffers=model.buffers())
-    objective = EnsembleObjective(model, target, positions.clone())
-    half = x[:10], y[:10]  # a batch that stands for all rows
-    loss, terms = objective(*half)
-    members = [model.log_joint(layout.views(each), *half, 20) for each in positions]
-    torch.testing.assert_close(loss, -torch.stack(members).sum() / 20)
-    torch.testing.assert_close(terms["log_joint"], torch.stack(members).mean())
-    (gradient,) = torch.autograd.grad(3 * loss, objective.positions)
-    flat = positions[1].clone().requires_grad_()
-    (alone,) = torch.autograd.grad(-3 * model.log_joint(layout.views(flat), *half, 20) / 20, flat)
-    torch.testing.assert_close(gradient[1], alone)
-    mixture = torch.stack([model.log_likelihood(layout.views(each), x, y) for each in positions]).exp().mean(0).log()
-    torch.testing.assert_close(objective.predictive_log_likelihood(x, y), mixture)
-
-
-class _Last(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)[0][:, -1]
 
 
 def test_members_begin_at_weights_of_their_own():

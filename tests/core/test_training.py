@@ -402,3 +402,85 @@ def test_the_state_of_another_run_is_refused(change, tmp_path, generator):
     train(Quadratic(), data, checkpoint=tmp_path / "run", **settings)
     with pytest.raises(kn.InvalidArgument, match=rf"belongs to another fit: {next(iter(change))}|: a differs"):
         train(Quadratic(), data, checkpoint=tmp_path / "run", **{**settings, **change})
+
+
+# --- the ends of epochs and of cycles --------------------------------------------------------------------------------
+
+
+class Noted(Quadratic):
+    """Keeps where it was at the ends of epochs and cycles, and how often."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.epochs, self.cycles = torch.zeros(60, dtype=torch.float64), torch.zeros(60, dtype=torch.float64)
+        self.counts = torch.zeros(2, dtype=torch.int64)
+
+    def tensors(self):
+        return {**super().tensors(), "epochs": self.epochs, "cycles": self.cycles, "counts": self.counts}
+
+    def _note(self, where: Tensor, kind: int) -> None:
+        where[self.counts[kind]] = self.theta.item()
+        self.counts[kind] += 1
+
+    def end_of_epoch(self) -> None:
+        self._note(self.epochs, 0)
+
+    def end_of_cycle(self) -> None:
+        self._note(self.cycles, 1)
+
+
+@pytest.mark.parametrize("epochs", [3, 25, 50])  # 12, 100 and 200 steps: with and without a window at the end
+def test_an_objective_hears_of_every_epochs_and_every_cycles_end(epochs, generator):
+    data, objective = _data(20, generator), Noted()
+    _train(objective, data, Training(epochs=epochs, batch_size=5, cycles=3))
+    assert objective.counts.tolist() == [epochs, 3]
+    assert objective.epochs[epochs - 1] == objective.cycles[2] == objective.theta.item()
+
+
+def test_a_loader_that_gives_fewer_batches_than_it_said_ends_its_epochs_too(generator):
+    x, y = _data(20, generator).tensors
+
+    class Short:
+        def __iter__(self):
+            return iter([(x[:5], y[:5]), (x[5:10], y[5:10])])
+
+        def __len__(self) -> int:
+            return 4
+
+    objective = Noted()
+    _train(objective, Data(Short(), 20), Training(epochs=3))
+    assert objective.calls == 12  # six epochs of two steps, of which the last ends with the run
+    assert objective.counts[0] == 5
+
+
+@pytest.mark.parametrize("fails", [30, 100, 101, 104, 105, 150])
+def test_what_is_kept_at_the_ends_of_epochs_survives_an_interrupt_exactly(fails, tmp_path, generator):
+    # 4 steps an epoch and windows of 100: the 25th epoch and the first window end with the same step
+    data, training = _data(20, generator), Training(epochs=50, batch_size=5, cycles=4)
+    whole, halves, resumed = Noted(), Noted(fail_at={fails: KeyboardInterrupt()}), Noted()
+    _train(whole, data, training)
+    _train(halves, data, training, checkpoint=tmp_path / "run")
+    _train(resumed, data, training, checkpoint=tmp_path / "run")
+    assert same_params(resumed.tensors(), whole.tensors())
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_run_interrupted_before_its_first_record_begins_again_with_the_same_random_numbers(fails, tmp_path):
+    x, y = torch.randn(20, 2), torch.randn(20)
+    model = kn.Model(_dropout_net(), kn.Gaussian())
+    whole = kn.MAP(epochs=20).fit(model, (x, y), seed=3)
+    calls, score = [0], kn.Model.score
+
+    def interrupted(self, output, target, params):
+        calls[0] += 1
+        if calls[0] == fails:
+            raise KeyboardInterrupt
+        return score(self, output, target, params)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", kn.Interrupted)
+        patch.setattr(kn.Model, "score", interrupted)
+        kn.MAP(epochs=20).fit(model, (x, y), seed=3, checkpoint=tmp_path / "run")
+    torch.rand(7)
+    resumed = kn.MAP(epochs=20).fit(model, (x, y), seed=3, checkpoint=tmp_path / "run")
+    assert same_params(resumed.mean(), whole.mean())

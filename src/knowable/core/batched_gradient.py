@@ -21,6 +21,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.network import no_hidden_loops
+from knowable.core.recorded_graph import simplify
 
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
@@ -79,7 +80,7 @@ class BatchedGradient:
                 with torch.no_grad():
                     return graph(position, *data)
             except RuntimeError as error:
-                if not _refused_by_vmap(error):
+                if not refused_by_vmap(error):
                     raise
                 self._vectorises = False
                 self._graphs.clear()
@@ -118,13 +119,8 @@ class BatchedGradient:
         return value.unsqueeze(0), gradient.unsqueeze(0)
 
     def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
-        # arguments of torch's distributions are not checked: a check is a branch, and out of range gives nan anyhow
-        checks = torch.distributions.Distribution._validate_args
-        torch.distributions.Distribution.set_default_validate_args(False)
-        try:
+        with unchecked_distributions():
             return self.function(flat, *data).reshape(()).to(flat.dtype)
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(checks)
 
     def _gradient_of(self, flat: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = grad_and_value(self._value_of)(flat, *data)
@@ -145,53 +141,66 @@ class BatchedGradient:
         return torch.stack(values), torch.stack(gradients)
 
 
-def _refused_by_vmap(error: RuntimeError) -> bool:
+def refused_by_vmap(error: RuntimeError) -> bool:
+    """Whether an error says that ``vmap`` cannot take something, and not that something is wrong."""
     text = str(error).lower()
     return any(
         word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor")
     )
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives nan anyhow."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
+
+
 # --- recording and fusing --------------------------------------------------------------------------------------------
 
 
+class Recorded:
+    """A function of tensors that is recorded once for every set of shapes, and run as recorded from then on.
+
+    Args:
+        function: Takes tensors and returns tensors; it changes none of them.
+        mode: ``"eager"`` (it is not recorded), ``"traced"`` or ``"compiled"``, see :class:`BatchedGradient`.
+    """
+
+    def __init__(self, function: Callable[..., Any], mode: str):
+        self.function, self.mode = function, mode
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """What the function gives."""
+        tensors = tuple(each.contiguous() for each in tensors)  # a graph takes what it was recorded for
+        key = tuple((each.shape, each.dtype) for each in tensors)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._prepare(*tensors)
+        with torch.no_grad():
+            return graph(*tensors)
+
+    def _prepare(self, *example: Tensor) -> Callable[..., Any]:
+        if self.mode == "eager":
+            return self.function
+        self.function(*example)  # if vmap refuses, it says so here and not from inside the recording
+        try:
+            return (compiled if self.mode == "compiled" else traced)(self.function, *example)
+        except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
+            return self.function
+
+
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
-    """``function`` as the list of tensor operations it does on ``example``, those without effect left out."""
+    """``function`` as the list of tensor operations it does on ``example``, made shorter and leaner."""
     graph = make_fx(function)(*example)
-    if not any(_writes(node) for node in graph.graph.nodes):  # else a copy may be there to be written to
-        for node in graph.graph.nodes:
-            if _does_nothing(node):
-                node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
-    graph.recompile()
+    simplify(graph)
     return graph
-
-
-_NEUTRAL = {"sub.Tensor": 0, "add.Tensor": 0, "div.Tensor": 1, "mul.Tensor": 1, "pow.Tensor_Scalar": 1, "mul.Scalar": 1}
-
-
-def _writes(node: Any) -> bool:
-    """Whether a node changes a tensor in place."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
-def _does_nothing(node: Any) -> bool:
-    """Whether a node gives back its first argument: x - 0, x / 1, a detach."""
-    if node.op != "call_function" or not node.args or node.kwargs or not _same_kind(node, node.args[0]):
-        return False
-    name = str(node.target).removeprefix("aten.")
-    if name in ("detach.default", "alias.default"):
-        return True
-    return len(node.args) == 2 and isinstance(node.args[1], int | float) and _NEUTRAL.get(name) == node.args[1]
-
-
-def _same_kind(node: Any, other: Any) -> bool:
-    """Whether two nodes hold tensors of the same shape and type."""
-    first, second = getattr(node, "meta", {}).get("val"), getattr(other, "meta", {}).get("val")
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    return first.dtype == second.dtype and first.shape == second.shape
 
 
 def join_shared_products(graph: Any) -> None:

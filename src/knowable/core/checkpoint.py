@@ -70,3 +70,8 @@ def as_checkpoint(value: Checkpoint | str | os.PathLike[str] | None) -> Checkpoi
     if not isinstance(value, str | os.PathLike):
         raise InvalidType(f"checkpoint must be the path of a folder or a Checkpoint, got {type(value).__name__}.")
     return Checkpoint(value)
+
+
+def part_of(checkpoint: Checkpoint | None, name: str) -> Checkpoint | None:
+    """A checkpoint inside another one's folder, for a fit that is made of several."""
+    return None if checkpoint is None else Checkpoint(Path(os.fspath(checkpoint.path)) / name, checkpoint.seconds)

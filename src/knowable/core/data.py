@@ -3,12 +3,15 @@
 In-memory data is batched by index: one permutation an epoch and one ``index_select`` a batch, without a DataLoader's
 overhead. The order of an epoch depends only on the seed and the epoch's number, so that a resumed fit sees the same
 batches.
+
+Rows may have weights. A batch is then ``(x, y, weights)`` and not ``(x, y)``: what does not know of weights fails on
+it, and cannot leave them out unnoticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +26,9 @@ from knowable.errors import InvalidArgument, InvalidData, InvalidType
 if TYPE_CHECKING:
     from knowable.core.model import Model
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
+
 _CHUNK = 4096  # rows per batch where no gradient is needed
 
 
@@ -31,18 +36,25 @@ _CHUNK = 4096  # rows per batch where no gradient is needed
 class Data:
     """A data set of known size N.
 
-    Wrap a loader in it when its size cannot be asked of it: ``Data(loader, size=10_000)``.
+    Wrap a loader in it when its size cannot be asked of it: ``Data(loader, size=10_000)``. Wrap tensors in it to give
+    rows weights: ``Data((x, y), size=len(x), weights=w)``.
 
     Attributes:
         source: ``(x, y)`` tensors in memory, or a DataLoader.
         size: Number of examples N.
+        weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
+            weight 2 is worth two rows. Only for data in memory. Where several networks are trained side by side, each
+            may have its own: ``(N, members)``.
     """
 
     source: Any
     size: int
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_count("size", self.size))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _checked_weights(self.weights, self.size, self.in_memory))
 
     @property
     def in_memory(self) -> bool:
@@ -51,9 +63,9 @@ class Data:
 
     @property
     def tensors(self) -> Batch:
-        """All rows at once; a loader is read through."""
+        """All rows at once, with their weights if they have any; a loader is read through."""
         if self.in_memory:
-            return self.source
+            return self.source if self.weights is None else (*self.source, self.weights)
         batches = list(self)
         return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
@@ -64,15 +76,15 @@ class Data:
                 if number >= skip:
                     yield _pair(batch)
             return
-        x, y = self.source
+        whole = self.tensors
         sizes = _batch_sizes(self.size, batch_size)
         if len(sizes) == 1:
             if skip == 0:
-                yield x, y
+                yield whole
             return
         order = torch.randperm(self.size, generator=generator_for(seed, epoch))
-        for rows in order.to(x.device).split(sizes)[skip:]:
-            yield x.index_select(0, rows), y.index_select(0, rows)
+        for rows in order.to(whole[0].device).split(sizes)[skip:]:
+            yield tuple(each.index_select(0, rows) for each in whole)
 
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has."""
@@ -89,13 +101,13 @@ class Data:
             whole = self.source.whole() if isinstance(self.source, _Checked) else self.source
             yield from map(_pair, whole)
             return
-        x, y = self.source
-        yield from zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
+        yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
 
     def __repr__(self) -> str:
         if not self.in_memory:
             return f"Data({type(self.source).__name__}, size={self.size:,})"
-        return f"Data(x={tuple(self.source[0].shape)}, y={tuple(self.source[1].shape)})"
+        weighted = "" if self.weights is None else ", weighted"
+        return f"Data(x={tuple(self.source[0].shape)}, y={tuple(self.source[1].shape)}{weighted})"
 
 
 class _Checked:
@@ -138,7 +150,9 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         inner = as_data(data.source, model, name=name, batch_size=batch_size)
         if inner.size != data.size:
             raise InvalidArgument(f"{name}.size is {data.size}, but its tensors have {inner.size} rows.")
-        return inner
+        if data.weights is None or model is None:
+            return replace(inner, weights=data.weights)
+        return replace(inner, weights=data.weights.to(device=model.device, dtype=model.dtype))
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, DataLoader):
@@ -204,13 +218,13 @@ def _sampler_of(loader: DataLoader) -> Any:
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
 
 
-def _pair(batch: Any) -> Batch:
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InvalidData(f"Each batch of the data must be a pair (x, y), got {type(batch).__name__}.")
     return batch[0], batch[1]
 
 
-def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> Batch:
+def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tensor, Tensor]:
     of = "" if name == "data" else f" of {name}"
     x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
     check_rows(x, f"x{of}")
@@ -236,3 +250,15 @@ def _cast(x: Tensor, model: Model) -> Tensor:
         except InvalidData:
             pass
     return x.to(model.dtype)
+
+
+def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:
+    if not in_memory:
+        raise InvalidArgument("weights go with rows in memory: pass Data((x, y), size=len(x), weights=weights).")
+    weights = to_tensor(weights, "weights")
+    if weights.dim() not in (1, 2) or weights.shape[0] != size:
+        raise InvalidArgument(f"weights must have a number for each of {size} rows, got shape {tuple(weights.shape)}.")
+    check_finite(weights, "weights")
+    if (weights < 0).any() or not (weights.sum(0) > 0).all():
+        raise InvalidArgument("weights must be 0 or above and not all 0.")
+    return weights

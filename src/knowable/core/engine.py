@@ -15,7 +15,7 @@ MODES = ("auto", "eager", "traced", "compiled")
 
 @dataclass(frozen=True)
 class Engine:
-    """Precision of the forward pass in training, and how the gradients of chains are computed.
+    """Precision of the forward pass in training, and how the gradients of chains and ensembles are computed.
 
     The device is the network's own: move it with ``net.to("cuda")`` before building the model.
 
@@ -25,7 +25,8 @@ class Engine:
         mode: How a sampler computes gradients: ``"traced"`` (recorded once as a plain list of operations),
             ``"compiled"`` (these are fused, which takes some seconds at the beginning and pays in long runs),
             ``"auto"`` (traced, then compiled once the run is long) or ``"eager"`` (the network's own code at every
-            step: for debugging).
+            step: for debugging). An ensemble whose members are trained in one step does the same, except that with
+            ``"auto"`` it stays traced.
     """
 
     precision: str = "full"

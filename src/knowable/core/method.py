@@ -14,7 +14,7 @@ from knowable.core.engine import Engine
 from knowable.core.model import Model
 from knowable.core.posterior import Posterior
 from knowable.core.storage import tensor_fingerprint
-from knowable.errors import InvalidType
+from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 
 class Method(ABC):
@@ -55,14 +55,23 @@ class Method(ABC):
 
 
 def admit(
-    model: Any, data: Any, validation: Any, seed: int, *, batch_size: int | None = None
+    model: Any, data: Any, validation: Any, seed: int, *, batch_size: int | None = None, weighted: bool = False
 ) -> tuple[Data, Data | None, int]:
-    """Check what every fit is given, once at the door: the data, the held-out data, and the seed."""
+    """Check what every fit is given, once at the door: the data, the held-out data, and the seed.
+
+    ``weighted`` says that the method heeds weights on rows; without it they are refused.
+    """
     if not isinstance(model, Model):
         raise InvalidType(f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}.")
     seed = check_count("seed", seed, at_least=0)
     training = as_data(data, model, batch_size=batch_size)
+    if training.weights is not None and not weighted:
+        raise Unsupported("data has weights on its rows, which this method does not heed. Trained networks do: MAP.")
+    if training.weights is not None and training.weights.dim() != 1:
+        raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(training.weights.shape)}.")
     held_out = None if validation is None else as_data(validation, model, name="validation")
+    if held_out is not None and held_out.weights is not None:
+        raise Unsupported("validation has weights on its rows: held-out rows all count the same. Leave weights out.")
     return training, held_out, seed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,28 @@ class Model:
     def params(self) -> Params:
         """Start values of all parameters that are not frozen: the network's own, the likelihood's, the prior's."""
         return {name: value.clone() for name, value in self._start.items()}
+
+    def starting_at(self, params: Params, buffers: Buffers | None = None) -> Model:
+        """The same model with other start values: of the parameters in ``params``, and of the ``buffers``."""
+        moved = copy.copy(self)
+        moved._start = {name: params.get(name, value).detach().clone() for name, value in self._start.items()}
+        moved._buffers = {**self._buffers, **{k: v.detach().clone() for k, v in (buffers or {}).items()}}
+        return moved
+
+    def given(self, points: Params, buffers: Buffers | None = None) -> Model:
+        """The same model once some of its parameters are known: they are frozen at these values.
+
+        It is how the random parameters are fitted again and again around the same point estimates.
+        """
+        if not points and buffers is None:
+            return self
+        known = self.starting_at({}, buffers)
+        known._frozen_values = {**self._frozen_values, **{k: v.detach().clone() for k, v in points.items()}}
+        known.frozen_names = self.frozen_names | points.keys()
+        known._start = {name: value for name, value in known._start.items() if name not in points}
+        known.random_names = [name for name in self.random_names if name not in points]
+        known.network = Network(self.net, known.frozen_names, known._frozen_values)
+        return known
 
     def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """The network's output for one draw of parameters."""

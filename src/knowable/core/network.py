@@ -19,10 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from knowable.core.params import index_params, number_of_draws
+from knowable.core.randomness import own_randomness
 from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
+
+_ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
+_STATISTICS_BATCH = 256  # rows whose statistics are taken together
 
 
 class Network:
@@ -36,6 +41,7 @@ class Network:
         self._training = _Swappable(_structural_copy(net, held or {}).train())
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
         self._vectorises = True  # until a module refuses vmap
+        self._counting: _Swappable | None = None  # made when statistics are first asked for
 
     def params(self) -> Params:
         """Copies of what every parameter is when a call does not say."""
@@ -53,16 +59,64 @@ class Network:
     def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
 
+        Buffers that differ from draw to draw are in ``stack`` like parameters; ``buffers`` are those all draws share.
         ``vectorise`` asks for one batched call; modules that ``vmap`` cannot handle are looped over instead.
         """
+        shared = {name: value for name, value in (buffers or {}).items() if name not in stack}
         if vectorise and self._vectorises:
             try:
                 with no_hidden_loops():
-                    return vmap(lambda params: self(params, x, buffers=buffers), randomness="different")(stack)
+                    return vmap(lambda params: self(params, x, buffers=shared), randomness="different")(stack)
             except RuntimeError:
                 self._vectorises = False
-        outputs = [self(index_params(stack, k), x, buffers=buffers) for k in range(number_of_draws(stack))]
+        outputs = [self(index_params(stack, k), x, buffers=shared) for k in range(number_of_draws(stack))]
         return torch.stack(outputs)
+
+    def is_steady(self, params: Params, x: Tensor, buffers: Buffers) -> bool:
+        """Whether training mode computes what evaluation mode does: no batch statistics, no dropout.
+
+        It is found out by trying, a few times, on the first rows of ``x``.
+        """
+        rows = x[:_ROWS_TRIED]
+        with torch.no_grad(), own_randomness(0):
+            expected = self(params, rows, buffers=buffers)
+            for _ in range(_TRIES):
+                own = {name: value.clone() for name, value in buffers.items()}
+                try:
+                    output = self(params, rows, buffers=own, training=True)
+                except ValueError:  # batch statistics of a single row
+                    return False
+                if not torch.allclose(output, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+                    return False
+                if any(not torch.equal(value, own[name]) for name, value in buffers.items()):
+                    return False
+        return True
+
+    @property
+    def statistics_names(self) -> list[str]:
+        """Names of the running statistics that training updates: those of batch normalisation that is not frozen."""
+        return [
+            f"{path}.{name}" if path else name
+            for path, module in self._training.module.named_modules()
+            if _keeps_statistics(module)
+            for name, _ in module.named_buffers(recurse=False)
+        ]
+
+    def statistics(self, params: Params, x: Tensor, buffers: Buffers) -> Buffers:
+        """``buffers`` with the running statistics that these ``params`` have on the inputs ``x``.
+
+        They are the plain mean over batches, of the network as it predicts: all but the normalisation is in evaluation
+        mode.
+        """
+        if self._counting is None:
+            self._counting = _Swappable(_counting_copy(self._training.module))
+        own = {name: value.clone() for name, value in buffers.items()}
+        for name in self.statistics_names:
+            own[name].fill_(1.0 if name.endswith("running_var") else 0.0)
+        with torch.no_grad():
+            for rows in _even_parts(x, _STATISTICS_BATCH):
+                self._counting({**params, **own}, rows)
+        return own
 
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
@@ -173,3 +227,25 @@ def _hold_frozen_modules_in_evaluation(net: nn.Module, frozen: Collection[str]) 
         names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
         if names and all(name in frozen for name in names):
             module.eval()
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module is batch normalisation in training mode that keeps running statistics."""
+    return isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+
+
+def _counting_copy(training: nn.Module) -> nn.Module:
+    """A copy in which only the layers that keep statistics are in training mode, and average all batches alike."""
+    shared: dict[int, Any] = {id(value): value for value in (*training.parameters(), *training.buffers())}
+    made = copy.deepcopy(training, shared)
+    counted = [module for module in made.modules() if _keeps_statistics(module)]
+    made.eval()
+    for module in counted:
+        module.train()
+        module.momentum = None  # type: ignore[assignment]  # a plain mean over batches
+    return made
+
+
+def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Rows in parts of nearly equal size, none of them a single row unless it is the only one."""
+    return x.tensor_split(-(-len(x) // most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from knowable.core.model import Model
@@ -36,16 +37,21 @@ class Objective(nn.Module, ABC):
         """The epoch before which the loss cannot have settled, because it is still being changed (a warm-up)."""
         return 0.0
 
+    @property
+    def dimension(self) -> int:
+        """How many numbers are trained, from which the learning rate is chosen where it is not given."""
+        return sum(value.numel() for value in self.parameters() if value.requires_grad)
+
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch (a scalar), and its named terms on the full-data scale."""
+        """Loss of a batch (a scalar), and its named terms on the full-data scale.
+
+        An objective that heeds weights on rows takes them as a third argument.
+        """
 
     @abstractmethod
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log predictive density of held-out rows, ``(batch,)``, for early stopping."""
-
-    def end_of_epoch(self) -> None:
-        """Called by the loop when an epoch is over; whatever it changes is in :meth:`tensors`."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name; the loop copies values out of these and back into them."""
@@ -53,3 +59,22 @@ class Objective(nn.Module, ABC):
             **{f"parameter.{name}": value for name, value in self.named_parameters()},
             **{f"buffer.{name}": value for name, value in self.net_buffers.items()},
         }
+
+    # --- what the loop calls where there is something to do ----------------------------------------------------------
+
+    def end_of_epoch(self) -> None:
+        """Called after the last step of every epoch; whatever it changes is in :meth:`tensors`."""
+
+    def end_of_cycle(self) -> None:
+        """Called whenever the learning rate has fallen to its end; whatever it changes is in :meth:`tensors`."""
+
+    def clip_gradient(self, most: float) -> None:
+        """Shorten the gradient to a norm of at most ``most``."""
+        nn.utils.clip_grad_norm_(self.parameters(), most)
+
+    def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Gradient and update in one go, where there is a quicker way than autograd; None where there is not.
+
+        It reads the learning rate from the optimiser and keeps the optimiser's state up to date.
+        """
+        return None

@@ -14,7 +14,7 @@ from knowable.core.model import Model
 from knowable.core.params import index_params, number_of_draws
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import generator_for
-from knowable.core.types import Params
+from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument
 
 
@@ -25,12 +25,22 @@ class Particles(Posterior):
         model: The model.
         stack: The random parameters, each with a leading dimension K.
         log_weights: Log weights ``(K,)``, normalised here; equal if not given.
+        buffer_stack: Buffers of the network that differ from atom to atom (the running statistics of networks trained
+            apart), each with a leading dimension K.
         common: See :class:`Posterior`.
     """
 
     family = "particles"
 
-    def __init__(self, model: Model, stack: Params, log_weights: Tensor | None = None, **common: Any):
+    def __init__(
+        self,
+        model: Model,
+        stack: Params,
+        log_weights: Tensor | None = None,
+        *,
+        buffer_stack: Buffers | None = None,
+        **common: Any,
+    ):
         super().__init__(model, **common)
         self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
         count = number_of_draws(stack)
@@ -41,6 +51,9 @@ class Particles(Posterior):
                 f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
             )
         self.log_weights = log_weights.log_softmax(0)
+        self.buffer_stack = {name: value.detach() for name, value in (buffer_stack or {}).items()}
+        if any(len(value) != count for value in self.buffer_stack.values()):
+            raise InvalidArgument(f"buffer_stack must have a leading dimension of {count}, one entry for each atom.")
 
     def __len__(self) -> int:
         return number_of_draws(self.stack)
@@ -75,24 +88,37 @@ class Particles(Posterior):
 
     def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
         """Atoms themselves, or a systematic resample of them where there are too many."""
-        if len(self) <= samples:
-            index = torch.arange(start, stop, device=self.model.device)
-        else:  # systematic resampling: evenly spaced points through the cumulative weights
-            offset = torch.rand((), generator=generator_for(seed, "predict")).item()
-            points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
-            total = self.weights.double().cpu().cumsum(0)
-            index = torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
-        stack = self._atoms(index)
+        stack = self._atoms(self._chosen(start, stop, samples, seed))
         fixed = {name: value.expand(stop - start, *value.shape) for name, value in self.points.items()}
         return self._ordered({**stack, **fixed})
 
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """The buffers of the same atoms."""
+        if not self.buffer_stack:
+            return {}
+        return index_params(self.buffer_stack, self._chosen(start, stop, samples, seed))
+
+    def _chosen(self, start: int, stop: int, samples: int, seed: int) -> Tensor:
+        """Which atoms draws ``start`` to ``stop`` of a prediction are."""
+        if len(self) <= samples:
+            return torch.arange(start, stop, device=self.model.device)
+        # systematic resampling: evenly spaced points through the cumulative weights
+        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
+        points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
+        total = self.weights.double().cpu().cumsum(0)
+        return torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
+
     def _tensors(self) -> dict[str, Tensor]:
-        return {**{f"stack.{name}": value for name, value in self.stack.items()}, "log_weights": self.log_weights}
+        stack = {f"stack.{name}": value for name, value in self.stack.items()}
+        buffers = {f"buffers.{name}": value for name, value in self.buffer_stack.items()}
+        return {**stack, **buffers, "log_weights": self.log_weights}
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Particles:
-        stack = {k.removeprefix("stack."): v for k, v in tensors.items() if k.startswith("stack.")}
-        loaded = cls(model, stack, tensors["log_weights"], **common)
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        loaded = cls(model, part("stack."), tensors["log_weights"], buffer_stack=part("buffers."), **common)
         loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
         return loaded
 

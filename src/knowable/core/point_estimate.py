@@ -22,14 +22,26 @@ from knowable.errors import Unsupported
 
 
 class PointObjective(Objective):
-    """-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood).
+    r"""-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood).
 
-    Parameters in ``held`` keep their values: they are part of the density, and not trained.
+    With ``attack`` half of the likelihood is that of inputs moved to where they are less likely, by the fast gradient
+    sign (Goodfellow et al., 2015):
+
+    .. math:: x' = x - \epsilon\, \mathrm{sign}\, \nabla_x \log p(y \mid x, \theta)
+
+    Args:
+        model: The model.
+        size: Number of training examples N.
+        use_prior: Whether log p(θ) is part of it.
+        attack: How far inputs are moved, ε for each element of a row; None not to.
+        held: Parameters that keep their values: they are part of the density, and not trained.
     """
 
-    def __init__(self, model: Model, size: int, *, use_prior: bool, held: Collection[str] = ()):
+    def __init__(
+        self, model: Model, size: int, *, use_prior: bool, attack: Tensor | None = None, held: Collection[str] = ()
+    ):
         super().__init__(model, size)
-        self.use_prior = use_prior
+        self.use_prior, self.attack = use_prior, attack
         start = model.params()
         self.names = list(start)
         self.values = nn.ParameterList(
@@ -40,16 +52,29 @@ class PointObjective(Objective):
         """The parameters, by name."""
         return dict(zip(self.names, self.values, strict=True))
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         params = self.params()
-        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
-        log_likelihood = self.model.score(output, y, params).mean()
+        log_likelihood = self._log_likelihood(params, x, y, weights)
         terms = {"log_likelihood": log_likelihood.detach() * self.size}
         if not self.use_prior:
             return -log_likelihood, terms
         log_prior = self.model.log_prior(params)
         return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
+
+    def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Mean over the rows, also of those that were moved."""
+        if self.attack is None:
+            return self._mean_score(params, x, y, weights)
+        x = x.detach().requires_grad_()
+        clean = self._mean_score(params, x, y, weights)
+        (slope,) = torch.autograd.grad(clean, x, retain_graph=True)
+        return 0.5 * (clean + self._mean_score(params, (x - self.attack * slope.sign()).detach(), y, weights))
+
+    def _mean_score(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        scores = self.model.score(output, y, params)
+        return scores.mean() if weights is None else (weights * scores).mean()
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density of held-out rows."""
@@ -70,22 +95,20 @@ def fit_point(
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
     objective: PointObjective | None = None,
+    label: str | None = None,
 ) -> Particles:
     """Train one set of parameters and return it as a posterior with one atom.
 
     A method that has an objective of its own, for the same model and data, passes it in.
     """
-    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size)
-    if objective is None and use_prior and model.hyper_names:
-        raise Unsupported(
-            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
-            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, "
-            f"or give the prior a fixed scale."
-        )
+    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size, weighted=True)
+    if objective is None and use_prior:
+        refuse_learned_prior(method, model)
     objective = objective or PointObjective(model, rows.size, use_prior=use_prior)
     result = train(
         objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-        engine=engine, label=type(method).__name__, identity=identity_of(method, model, rows, held_out),
+        engine=engine, label=label or type(method).__name__,
+        identity=identity_of(method, model, rows, held_out),
     )  # fmt: skip
     params = {name: value.detach() for name, value in objective.params().items()}
     random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}
@@ -107,3 +130,13 @@ def training_diagnostics(
         method=repr(method), terms={**last, **own, **(terms or {})}, history=result.history, converged=result.converged,
         interrupted=result.interrupted, message=result.message, seconds=result.seconds, notes=notes,
     )  # fmt: skip
+
+
+def refuse_learned_prior(method: Method, model: Model) -> None:
+    """Refuse to look for the most probable weights and prior scale at once."""
+    if model.hyper_names:
+        raise Unsupported(
+            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
+            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, "
+            f"or give the prior a fixed scale."
+        )

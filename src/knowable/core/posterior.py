@@ -85,7 +85,11 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
-        """The inverse of :meth:`_tensors`; ``common`` goes to ``__init__``."""
+        """The inverse of :meth:`_tensors` and :meth:`_settings`; ``common`` goes to ``__init__``."""
+
+    def _settings(self) -> dict[str, Any]:
+        """Plain values that are saved beside the tensors, and come back as arguments of :meth:`_from_tensors`."""
+        return {}
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
@@ -136,6 +140,10 @@ class Posterior(ABC):
     def outputs(self, stack: Params, x: Tensor, *, vectorise: bool) -> Tensor:
         """Network outputs ``(K, rows, ...)`` for a stack of K draws of the network's parameters."""
         return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise)
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """Buffers that differ from draw to draw, for the draws of :meth:`draw_block`, stacked; none by default."""
+        return {}
 
     # --- prediction --------------------------------------------------------------------------------------------------
 

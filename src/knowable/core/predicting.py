@@ -88,14 +88,19 @@ def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | N
 
 
 def _block(posterior: Posterior, start: int, stop: int, samples: int, seed: int, *, keep: bool) -> Params:
-    """Draws start..stop, from those kept at an earlier call if they are the same ones."""
+    """Draws start..stop and the buffers of each, from those kept at an earlier call if they are the same ones."""
     if not keep:
-        return posterior.draw_block(start, stop, samples, seed)
+        return _drawn(posterior, start, stop, samples, seed)
     key = hash((samples, seed))
     if posterior._kept is None or posterior._kept[0] != key:
         count, _ = posterior.draws_for_prediction(samples, seed)
-        posterior._kept = (key, posterior.draw_block(0, count, samples, seed))
+        posterior._kept = (key, _drawn(posterior, 0, count, samples, seed))
     return index_params(posterior._kept[1], slice(start, stop))
+
+
+def _drawn(posterior: Posterior, start: int, stop: int, samples: int, seed: int) -> Params:
+    draws = posterior.draw_block(start, stop, samples, seed)
+    return {**draws, **posterior.buffer_block(start, stop, samples, seed)}
 
 
 class _Budget:

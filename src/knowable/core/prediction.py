@@ -9,7 +9,8 @@ of total variance; classification splits the entropy into expected entropy and m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from knowable.core.checks import check_count, check_generator, check_number
 from knowable.core.likelihood import align_target, check_finite_target, sum_over_event
 from knowable.core.tensors import to_tensor
-from knowable.errors import InvalidData
+from knowable.errors import InvalidData, Unsupported
 
 
 class Prediction(ABC):
@@ -54,6 +55,16 @@ class Prediction(ABC):
     @abstractmethod
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes, ``(n, batch, ...)``."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any], log_weights: Tensor) -> Prediction:
+        """One prediction that mixes several of the same kind.
+
+        Args:
+            parts: Predictions for the same rows, of this class.
+            log_weights: Normalised log weights of the parts, ``(len(parts),)``.
+        """
+        raise Unsupported(f"{cls.__name__} cannot be mixed with others.")
 
     def __len__(self) -> int:
         return self.samples.shape[1]
@@ -101,6 +112,43 @@ class Components(Protocol):
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """One outcome for each entry of ``index`` ``(n, batch, ...)``, which names the component to draw from."""
         ...
+
+
+class JoinedComponents:
+    """The components of several predictions as one set, those of the first part first."""
+
+    def __init__(self, parts: Sequence[Components]):
+        self.parts = list(parts)
+        self.discrete = self.parts[0].discrete
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected outcome of each component."""
+        return torch.cat([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each component."""
+        return torch.cat([part.variance for part in self.parts])
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(batch, ...)`` under each component."""
+        return torch.cat([part.log_prob(y) for part in self.parts])
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
+        return torch.cat([part.cdf(y) for part in self.parts])
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, batch, ...)``, from the part that its component is of."""
+        drawn, first = None, 0
+        for part in self.parts:
+            count = part.mean.shape[0]
+            own = part.sample((index - first).clamp(0, count - 1), generator=generator)
+            drawn = own if drawn is None else torch.where(index >= first, own, drawn)
+            first += count
+        assert drawn is not None
+        return drawn
 
 
 class RegressionPrediction(Prediction):
@@ -190,6 +238,18 @@ class RegressionPrediction(Prediction):
         ).view(n, mean.shape[1], *(1,) * (mean.dim() - 2))
         return self.components.sample(index.expand(n, *mean.shape[1:]), generator=generator)
 
+    @classmethod
+    def joined(cls, parts: Sequence[RegressionPrediction], log_weights: Tensor) -> RegressionPrediction:
+        """One prediction that mixes several; see :meth:`Prediction.joined`."""
+        components = JoinedComponents([part.components for part in parts])
+        within = None
+        if any(part.within is not None for part in parts):
+            within = torch.cat(
+                [torch.zeros_like(part.components.mean) if part.within is None else part.within for part in parts]
+            )
+        samples = torch.cat([part.samples for part in parts])
+        return RegressionPrediction(components, joined_log_weights(parts, log_weights), within=within, samples=samples)
+
     def _aligned(self, y: Tensor) -> Tensor:
         y = align_target(self._check_rows(y), self.components.mean.shape[2:])
         return check_finite_target(y.to(self.components.mean.dtype))
@@ -226,6 +286,11 @@ class ClassPrediction(Prediction):
             f"draws={self.samples.shape[0]}, mean entropy={self.total.mean():.3g} nats, "
             f"epistemic share={(self.epistemic.sum() / self.total.sum().clamp_min(1e-12)):.0%})"
         )
+
+
+def joined_log_weights(parts: Sequence[Prediction], log_weights: Tensor) -> Tensor:
+    """Log weights of all draws of several predictions that are themselves weighed."""
+    return torch.cat([part.log_weights + own for part, own in zip(parts, log_weights, strict=True)])
 
 
 def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) -> Tensor:

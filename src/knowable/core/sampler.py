@@ -6,7 +6,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from knowable.core.chain_diagnostics import ChainDiagnostics
 from knowable.core.chain_posterior import ChainPosterior
 from knowable.core.chain_run import ChainResult, Mixing, Monitor
 from knowable.core.chains import run_chains
-from knowable.core.checkpoint import Checkpoint, as_checkpoint
+from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.checks import check_count
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics
@@ -71,7 +70,7 @@ class Sampler(Method, Sampling):
         )
         result = self._run(
             target, start.positions, FunctionMonitor(model, self._watched_rows(rows), start, target.layout),
-            self.network_mixing, seed, progress, _inside(saver, "chains"),
+            self.network_mixing, seed, progress, part_of(saver, "chains"),
             {
                 **identity_of(self, model, rows, held_out), "engine": repr(engine),
                 "positions": tensor_fingerprint(start.positions),
@@ -285,7 +284,3 @@ def _refuse_short_numbers(method: Method, engine: Engine) -> None:
             f"{type(method).__name__} needs exact gradients: precision={engine.precision!r} would change the "
             f"posterior. To save memory keep draws as store='bfloat16'."
         )
-
-
-def _inside(checkpoint: Checkpoint | None, name: str) -> Checkpoint | None:
-    return None if checkpoint is None else Checkpoint(Path(os.fspath(checkpoint.path)) / name, checkpoint.seconds)

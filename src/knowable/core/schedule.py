@@ -4,14 +4,19 @@ With a fixed number of epochs the learning rate is constant for the first half a
 Without one, it is constant until the objective has settled, and then falls over half as many steps again. Stochastic
 gradients leave the iterates jittering around the optimum by an amount that grows with the step; the fall to zero is
 what lets them reach it.
+
+The rate may also rise and fall several times (cycles, each of which ends in an optimum of its own), or stay constant
+(where the jitter itself is what one is after).
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+SHAPES = ("fall", "constant")
 WINDOW = 100  # steps averaged into one record of the history
 _BLOCK = 5  # records compared with as many before them
 _LONGEST = 20_000  # steps at full rate, at the most, when the number of epochs is not fixed
@@ -46,13 +51,21 @@ class Settling:
 
 @dataclass
 class Schedule:
-    """Learning rate and end of training.
+    r"""Learning rate and end of training.
+
+    With several cycles and a fixed number of steps T the rate follows Huang et al. (2017): in each of M cycles
+
+    .. math:: \alpha(t) = \frac{\alpha_0}{2} \Big( \cos\frac{\pi\,(t \bmod T/M)}{T/M} + 1 \Big).
+
+    Without a fixed number, the first fall begins once the objective has settled, and the others are as long as it.
 
     Attributes:
         fixed_steps: Number of steps the user asked for, or None to stop when settled.
         settling: The watcher of the loss.
         fall_from: The step at which the rate began to fall, once known.
         scale: Factor on the rate, halved after a divergence.
+        shape: ``"fall"`` or ``"constant"``.
+        cycles: How often the rate falls.
     """
 
     fixed_steps: int | None
@@ -60,10 +73,12 @@ class Schedule:
     fall_from: int | None = None
     scale: float = 1.0
     forced: bool = False  # the longest run was reached before the loss settled
+    shape: str = "fall"
+    cycles: int = 1
 
     def __post_init__(self) -> None:
         if self.fixed_steps is not None and self.fall_from is None:
-            self.fall_from = self.fixed_steps // 2
+            self.fall_from = self.fixed_steps // 2 if self.cycles == 1 else 0
 
     @property
     def total_steps(self) -> int:
@@ -72,23 +87,44 @@ class Schedule:
             return self.fixed_steps
         if self.fall_from is None:
             return _LONGEST + _LONGEST // 2
-        return self.fall_from + max(_SHORTEST_FALL, self.fall_from // 2)
+        if self.shape == "constant":
+            return self.fall_from
+        return self.fall_from + self.cycles * max(_SHORTEST_FALL, self.fall_from // 2)
 
     @property
     def converged(self) -> bool | None:
-        """Whether the loss settled: before the rate fell, or by now if the steps were fixed (None: too few to tell)."""
+        """Whether the loss settled: before the rate fell, or by now if the steps were fixed (None: it cannot be told).
+
+        It cannot be told of fewer than ten records, nor where the loss rises with every cycle.
+        """
         if self.forced:
             return False
         if self.fixed_steps is None:
             return self.fall_from is not None
-        return self.settling.settled if len(self.settling.losses) == 2 * _BLOCK else None
+        told = self.cycles == 1 and len(self.settling.losses) == 2 * _BLOCK
+        return self.settling.settled if told else None
 
     def factor(self, step: int) -> float:
         """What the learning rate is multiplied with at ``step``."""
-        if self.fall_from is None or step < self.fall_from:
+        if self.shape == "constant" or self.fall_from is None or step < self.fall_from:
             return self.scale
-        share = (step - self.fall_from) / max(1, self.total_steps - self.fall_from)
+        first, last = self._cycle_of(step)
+        share = (step - first) / max(1, last - first)
         return self.scale * max(0.5 * (1 + math.cos(math.pi * min(1.0, share))), 1e-3)
+
+    def ends_cycle(self, step: int) -> bool:
+        """Whether the rate has fallen to its end once ``step`` steps are done."""
+        if self.shape == "constant" or self.fall_from is None or step <= self.fall_from:
+            return False
+        return self._cycle_of(step - 1)[1] == step
+
+    def _cycle_of(self, step: int) -> tuple[int, int]:
+        """First step of the fall that ``step`` is in, and the one after its last."""
+        begin = self.fall_from or 0
+        length = (self.total_steps - begin) / self.cycles
+        edges = [begin + round(number * length) for number in range(self.cycles + 1)]
+        after = min(bisect.bisect_right(edges, step), self.cycles)
+        return edges[after - 1], edges[after]
 
     def record(self, step: int, loss: float) -> None:
         """Take the mean loss of a finished window."""

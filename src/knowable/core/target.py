@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -185,8 +186,7 @@ class ModelTarget(Target):
         if chains <= CHAINS_PER_BLOCK:
             return chains
         x = self.data.tensors[0] if x is None else x
-        most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // (self._bytes_per_row(x) * len(x)))
-        return math.ceil(chains / math.ceil(chains / most))
+        return equal_blocks(chains, self._bytes_per_row(x) * len(x))
 
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
@@ -293,10 +293,21 @@ class NormalDensity:
         """Log densities ``(C,)``."""
         return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
 
+    def scaled(self, factor: float) -> NormalDensity:
+        """``factor`` times the log density, which is no longer that of a distribution."""
+        found = copy.copy(self)
+        found.precision, found.constant = self.precision * factor, self.constant * factor
+        found._common = None if self._common is None else self._common * factor
+        return found
+
     def added(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """What :meth:`add_to` does, with new tensors."""
-        slope = (position - self.mean) * self.precision
-        return value - 0.5 * (slope * (position - self.mean)).sum(-1) + self.constant, gradient - slope
+        if self._common is not None:
+            squares = (position * position).sum(-1)
+            return value + (self.constant - 0.5 * self._common * squares), gradient - self._common * position
+        away = position - self.mean
+        slope = away * self.precision
+        return value + (self.constant - 0.5 * (slope * away).sum(-1)), gradient - slope
 
     def add_to(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Add the log densities and gradients at ``position`` to ``value`` and ``gradient``, in place."""
@@ -307,6 +318,12 @@ class NormalDensity:
         slope = away * self.precision
         value.add_(torch.linalg.vecdot(away, slope), alpha=-0.5).add_(self.constant)
         return value, gradient.sub_(slope)
+
+
+def equal_blocks(chains: int, bytes_each: int) -> int:
+    """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
+    most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
+    return math.ceil(chains / math.ceil(chains / most))
 
 
 def _one_number(value: Any) -> Tensor:

@@ -54,10 +54,10 @@ def train(
         label: What the bar says.
         identity: What makes this fit this fit (method, model, data); a checkpoint of another fit is refused.
     """
-    run = TrainingRun(objective, data, training, validation, seed, as_engine(engine))
-    saver = as_checkpoint(checkpoint)
+    saver, engine = as_checkpoint(checkpoint), as_engine(engine)
     started = time.monotonic()
     with own_randomness(derive_seed(seed, "training")), progress_bar(label, progress) as bar:
+        run = TrainingRun(objective, data, training, validation, seed, engine)  # here: it keeps the random state
         if saver is not None:
             saver.begin({"seed": seed, "training": repr(training), "size": data.size, **(identity or {})})
             run.resume(saver)

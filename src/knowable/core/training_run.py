@@ -44,14 +44,17 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.params = [value for value in self.objective.parameters() if value.requires_grad]
-        self.rate = self.training.step_size(sum(value.numel() for value in self.params))
+        self.rate = self.training.step_size(self.objective.dimension)
         self.optimiser = _optimiser(self.training.optimiser, self.params, self.rate)
         self.rows = self.training.rows_per_step(self.data.size)
         self.per_epoch = self.data.batches_per_epoch(self.rows)
         self.window = WINDOW if self.data.in_memory else self.per_epoch  # a loader can only be resumed between epochs
         epochs = self.training.epochs
         tolerance = max(0.01 / self.data.size, 1e-5)  # nats per example in 500 steps
-        self.schedule = Schedule(None if epochs is None else epochs * self.per_epoch, Settling(tolerance))
+        self.schedule = Schedule(
+            None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.training.schedule,
+            cycles=self.training.cycles,
+        )  # fmt: skip
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         self.good = self._snapshot()
@@ -62,35 +65,57 @@ class TrainingRun:
         """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
         first = self.step
         if self.batch < self.per_epoch:
-            for x, y in self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=self.batch):
-                going_on = self._one_step(x, y)
+            for batch in self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=self.batch):
+                going_on = self._one_step(*batch)
+                if going_on:
+                    self._close_epoch_and_cycle()
                 if going_on and (self.step % self.window == 0 or self.step >= self.schedule.total_steps):
                     going_on = self._close_window(saver, bar)
                 if not going_on:
                     return
             if self.step == first:
                 raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
+            if self.batch < self.per_epoch:  # a loader that gave fewer batches than it said
+                self.objective.end_of_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
-        self.objective.end_of_epoch()
 
-    def _one_step(self, x: Tensor, y: Tensor) -> bool:
+    def _one_step(self, *batch: Tensor) -> bool:
         self.objective.epoch = self.epoch + self.batch / self.per_epoch
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * self.schedule.factor(self.step)
-        self.optimiser.zero_grad(set_to_none=True)
-        with self.engine.precision_context(x.device):
-            loss, terms = self.objective(x, y)
+        done = None if self.training.clip is not None else self.objective.whole_step(self.optimiser, *batch)
+        loss, terms = self._forward(*batch) if done is None else done
         if not math.isfinite(loss.item()):
             self._diverged()
             return False
-        loss.backward()
-        if self.training.clip is not None:
-            nn.utils.clip_grad_norm_(self.params, self.training.clip)
-        self.optimiser.step()
-        for name, value in (("loss", loss.detach()), *terms.items()):
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+        if done is None:
+            self._backward(loss)
+        with torch.no_grad():
+            for name, value in (("loss", loss), *terms.items()):
+                if name in self.sums:
+                    self.sums[name] += value
+                else:
+                    self.sums[name] = value.detach().clone()
         self.step, self.batch = self.step + 1, self.batch + 1
         return True
+
+    def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self.optimiser.zero_grad(set_to_none=True)
+        with self.engine.precision_context(batch[0].device):
+            return self.objective(*batch)
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+        if self.training.clip is not None:
+            self.objective.clip_gradient(self.training.clip)
+        self.optimiser.step()
+
+    def _close_epoch_and_cycle(self) -> None:
+        """Before a window is closed, so that the state it keeps has seen it."""
+        if self.batch == self.per_epoch:
+            self.objective.end_of_epoch()
+        if self.schedule.ends_cycle(self.step):
+            self.objective.end_of_cycle()
 
     def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
         """Record the window and keep the state to go back to. False where the steps end here."""

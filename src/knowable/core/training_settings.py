@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.schedule import SHAPES
+from knowable.errors import InvalidArgument
 
 OPTIMISERS = ("adam", "sgd")
 
@@ -24,6 +26,9 @@ class Training:
         patience: With a validation set: how many records without a gain in log likelihood before stopping.
         on_divergence: ``"halve"`` the step and go on from the last good state with a warning, or ``"raise"``. Either
             way the last good state is kept.
+        schedule: ``"fall"`` (the learning rate is constant, then falls to zero along a cosine) or ``"constant"``.
+        cycles: How often the rate falls. With more than one it begins anew each time and, where ``epochs`` is given,
+            falls all along (Huang et al., 2017).
     """
 
     epochs: int | None = None
@@ -33,6 +38,8 @@ class Training:
     clip: float | None = None
     patience: int = 20
     on_divergence: str = "halve"
+    schedule: str = "fall"
+    cycles: int = 1
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -46,6 +53,12 @@ class Training:
             check_number("clip", self.clip, above=0)
         check_count("patience", self.patience)
         check_choice("on_divergence", self.on_divergence, ("halve", "raise"))
+        check_choice("schedule", self.schedule, SHAPES)
+        check_count("cycles", self.cycles)
+        if self.cycles > 1 and self.schedule == "constant":
+            raise InvalidArgument("cycles must be 1 with schedule='constant': the rate never falls.")
+        if self.epochs is not None and self.cycles > self.epochs:
+            raise InvalidArgument(f"cycles must be at most epochs={self.epochs}, got {self.cycles}.")
 
     def rows_per_step(self, size: int) -> int:
         """The batch size for N rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, sum_over_event
 from knowable.core.normal_outputs import NormalOutputs
 from knowable.core.output_information import DiagonalInformation
-from knowable.core.prediction import ClassPrediction
+from knowable.core.prediction import ClassPrediction, joined_log_weights
 from knowable.core.types import Params
 from knowable.likelihoods._targets import as_numbers, refuse_where
 from knowable.likelihoods.probit import moderated
@@ -85,6 +86,11 @@ class BernoulliPrediction(ClassPrediction):
         """Joint log probability of each row's outcomes, ``(batch,)``."""
         y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
         return self._log_mix(sum_over_event(bernoulli_log_prob(y, self.logits), batch_dims=2))
+
+    @classmethod
+    def joined(cls, parts: Sequence[BernoulliPrediction], log_weights: Tensor) -> BernoulliPrediction:
+        """One prediction that mixes several; see :meth:`~knowable.core.prediction.Prediction.joined`."""
+        return cls(torch.cat([part.logits for part in parts]), joined_log_weights(parts, log_weights))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes 0 or 1, ``(n, batch, ...)``; all outcomes of one row come from the same posterior draw."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from knowable.core.checks import check_count, check_generator
 from knowable.core.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
 from knowable.core.normal_outputs import NormalOutputs
 from knowable.core.output_information import SoftmaxInformation
-from knowable.core.prediction import ClassPrediction
+from knowable.core.prediction import ClassPrediction, joined_log_weights
 from knowable.core.types import Params
 from knowable.errors import InvalidData
 from knowable.likelihoods._targets import check_has_rows, refuse_where
@@ -101,6 +102,11 @@ class CategoricalPrediction(ClassPrediction):
         y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
         index = y.unsqueeze(1).expand(self.log_probs.shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
         return self._log_mix(sum_over_event(self.log_probs.gather(2, index).squeeze(2), batch_dims=2))
+
+    @classmethod
+    def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
+        """One prediction that mixes several; see :meth:`~knowable.core.prediction.Prediction.joined`."""
+        return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""

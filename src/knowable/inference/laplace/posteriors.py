@@ -146,14 +146,8 @@ class LaplacePosterior(Posterior):
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**super()._tensors(), "prediction": torch.tensor(PREDICTIONS.index(self.prediction))}
-
-    @classmethod
-    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
-        kept = dict(tensors)
-        prediction = PREDICTIONS[int(kept.pop("prediction"))]
-        return super()._from_tensors(model, kept, prediction=prediction, **common)
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "prediction": self.prediction}
 
 
 class FullLaplace(LaplacePosterior, FullNormal):

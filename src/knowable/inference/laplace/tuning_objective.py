@@ -44,10 +44,10 @@ class TuningObjective(PointObjective):
         """Not while the scales still have something to gain."""
         return math.inf if self._gain > _SETTLED and self._steps < _LONGEST else 0.0
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         self._steps += 1
-        return super().forward(x, y)
+        return super().forward(x, y, weights)
 
     def end_of_epoch(self) -> None:
         """Choose the scales, if it is time."""

@@ -1,0 +1,88 @@
+"""The learning rate at which stochastic gradient descent wanders like a draw from the posterior."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from knowable.core.data import Batch, Data
+from knowable.core.model import Model
+from knowable.core.point_estimate import PointObjective
+from knowable.core.randomness import derive_seed, own_randomness
+
+MOMENTUM = 0.9  # of the training loop's SGD
+_BATCHES = 50  # whose gradients are compared, at the most
+_ITERATIONS = 20  # of the power method
+_STEP = 1e-2  # length of the difference that stands for a derivative
+
+
+def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+    r"""A constant learning rate for SGD with momentum that begins at a mode.
+
+    .. math:: \epsilon = \min\Big( (1 - \mu) \frac{2 D}{N\, \mathrm{tr}\, C},\; \frac{1}{2 \lambda_\max} \Big)
+
+    The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
+    to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
+    steepest direction, whose curvature is λ_max, well within what is stable, :math:`2 (1 + \mu) / \lambda_\max`.
+    Both are for the loss per example. In networks it is the second that counts.
+
+    Args:
+        model: The model, whose start values are the mode.
+        rows: The data.
+        batch_size: Rows per step.
+        seed: Fixes the batches and the first vector of the power method.
+    """
+    probe = _Probe(model, rows, seed)
+    with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
+        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, batches[0])
+    rate = 0.5 / max(curvature, 1e-12)
+    return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
+
+
+class _Probe:
+    """Gradients of the loss at and near the model's start values, with the same dropout every time."""
+
+    def __init__(self, model: Model, rows: Data, seed: int):
+        self.objective = PointObjective(model, rows.size, use_prior=True)
+        self.values = list(self.objective.parameters())
+        self.start = [value.detach().clone() for value in self.values]
+        self.dimension = self.objective.dimension
+        self.seed = derive_seed(seed, "dropout")
+
+    def gradient(self, batch: Batch, away: Tensor | None = None) -> Tensor:
+        """The gradient ``(D,)`` on a batch, at ``away`` ``(D,)`` from the start."""
+        with torch.no_grad():
+            moves = [None] * len(self.start) if away is None else away.split([each.numel() for each in self.start])
+            for value, first, move in zip(self.values, self.start, moves, strict=True):
+                value.copy_(first if move is None else first + move.view_as(first))
+        with own_randomness(self.seed):
+            loss, _ = self.objective(*batch)
+            found = torch.autograd.grad(loss, self.values, allow_unused=True, materialize_grads=True)
+        return torch.cat([each.flatten() for each in found])
+
+
+def gradient_noise(probe: _Probe, batches: list[Batch]) -> float:
+    """Trace of the covariance of the batches' gradients; 0 of a single batch."""
+    if len(batches) < 2:
+        return 0.0
+    total, squares = torch.zeros(()), 0.0
+    for batch in batches:
+        gradient = probe.gradient(batch).double()
+        total, squares = total + gradient, squares + gradient.square().sum().item()
+    mean = total / len(batches)
+    return max(0.0, squares - len(batches) * mean.square().sum().item()) / (len(batches) - 1)
+
+
+def largest_curvature(probe: _Probe, batch: Batch) -> float:
+    """The largest eigenvalue, in size, of the Hessian of the loss on a batch, by the power method on differences."""
+    like = probe.gradient(batch)
+    direction = torch.randn_like(like)
+    found = 0.0
+    for _ in range(_ITERATIONS):
+        direction = direction / direction.norm().clamp_min(1e-30)
+        slope = (probe.gradient(batch, _STEP * direction) - probe.gradient(batch, -_STEP * direction)) / (2 * _STEP)
+        found, direction = slope.norm().item(), slope
+    return found

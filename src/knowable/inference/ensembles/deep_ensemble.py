@@ -1,0 +1,94 @@
+"""Deep ensembles (Lakshminarayanan, Pritzel and Blundell, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.checkpoint import as_checkpoint
+from knowable.core.checks import check_count, check_number, check_type
+from knowable.core.data import Data
+from knowable.core.engine import as_engine
+from knowable.core.method import Method, admit
+from knowable.core.particles import Particles
+from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.training import Training
+from knowable.errors import InvalidData
+from knowable.inference.ensembles.members import Ensemble, MemberTraining
+
+
+@dataclass(frozen=True, repr=False)
+class DeepEnsemble(Method, Training, Ensemble):
+    r"""Several networks, each trained to a mode of the posterior from its own random start.
+
+    .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid x, \hat\theta_k), \qquad
+        \hat\theta_k = \text{a mode of } p(\theta \mid D)
+
+    Where members disagree, the data has not decided. Networks without batch statistics and dropout are trained in one
+    batched step for all members, on the same batches, which for small networks takes little longer than one; others in
+    turn, each with its own order of the data. The first member begins at the network's own weights, so that an
+    ensemble of one is :class:`~knowable.inference.point.map.MAP`; the others at new ones. Where the noise depends on
+    the input, as in the paper, use :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`.
+
+    Args:
+        members: How many networks.
+        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how each is trained.
+        adversarial: Also train on inputs moved against the network by the fast gradient sign, by this share of each
+            input's range (the paper's is 0.01). Half of the likelihood is then that of the moved inputs.
+        vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
+            it and has up to 100,000 parameters. With ``Engine(mode="compiled")`` that step is compiled.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
+        >>> posterior = kn.DeepEnsemble(members=3, epochs=200).fit(kn.Model(net, kn.Gaussian()), (x, x.sin()))
+        >>> len(posterior)
+        3
+    """
+
+    adversarial: float = 0.0
+    vectorise: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("members", self.members)
+        check_number("adversarial", self.adversarial, at_least=0)
+        if self.vectorise is not None:
+            check_type("vectorise", self.vectorise, bool, "True, False or None")
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
+        """Train the members; see :meth:`knowable.core.method.Method.fit`."""
+        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
+        job = MemberTraining(
+            self, self, self.members, self.vectorise, held_out, seed, progress, as_checkpoint(checkpoint),
+            as_engine(engine), attack=self._attack(rows, seed), notes=self._notes(),
+        )  # fmt: skip
+        return job.fit(model, rows)
+
+    def _attack(self, rows: Data, seed: int) -> Tensor | None:
+        if self.adversarial == 0:
+            return None
+        with own_randomness(derive_seed(seed, "range")):  # a loader may shuffle
+            return self.adversarial * input_range(rows)
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.adversarial == 0:
+            return ()
+        return (f"adversarial={self.adversarial:g}: half of the likelihood is that of moved inputs; 0 is Bayes.",)
+
+
+def input_range(rows: Data) -> Tensor:
+    """Largest less smallest value of each element of an input row, over all rows."""
+    low = high = None
+    for batch in rows:
+        x = batch[0]
+        if not x.is_floating_point():
+            raise InvalidData(f"adversarial moves inputs, which must be numbers with a fraction; x is {x.dtype}.")
+        low = x.amin(0) if low is None else torch.minimum(low, x.amin(0))
+        high = x.amax(0) if high is None else torch.maximum(high, x.amax(0))
+    assert low is not None and high is not None
+    return high - low

@@ -1,0 +1,136 @@
+"""How far the members of an ensemble differ, and how much each of them counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.checks import check_count
+from knowable.core.data import as_input
+from knowable.core.mixture import Mixture
+from knowable.core.particles import Particles
+from knowable.core.posterior import Posterior
+from knowable.core.prediction import ClassPrediction
+from knowable.errors import InvalidType
+
+_ROWS = 256  # rows at which a fit reports how its members differ
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """What the members of an ensemble say apart from each other.
+
+    Attributes:
+        weights: The members' weights, ``(K,)``.
+        pairwise: How far any two members differ, ``(K, K)``: the share of rows on whose label they disagree, or the
+            root mean square distance of their expected outcomes.
+        between: Uncertainty that comes from the members' disagreement, mean over the rows: the variance of their
+            expected outcomes, or the mutual information of label and member in nats.
+    """
+
+    weights: Tensor
+    pairwise: Tensor
+    between: float
+
+    @property
+    def effective_members(self) -> float:
+        """How many members of equal weight these are worth, 1 / Σ w²."""
+        return 1.0 / self.weights.double().square().sum().item()
+
+    @property
+    def disagreement(self) -> float:
+        """Mean of ``pairwise`` over all pairs of members; 0 for a single member."""
+        count = len(self.weights)
+        return self.pairwise.double().sum().item() / max(1, count * (count - 1))
+
+    def terms(self) -> dict[str, float]:
+        """The numbers for a fit's report."""
+        return {
+            "effective_members": self.effective_members,
+            "disagreement": self.disagreement,
+            "diversity": self.between,
+        }
+
+
+def diversity(posterior: Posterior, x: Any, *, samples: int = 64) -> Diversity:
+    r"""How far the members of an ensemble differ at the inputs ``x``.
+
+    For regression, with members' expected outcomes :math:`m_k(x)`, the pairwise figure is
+    :math:`\sqrt{\mathrm{mean}_x (m_k - m_j)^2}` and the figure between members is
+    :math:`\mathrm{mean}_x \mathrm{Var}_k\, m_k`. For labels the pairwise figure is the share of rows where the most
+    probable labels differ (Fort et al., 2019), and the figure between members
+    :math:`H(\sum_k w_k p_k) - \sum_k w_k H(p_k)`.
+
+    Args:
+        posterior: The ensemble: atoms, each of them a member, or a mixture of posteriors.
+        x: Inputs, one row each.
+        samples: Draws for the members of a mixture, taken together.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.DeepEnsemble(3, epochs=300).fit(model, (x, 2 * x))
+        >>> kn.diversity(posterior, x).pairwise.shape
+        torch.Size([3, 3])
+    """
+    check_count("samples", samples)
+    if not isinstance(posterior, Particles | Mixture):
+        raise InvalidType(
+            f"posterior must be an ensemble (Particles or a Mixture), got {type(posterior).__name__}, which has no "
+            f"members to compare."
+        )
+    with torch.no_grad():
+        expected, classes = _expectations(posterior, as_input(x, posterior.model), samples)
+        weights = posterior.weights.to(expected.dtype)
+        if classes:
+            return Diversity(weights, _label_disagreement(expected), _mutual_information(expected, weights))
+        return Diversity(weights, _distances(expected), _variance(expected, weights))
+
+
+def with_diversity(posterior: Particles | Mixture, x: Tensor) -> Any:
+    """The same posterior, with these figures among the terms of its diagnostics."""
+    found = diversity(posterior, x[:_ROWS]).terms()
+    posterior.diagnostics = replace(posterior.diagnostics, terms={**posterior.diagnostics.terms, **found})
+    return posterior
+
+
+def _expectations(posterior: Particles | Mixture, x: Tensor, samples: int) -> tuple[Tensor, bool]:
+    """What each member expects, ``(K, rows, ...)``: outcomes, or probabilities ``(K, rows, classes, ...)``."""
+    if isinstance(posterior, Particles):
+        prediction = posterior.predict(x, samples=len(posterior))
+        expected, classes = prediction.samples, isinstance(prediction, ClassPrediction)
+    else:
+        share = max(1, samples // len(posterior))
+        predictions = [member.predict(x, samples=share) for member in posterior.members]
+        prediction = predictions[0]
+        classes = isinstance(prediction, ClassPrediction)
+        expected = torch.stack([each.probs if isinstance(each, ClassPrediction) else each.mean for each in predictions])  # type: ignore[attr-defined]
+    if isinstance(prediction, ClassPrediction) and prediction.labels.shape == prediction.probs.shape:  # yes or no
+        expected = torch.stack([1 - expected, expected], dim=2)
+    return expected, classes
+
+
+def _distances(expected: Tensor) -> Tensor:
+    flat = expected.flatten(1)
+    return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.shape[1] ** 0.5
+
+
+def _variance(expected: Tensor, weights: Tensor) -> float:
+    mean = torch.tensordot(weights, expected, dims=1)
+    return torch.tensordot(weights, (expected - mean) ** 2, dims=1).mean().item()
+
+
+def _label_disagreement(probs: Tensor) -> Tensor:
+    labels = probs.argmax(2).flatten(1)  # (K, rows)
+    return torch.stack([(labels != each).to(probs.dtype).mean(1) for each in labels])
+
+
+def _mutual_information(probs: Tensor, weights: Tensor) -> float:
+    whole = torch.special.entr(torch.tensordot(weights, probs, dims=1)).sum(1)  # (rows, ...)
+    each = torch.special.entr(probs).sum(2)
+    return (whole - torch.tensordot(weights, each, dims=1)).clamp_min(0.0).mean().item()

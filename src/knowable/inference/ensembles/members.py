@@ -1,0 +1,196 @@
+"""Training the members of an ensemble: all in one batched step where the network allows it, in turn elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from knowable.core.checkpoint import Checkpoint, part_of
+from knowable.core.data import Batch, Data
+from knowable.core.diagnostics import Diagnostics
+from knowable.core.engine import Engine
+from knowable.core.ensemble_objective import EnsembleObjective
+from knowable.core.fresh_start import fresh_start
+from knowable.core.method import Method, identity_of
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.particles import Particles
+from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.training import Training, train
+from knowable.core.types import Params
+from knowable.errors import Unsupported
+from knowable.inference.ensembles.diversity import with_diversity
+
+_TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one after the other
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """What ensembles have in common.
+
+    Args:
+        members: How many members.
+    """
+
+    members: int = 5
+
+
+@dataclass(frozen=True)
+class MemberTraining:
+    """How the members of one ensemble are trained.
+
+    Attributes:
+        method: The method, for its name and settings.
+        training: How a member is trained.
+        count: How many members.
+        vectorise: In one batched step (True), in turn (False), or whichever is quicker (None).
+        validation: Held-out rows.
+        attack: How far inputs are moved against a member, see :class:`~knowable.core.point_estimate.PointObjective`.
+        notes: What the user should know.
+    """
+
+    method: Method
+    training: Training
+    count: int
+    vectorise: bool | None
+    validation: Data | None
+    seed: int
+    progress: bool | None
+    checkpoint: Checkpoint | None
+    engine: Engine
+    attack: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+    def fit(self, model: Model, rows: Data) -> Particles:
+        """The ensemble as atoms of equal weight.
+
+        The first member begins at the network's own weights, the others at new ones. Rows may have weights, the same
+        for all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
+        """
+        refuse_learned_prior(self.method, model)
+        each_its_own = rows.weights is not None and rows.weights.dim() == 2
+        if self.count == 1 and not each_its_own:
+            return self._finished(self._one(model, rows, self.seed, "member 0"), rows)
+        points, given = {}, model
+        if model.point_names:
+            trained = self._one(model, replace(rows, weights=None) if each_its_own else rows, self.seed, "points")
+            if trained.diagnostics.interrupted:
+                return trained
+            points, given = trained.points, model.given(trained.points, trained.buffers)
+        starts = [given, *(given.starting_at(*fresh_start(given, self.seed, k)) for k in range(1, self.count))]
+        objective = self._objective(given, rows, starts)
+        if objective is None:
+            return self._finished(self._in_turn(model, starts, rows, points), rows)
+        return self._finished(self._together(model, given, rows, points, objective), rows)
+
+    def _finished(self, found: Particles, rows: Data) -> Particles:
+        found.diagnostics = replace(found.diagnostics, notes=(*found.diagnostics.notes, *self.notes))
+        return with_diversity(found, self._first(self.validation or rows)[0])
+
+    def _first(self, rows: Data) -> Batch:
+        with own_randomness(derive_seed(self.seed, "first rows")):  # a loader may shuffle
+            return next(iter(rows))
+
+    # --- all in one step ---------------------------------------------------------------------------------------------
+
+    def _objective(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective | None:
+        """What trains all members side by side, or None where they are better trained in turn."""
+        size = sum(value.numel() for value in model.params().values())
+        if self.vectorise is False or (self.vectorise is None and size > _TOGETHER_BELOW):
+            return None
+        batch = self._first(rows)
+        objective = self._ensemble(model, rows, starts)
+        if self.engine.precision != "full":
+            why = f"precision={self.engine.precision!r} is for one network at a time"
+        elif not model.network.is_steady(model.network_params(model.params()), batch[0], model.buffers()):
+            why = "batch statistics or dropout make its training mode differ from its evaluation mode"
+        elif not objective.vectorises(*batch):
+            why = "vmap cannot take one of its operations"
+        else:
+            return objective
+        if self.vectorise:
+            raise Unsupported(
+                f"vectorise=True: members of this network cannot be trained in one step: {why}. Leave vectorise out to "
+                f"train them in turn."
+            )
+        return None
+
+    def _ensemble(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective:
+        layout = Layout.of({name: model.params()[name] for name in model.random_names})
+        positions = torch.stack([layout.flatten(each.params()) for each in starts])
+        mode = self.engine.mode if self.engine.mode in ("eager", "compiled") else "traced"
+        return EnsembleObjective(model, rows.size, positions, attack=self.attack, mode=mode)
+
+    def _together(
+        self, model: Model, given: Model, rows: Data, points: Params, objective: EnsembleObjective
+    ) -> Particles:
+        result = train(
+            objective, rows, self.training, validation=self.validation, seed=self.seed, progress=self.progress,
+            checkpoint=part_of(self.checkpoint, "members"), engine=self.engine,
+            label=f"{type(self.method).__name__}, {self.count} members",
+            identity={**identity_of(self.method, given, rows, self.validation), "engine": repr(self.engine)},
+        )  # fmt: skip
+        stack = {name: value.clone() for name, value in objective.stack().items()}
+        mean = {**points, **{name: value.mean(0) for name, value in stack.items()}}
+        diagnostics = training_diagnostics(self.method, model, result, mean)
+        diagnostics = replace(diagnostics, message=f"{self.count} members together: {result.message}")
+        return Particles(
+            model, stack, points=points, buffers=objective.net_buffers, seed=self.seed, diagnostics=diagnostics
+        )
+
+    # --- in turn -----------------------------------------------------------------------------------------------------
+
+    def _in_turn(self, model: Model, starts: Sequence[Model], rows: Data, points: Params) -> Particles:
+        """One member after the other; what an interrupt leaves half-trained counts only if there is nothing else."""
+        fits: list[Particles] = []
+        for k, start in enumerate(starts):
+            own = rows
+            if rows.weights is not None and rows.weights.dim() == 2:
+                own = replace(rows, weights=rows.weights[:, k].contiguous())
+            fit = self._one(start, own, self.seed if k == 0 else derive_seed(self.seed, "member", k), f"member {k}")
+            if not fit.diagnostics.interrupted or not fits:
+                fits.append(fit)
+            if fit.diagnostics.interrupted:
+                break
+        buffers = {
+            name: torch.stack([fit.buffers[name] for fit in fits])
+            for name, value in fits[0].buffers.items()
+            if any(not torch.equal(value, fit.buffers[name]) for fit in fits)
+        }
+        return Particles(
+            model, {name: torch.cat([fit.stack[name] for fit in fits]) for name in model.random_names}, points=points,
+            buffers=fits[0].buffers, buffer_stack=buffers, seed=self.seed,
+            diagnostics=joint_diagnostics(self.method, fits, self.count),
+        )  # fmt: skip
+
+    def _one(self, model: Model, rows: Data, seed: int, name: str) -> Particles:
+        return fit_point(
+            self.method, model, rows, training=self.training, use_prior=True, validation=self.validation, seed=seed,
+            progress=self.progress, checkpoint=part_of(self.checkpoint, name), engine=self.engine,
+            objective=PointObjective(model, rows.size, use_prior=True, attack=self.attack),
+            label=f"{type(self.method).__name__}, {name}",
+        )  # fmt: skip
+
+
+def joint_diagnostics(method: Method, fits: Sequence[Posterior], asked: int) -> Diagnostics:
+    """The report of members fitted in turn: means of their terms, and their histories by member."""
+    each = [fit.diagnostics for fit in fits]
+    shared = [name for name in each[0].terms if all(name in one.terms for one in each)]
+    told = [one.converged for one in each]
+    interrupted = len(fits) < asked or any(one.interrupted for one in each)
+    count = f"{len(fits)} of {asked} members" if interrupted else f"{asked} member{'s' * (asked > 1)}"
+    return Diagnostics(
+        method=repr(method),
+        terms={name: sum(one.terms[name] for one in each) / len(each) for name in shared},
+        history=[{"member": float(k), **record} for k, one in enumerate(each) for record in one.history],
+        converged=False if interrupted else None if None in told else all(told),
+        interrupted=interrupted,
+        message=f"{count} in turn: {'stopped from the keyboard' if interrupted else each[-1].message}",
+        seconds=sum(one.seconds for one in each),
+        notes=tuple(dict.fromkeys(note for one in each for note in one.notes)),
+    )

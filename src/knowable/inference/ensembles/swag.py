@@ -1,0 +1,257 @@
+"""SWAG: stochastic weight averaging, Gaussian (Maddox et al., 2019)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
+from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.data import Data
+from knowable.core.engine import Engine, as_engine
+from knowable.core.method import Method, admit, identity_of
+from knowable.core.model import Model
+from knowable.core.params import Layout
+from knowable.core.particles import Particles
+from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.training import Training, TrainingResult, train
+from knowable.core.types import Buffers, Params
+from knowable.errors import Interrupted, InvalidArgument, InvalidType
+from knowable.inference.ensembles.constant_rate import constant_rate
+from knowable.inference.ensembles.swag_posterior import SWAGPosterior
+
+_STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
+_FEWEST, _MOST = 20, 100  # snapshots, likewise
+_BATCHES = 10  # in an epoch, at the least: without noisy gradients nothing wanders
+_STATISTICS_ROWS = 1_024  # on which running statistics are computed
+_LEAST_VARIANCE = 1e-16  # of a weight that never moved
+
+
+@dataclass(frozen=True, repr=False)
+class SWAG(Method, Training):
+    r"""A normal distribution with the moments of the weights that SGD visits once it has reached a mode.
+
+    .. math:: \bar\theta = \frac1T \sum_i \theta_i, \qquad
+        \Sigma = \tfrac12 \Big( \mathrm{diag}\big(\overline{\theta^2} - \bar\theta^2\big)
+        + \frac{1}{K - 1} \hat D \hat D^\top \Big)
+
+    First the mode is found as by :class:`~knowable.inference.point.map.MAP`. Then SGD goes on at a constant rate, and
+    at the end of every epoch its weights go into the moments; the columns of D̂ are the last K deviations from the
+    running mean. How far SGD wanders depends on its rate and on the batch: the default rate is the one at which it is
+    nearest to the posterior, as far as that is stable. It is still SGD's spread and not the posterior's: nearly the
+    same in all directions where the posterior's is not.
+
+    Draws of a network with batch normalisation get running statistics of their own, computed on a sample of 1,024
+    training rows, which the posterior keeps and saves.
+
+    Args:
+        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the mode is found.
+            ``batch_size``, ``clip`` and ``on_divergence`` are also those of what follows, except that an epoch has at
+            least ten batches unless ``batch_size`` is given.
+        rank: K. 0 keeps the diagonal alone, which then is not halved.
+        snapshots: T: epochs at the constant rate. None: from 20 to 100, to make about 5,000 steps.
+        rate: The constant rate, of SGD with momentum 0.9. None chooses it, see
+            :func:`~knowable.inference.ensembles.constant_rate.constant_rate`.
+        start: ``"map"``, ``"network"`` (the network is already trained), or a fitted posterior, to begin at its mean.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.SWAG(epochs=200, snapshots=30).fit(model, (x, 2 * x))
+        >>> posterior.predict(x).mean.shape
+        torch.Size([40, 1])
+    """
+
+    rank: int = 20
+    snapshots: int | None = None
+    rate: float | None = None
+    start: str | Posterior = "map"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("rank", self.rank, at_least=0)
+        if self.rank == 1:
+            raise InvalidArgument("rank must be 0 or at least 2, got 1: a single deviation has no spread.")
+        if self.snapshots is not None:
+            check_count("snapshots", self.snapshots, at_least=2)
+        if self.rate is not None:
+            check_number("rate", self.rate, above=0)
+        if not isinstance(self.start, Posterior):
+            if not isinstance(self.start, str):
+                raise InvalidType(f"start must be 'map', 'network' or a posterior, got {type(self.start).__name__}.")
+            check_choice("start", self.start, ("map", "network"))
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Posterior:
+        """Find the mode and wander around it; see :meth:`knowable.core.method.Method.fit`.
+
+        A fit that is interrupted before there are two snapshots gives the point it was at.
+        """
+        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
+        refuse_learned_prior(self, model)
+        saver, engine = as_checkpoint(checkpoint), as_engine(engine)
+        first = self._mode(model, rows, held_out, seed, progress, saver, engine)
+        if first.diagnostics.interrupted:
+            return first
+        given = model.given({name: first.mean()[name] for name in model.point_names}, first.buffers)
+        given = given.starting_at(first.mean())
+        objective = SWAGObjective(given, rows.size, self.rank)
+        try:
+            training = self._wandering(given, rows, seed)
+        except KeyboardInterrupt:
+            return _stopped_at(first)
+        result = train(
+            objective, rows, training, seed=derive_seed(seed, "swag"), progress=progress,
+            checkpoint=part_of(saver, "swag"), engine=engine, label=type(self).__name__,
+            identity=identity_of(self, given, rows),
+        )  # fmt: skip
+        points = {name: first.mean()[name] for name in model.point_names}
+        return self._posterior(model, given, rows, points, objective, result, seed)
+
+    # --- the pieces --------------------------------------------------------------------------------------------------
+
+    def _mode(
+        self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None,
+        saver: Checkpoint | None, engine: Engine,
+    ) -> Posterior:  # fmt: skip
+        """Where to begin, as a posterior."""
+        if isinstance(self.start, Posterior):
+            return _known(model, self.start, seed)
+        if self.start == "network":
+            start = model.params()
+            stack = {name: start[name].unsqueeze(0) for name in model.random_names}
+            return Particles(model, stack, points={name: start[name] for name in model.point_names}, seed=seed)
+        plain = Training(**{each.name: getattr(self, each.name) for each in fields(Training)})
+        return fit_point(
+            self, model, rows, training=plain, use_prior=True, validation=held_out, seed=seed, progress=progress,
+            checkpoint=part_of(saver, "mode"), engine=engine, label=f"{type(self).__name__}, mode",
+        )  # fmt: skip
+
+    def _wandering(self, model: Model, rows: Data, seed: int) -> Training:
+        """How SGD goes on from the mode."""
+        batch_size = self.batch_size or min(self.rows_per_step(rows.size), max(2, rows.size // _BATCHES))
+        per_epoch = rows.batches_per_epoch(batch_size)
+        snapshots = self.snapshots or min(_MOST, max(_FEWEST, round(_STEPS / per_epoch)))
+        rate = self.rate or constant_rate(model, rows, batch_size, seed=seed)
+        return Training(
+            epochs=snapshots, learning_rate=rate, batch_size=batch_size, optimiser="sgd", clip=self.clip,
+            on_divergence=self.on_divergence, schedule="constant",
+        )  # fmt: skip
+
+    def _posterior(
+        self, model: Model, given: Model, rows: Data, points: Params, objective: SWAGObjective, result: TrainingResult,
+        seed: int,
+    ) -> Posterior:  # fmt: skip
+        count = int(objective.count)
+        terms = {"snapshots": float(count)}
+        if count < 2:
+            now = {name: value.detach() for name, value in objective.params().items()}
+            diagnostics = training_diagnostics(self, model, result, {**points, **now}, terms)
+            stack = {name: now[name].unsqueeze(0) for name in model.random_names}
+            return Particles(
+                model, stack, points=points, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics
+            )
+        loc, diagonal, factor = objective.moments()
+        mean = objective.layout.views(loc)
+        inputs, buffers = self._statistics(given, rows, mean, objective.net_buffers, seed)
+        return SWAGPosterior.of_covariance(
+            model, objective.layout, loc, diagonal, factor, inputs=inputs, points=points, buffers=buffers, seed=seed,
+            diagnostics=training_diagnostics(self, model, result, {**points, **mean}, terms),
+        )  # fmt: skip
+
+    def _statistics(
+        self, model: Model, rows: Data, mean: Params, buffers: Buffers, seed: int
+    ) -> tuple[Tensor | None, Buffers]:
+        """Rows to compute running statistics on, and those of the mean weights; nothing new where there are none."""
+        if not model.network.statistics_names:
+            return None, buffers
+        inputs = some_inputs(rows, _STATISTICS_ROWS, seed)
+        return inputs, model.network.statistics(model.network_params(mean), inputs, buffers)
+
+
+class SWAGObjective(PointObjective):
+    """The negative log joint of one network, and the moments of its weights at the ends of epochs.
+
+    Attributes:
+        count: How many snapshots are in the moments, a tensor.
+        centre: Their mean, ``(D,)``.
+        squares: The sum of squared distances from it, ``(D,)``.
+        deviations: The last deviations from the mean as it was at the time, ``(rank, D)``.
+    """
+
+    def __init__(self, model: Model, size: int, rank: int):
+        super().__init__(model, size, use_prior=True)
+        start = model.params()
+        self.layout = Layout.of({name: start[name] for name in model.random_names})
+        like = self.layout.flatten(start)
+        self.count = torch.zeros((), dtype=torch.int64)
+        self.centre, self.squares = torch.zeros_like(like), torch.zeros_like(like)
+        self.deviations = like.new_zeros((rank, len(like)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes, the moments included."""
+        own = {"count": self.count, "centre": self.centre, "squares": self.squares, "deviations": self.deviations}
+        return {**super().tensors(), **{f"swag.{name}": value for name, value in own.items()}}
+
+    def end_of_epoch(self) -> None:
+        """Take the weights into the moments (Welford's update, which loses no digits)."""
+        with torch.no_grad():
+            flat = self.layout.flatten(self.params())
+            self.count += 1
+            away = flat - self.centre
+            self.centre += away / self.count
+            self.squares += away * (flat - self.centre)
+            if len(self.deviations):
+                self.deviations[(int(self.count) - 1) % len(self.deviations)] = flat - self.centre
+
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean ``(D,)``, and diagonal ``(D,)`` and factor F ``(D, K)`` of the covariance diag + F Fᵀ."""
+        count, variance = int(self.count), self.squares / self.count
+        kept = min(count, len(self.deviations))
+        share = 0.5 if kept else 1.0
+        factor = self.deviations[:kept].T * (share / max(1, kept - 1)) ** 0.5
+        return self.centre.clone(), (share * variance).clamp_min(_LEAST_VARIANCE), factor
+
+
+def some_inputs(rows: Data, most: int, seed: int) -> Tensor:
+    """At most so many input rows, drawn without replacement from data in memory, the first ones of a loader."""
+    if rows.in_memory:
+        x = rows.source[0]
+        return x[torch.randperm(len(x), generator=generator_for(seed, "statistics"))[:most].to(x.device)]
+    found, count = [], 0
+    with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
+        for batch in rows:
+            found.append(batch[0])
+            count += len(batch[0])
+            if count >= most:
+                break
+    return torch.cat(found)[:most]
+
+
+def _known(model: Model, posterior: Posterior, seed: int) -> Posterior:
+    """The mean of another posterior of the same parameters, as a point."""
+    means = posterior.mean()
+    for name, value in model.params().items():
+        if name not in means or means[name].shape != value.shape:
+            found = f"shape {tuple(means[name].shape)}" if name in means else "nothing"
+            raise InvalidArgument(
+                f"start is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
+            )
+    means = {name: means[name].to(value) for name, value in model.params().items()}
+    stack = {name: means[name].unsqueeze(0) for name in model.random_names}
+    points = {name: means[name] for name in model.point_names}
+    return Particles(model, stack, points=points, buffers=posterior.buffers, seed=seed)
+
+
+def _stopped_at(mode: Posterior) -> Posterior:
+    """What an interrupt leaves while the rate is being chosen."""
+    message = "stopped from the keyboard before the first snapshot"
+    warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=3)
+    mode.diagnostics = replace(mode.diagnostics, interrupted=True, converged=False, message=message)
+    return mode

@@ -1,0 +1,87 @@
+"""Tests of the constant rate: its two parts against a linear model, where both are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import knowable as kn
+from knowable.core.data import as_data
+from knowable.inference.ensembles.constant_rate import _Probe, constant_rate, gradient_noise, largest_curvature
+from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model
+
+NOISE = 0.5
+
+
+def _at_the_mode(rows: int) -> tuple[kn.Model, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, y = linear_data(rows)
+    model = linear_model(noise=NOISE)
+    design = torch.cat([x, torch.ones(rows, 1, dtype=DTYPE)], 1)
+    hessian = design.T @ design / NOISE**2 + torch.eye(3, dtype=DTYPE)
+    mode = torch.linalg.solve(hessian, design.T @ y / NOISE**2).flatten()
+    model = model.starting_at({"weight": mode[:2].view(1, 2), "bias": mode[2:]})
+    return model, x, y, design
+
+
+def test_the_curvature_is_the_largest_eigenvalue_of_the_hessian():
+    # twenty steps of the power method: the error falls with the ratio of the two largest eigenvalues
+    model, x, y, design = _at_the_mode(40)
+    probe = _Probe(model, as_data((x, y)), 0)
+    eigenvalues = torch.linalg.eigvalsh(design.T @ design / NOISE**2 / 40 + torch.eye(3, dtype=DTYPE) / 40)
+    assert largest_curvature(probe, (x, y)) == pytest.approx(eigenvalues[-1].item(), rel=0.05)
+
+
+def test_the_noise_is_the_trace_of_the_covariance_of_the_batches_gradients():
+    model, x, y, _ = _at_the_mode(40)
+    data = as_data((x, y))
+    batches = list(data.batches(8, seed=1))
+    probe = _Probe(model, data, 0)
+    gradients = []
+    for bx, by in batches:
+        part = torch.cat([bx, torch.ones(len(bx), 1, dtype=DTYPE)], 1)
+        theta = torch.cat([model.params()["weight"].flatten(), model.params()["bias"]])
+        gradients.append(part.T @ (part @ theta - by.flatten()) / NOISE**2 / len(bx) + theta / 40)
+    assert gradient_noise(probe, batches) == pytest.approx(torch.stack(gradients).T.cov().trace().item())
+    assert gradient_noise(probe, batches[:1]) == 0.0
+
+
+def test_the_rate_is_the_smaller_of_its_two_limits():
+    model, x, y, _ = _at_the_mode(40)
+    data = as_data((x, y))
+    probe = _Probe(model, data, 0)
+    steep = 0.5 / largest_curvature(probe, next(iter(data.batches(4, seed=3))))
+    near = 0.1 * 2 * 3 / (40 * gradient_noise(probe, list(data.batches(4, seed=3))))
+    assert constant_rate(model, data, 4, seed=3) == pytest.approx(min(steep, near), rel=0.05)
+    assert constant_rate(model, data, 40, seed=3) == pytest.approx(0.5 / largest_curvature(probe, (x, y)), rel=0.05)
+
+
+def test_looking_for_a_rate_changes_nothing():
+    model, (x, y) = kn.Model(batch_norm_net().to(DTYPE), kn.Gaussian()), linear_data()
+    before, state = model.buffers(), torch.get_rng_state()
+    first, second = (constant_rate(model, as_data((x, y)), 5, seed=1) for _ in range(2))
+    assert first == second > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.buffers().items())
+
+
+def test_dropout_is_the_same_on_both_sides_of_a_difference():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).to(DTYPE)
+    model, (x, y) = kn.Model(net, kn.Gaussian(0.5)), linear_data()
+    probe = _Probe(model, as_data((x, y)), 0)
+    assert torch.equal(probe.gradient((x, y)), probe.gradient((x, y)))
+
+
+def test_at_the_first_limit_the_stationary_distribution_is_as_near_to_the_posterior_as_any_rate_brings_it():
+    # stationary: H Σ + Σ H = e C, so Σ = e S; KL(N(0, e S) || N(0, (N H)^-1)) by e alone, on a grid
+    hessian = torch.tensor([[2.0, 0.3], [0.3, 0.5]], dtype=DTYPE)
+    noise = torch.tensor([[0.4, -0.1], [-0.1, 0.2]], dtype=DTYPE)
+    rows = 50
+    eye = torch.eye(2, dtype=DTYPE)
+    unit = torch.linalg.solve(torch.kron(hessian, eye) + torch.kron(eye, hessian), noise.flatten()).view(2, 2)
+
+    def divergence(rate: float) -> float:
+        covariance = rate * unit
+        return 0.5 * ((rows * hessian @ covariance).trace() - 2 - torch.logdet(rows * hessian @ covariance)).item()
+
+    best = 2 * 2 / (rows * noise.trace().item())
+    assert all(divergence(best) < divergence(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
