@@ -46,6 +46,18 @@ from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
+from knowable.inference.dropout import (
+    AugmentedPosterior,
+    BatchStatistics,
+    ConcreteDropout,
+    Flip,
+    InputNoise,
+    MaskedWeights,
+    MCDropout,
+    MonteCarloBatchNorm,
+    Shift,
+    TestTimeAugmentation,
+)
 from knowable.inference.exact import ExactLinear
 from knowable.inference.point import MAP, MaximumLikelihood
 from knowable.inference.sampling import (
@@ -105,6 +117,13 @@ __all__ = [
     "ExactLinear",
     "MeanFieldVI",
     "gradient_variance",
+    "MCDropout",
+    "ConcreteDropout",
+    "MonteCarloBatchNorm",
+    "TestTimeAugmentation",
+    "InputNoise",
+    "Shift",
+    "Flip",
     "ImportanceSampling",
     "Metropolis",
     "HMC",
@@ -122,6 +141,9 @@ __all__ = [
     "DiagonalNormal",
     "FullNormal",
     "ChainPosterior",
+    "MaskedWeights",
+    "BatchStatistics",
+    "AugmentedPosterior",
     "Samples",
     "Prediction",
     "RegressionPrediction",

@@ -6,6 +6,7 @@ import os
 
 from torch import nn
 
+import knowable.inference.dropout
 import knowable.inference.exact
 import knowable.inference.point
 import knowable.inference.variational

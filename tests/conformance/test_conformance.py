@@ -10,6 +10,8 @@ from knowable.testing import NETWORKS, Check, Subject, parametrize_with_checks
 from knowable.testing.checks.networks import check_network
 
 QUICK = {"epochs": 2, "batch_size": 8}
+NORMALISED = {"batchnorm_mlp", "batchnorm_cnn", "residual"}
+SMALL_NOISE = kn.InputNoise(0.1)
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
@@ -23,6 +25,16 @@ SUBJECTS = {
     "map": Subject(kn.MAP(**QUICK)),
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "mc_dropout": Subject(kn.MCDropout(**QUICK)),
+    "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
+    "monte_carlo_batch_norm": Subject(
+        kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
+    ),
+    "test_time_augmentation": Subject(
+        kn.TestTimeAugmentation(kn.MAP(**QUICK), SMALL_NOISE),
+        refuses={"tied"},
+        longer=kn.TestTimeAugmentation(kn.MAP(epochs=130, batch_size=8), SMALL_NOISE),
+    ),
     "importance_sampling": Subject(
         kn.ImportanceSampling(draws=20, max_parameters=10), refuses=NONLINEAR - {"last_layer"}, iterates=False
     ),

@@ -41,6 +41,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
     content = {
         "family": posterior.family,
         "seed": posterior.seed,
+        "settings": posterior._settings(),
         "network": {
             "class": type(model.net).__name__,
             "structure": describe(model.net),
@@ -67,6 +68,7 @@ def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -
         return family._from_tensors(
             model,
             {k: v.to(model.device) for k, v in _unprefixed("posterior", tensors).items()},
+            **content.get("settings", {}),
             points={k: v.to(model.device) for k, v in _unprefixed("point", tensors).items()},
             buffers={k: v.to(model.device) for k, v in _unprefixed("buffer", tensors).items()},
             diagnostics=Diagnostics.from_json(content["diagnostics"]),

@@ -85,7 +85,11 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
-        """The inverse of :meth:`_tensors`; ``common`` goes to ``__init__``."""
+        """The inverse of :meth:`_tensors` and :meth:`_settings`; ``common`` goes to ``__init__``."""
+
+    def _settings(self) -> dict[str, Any]:
+        """Plain values that are saved beside the tensors, and come back as arguments of :meth:`_from_tensors`."""
+        return {}
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
@@ -132,6 +136,18 @@ class Posterior(ABC):
             for name, value in draw.items():
                 block[name][k] = value[0]
         return self._ordered({**block, **expand_params(self.points, count)})
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """Buffers that differ from draw to draw, stacked, for draws ``start`` to ``stop``; the others are shared."""
+        return {}
+
+    def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
+        """Network outputs ``(K, rows, ...)`` for K draws, of which number ``first`` of the prediction is the first.
+
+        ``stack`` holds the network's parameters, and the buffers that differ from draw to draw.
+        """
+        shared = {name: value for name, value in self.buffers.items() if name not in stack}
+        return self.model.network.over_draws(stack, x, buffers=shared, vectorise=vectorise)
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
