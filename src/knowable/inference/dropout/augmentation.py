@@ -31,7 +31,7 @@ class Augmentation(ABC):
 
 def augmentation_from(saved: dict[str, Any]) -> Augmentation:
     """Back from plain values; only the augmentations of this module are made."""
-    known = {cls.__name__: cls for cls in (InputNoise, Shift, Flip)}
+    known: dict[str, Any] = {cls.__name__: cls for cls in (InputNoise, Shift, Flip)}
     values = dict(saved)
     cls = known[values.pop("name")]
     return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

@@ -13,10 +13,11 @@ from knowable.core.model import Model
 from knowable.core.objective import Objective
 from knowable.core.randomness import derive_seed, own_randomness
 from knowable.core.types import Params
-from knowable.inference.dropout.divergence import divergence
-from knowable.inference.dropout.masked_weight import MaskedWeight, SiteMasks
+from knowable.inference.dropout.divergence import Divergence
+from knowable.inference.dropout.masked_weight import SiteMasks, masked_params
 from knowable.inference.dropout.masks import hard_mask, log_probability, relaxed_mask
 from knowable.inference.dropout.placement import Placement
+from knowable.inference.dropout.site import Site
 
 WAYS = ("activations", "weights")
 _VALIDATION_DRAWS = 8
@@ -76,6 +77,7 @@ class DropoutObjective(Objective):
         logits = rates.logit().to(dtype=model.dtype, device=model.device)
         self.logits = nn.Parameter(logits, requires_grad=learning is not None)
         self.network = placement.network(model)
+        self._divergence = Divergence(model, placement.sites)
         self._evaluating = placement.network(model, noise=True)
 
     # --- the variational distribution --------------------------------------------------------------------------------
@@ -92,16 +94,7 @@ class DropoutObjective(Objective):
 
     def divergence(self, params: Params | None = None) -> Tensor:
         """KL(q ‖ p), up to a constant; see :mod:`~knowable.inference.dropout.divergence`."""
-        return divergence(self.model, self.placement.sites, self.logits, params or self.params())
-
-    def draw(self, params: Params) -> Params:
-        """One draw of all parameters, with hard masks."""
-        drawn = dict(params)
-        for site, rate in zip(self.placement.sites, self.rates(), strict=True):
-            mask = hard_mask(1, site.units, rate, like=self.logits)[0] / (1 - rate)
-            for place in site.places:
-                drawn[place.name] = drawn[place.name] * site.on_weight(mask, place, drawn[place.name])
-        return drawn
+        return self._divergence(params or self.params(), self.logits)
 
     # --- the bound ---------------------------------------------------------------------------------------------------
 
@@ -125,12 +118,7 @@ class DropoutObjective(Objective):
     def _masked_log_likelihood(self, x: Tensor, y: Tensor, params: Params, rates: list[float]) -> tuple[Tensor, Tensor]:
         """Log likelihood of each row under new masks, and the log probability of the masks it has seen."""
         masks = [self._masks(index, rate) for index, rate in enumerate(rates)]
-        given = dict(params)
-        for each in masks:
-            by_example = self.way == "activations" and each.site.by_example
-            for place in each.site.places:
-                value = params[place.name]
-                given[place.name] = MaskedWeight(value, place, each) if by_example else each.masked(value, place)
+        given = masked_params(params, masks, by_example=self.way == "activations")
         output = self.network(self.model.network_params(given), x, buffers=self.net_buffers, training=True)
         value = self.model.score(output, y, params)
         return value, self._log_probability(masks, value)
@@ -140,6 +128,9 @@ class DropoutObjective(Objective):
         scale = 1 / (1 - rate) if learning is None else 1 + torch.exp(logit)  # 1 / (1 - p)
         if learning is not None and learning.estimator == "concrete":
             return SiteMasks(site, lambda rows: relaxed_mask(rows, site.units, logit, learning.relaxation), scale)
+        return self._hard_masks(site, rate, scale)
+
+    def _hard_masks(self, site: Site, rate: float, scale: float | Tensor) -> SiteMasks:
         return SiteMasks(site, lambda rows: hard_mask(rows, site.units, rate, like=self.logits), scale)
 
     def _log_probability(self, masks: list[SiteMasks], like: Tensor) -> Tensor:
@@ -159,15 +150,18 @@ class DropoutObjective(Objective):
     # --- held-out rows, and the final bound --------------------------------------------------------------------------
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
-        """Log-mean-exp over a few draws of the weights, in evaluation mode."""
+        """Log-mean-exp over a few draws, in evaluation mode."""
         each = [self.log_likelihood_of_draw(x, y) for _ in range(_VALIDATION_DRAWS)]
         return torch.stack(each).logsumexp(0) - math.log(_VALIDATION_DRAWS)
 
     def log_likelihood_of_draw(self, x: Tensor, y: Tensor) -> Tensor:
-        """Log likelihood of each row for one draw of the weights, in evaluation mode."""
-        draw = self.draw(self.params())
-        output = self._evaluating(self.model.network_params(draw), x, buffers=self.net_buffers)
-        return self.model.score(output, y, draw)
+        """Log likelihood of each row with hard masks (of its own where that can be), in evaluation mode."""
+        params = self.params()
+        sites = zip(self.placement.sites, self.rates(), strict=True)
+        masks = [self._hard_masks(site, rate, 1 / (1 - rate)) for site, rate in sites]
+        given = masked_params(params, masks, by_example=True)
+        output = self._evaluating(self.model.network_params(given), x, buffers=self.net_buffers)
+        return self.model.score(output, y, params)
 
     def final_bound(self, data: Data, seed: int) -> dict[str, float]:
         """The bound over all rows and its terms, up to a constant, with the standard error of Monte Carlo."""

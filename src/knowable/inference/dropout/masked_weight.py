@@ -7,7 +7,7 @@ training. Any other operation gets the weight with one mask for the whole batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
+from knowable.core.types import Params
 from knowable.inference.dropout.site import Place, Site
 
 
@@ -80,6 +81,17 @@ class MaskedWeight(torch.Tensor):
             if isinstance(weight, MaskedWeight) and not isinstance(x, MaskedWeight):
                 return func(_masked_input(func, x, weight.masks), weight.loc, bias, **rest)
         return func(*tree_map(_with_one_mask, args), **tree_map(_with_one_mask, kwargs))
+
+
+def masked_params(params: Params, masks: Sequence[SiteMasks], *, by_example: bool) -> Params:
+    """Parameters under masks: example by example where the site allows it and it is asked for, else one for all."""
+    given = dict(params)
+    for each in masks:
+        for place in each.site.places:
+            value = params[place.name]
+            own = by_example and each.site.by_example
+            given[place.name] = MaskedWeight(value, place, each) if own else each.masked(value, place)
+    return given
 
 
 def _masked_input(func: Callable[..., Any], x: Tensor, masks: SiteMasks) -> Tensor:

@@ -3,10 +3,10 @@
 Three cases:
 
 - The user names weights (``where``): their inputs are dropped. The network's own dropout layers are turned off.
-- The network has dropout layers of its own. One whose output goes to the input of a linear layer, a convolution or a
+- The network has dropout of its own. One whose output goes to the input of a linear layer, a convolution or a
   recurrent layer and nowhere else is moved there, which changes nothing (but see below), and becomes a distribution
-  over that layer's weights. The others stay where they are, and are drawn as random numbers (see
-  :mod:`~knowable.inference.dropout.shared_noise`).
+  over that layer's weights. The others, and calls of ``F.dropout`` in the network's own code, stay where they are and
+  are drawn as random numbers (see :mod:`~knowable.inference.dropout.shared_noise`).
 - It has none: inputs of every linear layer, convolution, attention and recurrent layer are dropped, except those of the
   network's first layer.
 
@@ -18,7 +18,7 @@ which would drop each position by itself, is read that way.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,38 +81,37 @@ def place_dropout(
     Args:
         model: The model; only its random weights are dropped.
         x: A few rows of data.
-        rate: The rate; None leaves the network's own layers at theirs, and is 0.1 elsewhere.
+        rate: The rate; None leaves the network's own layers at theirs, and is 0.1 elsewhere. (Calls of ``F.dropout``
+            have the rate that the code gives them.)
         where: Names or globs of weights whose inputs are dropped, or None.
         learned: Whether rates will be learned, for which there must be a site.
     """
     trace = trace_layers(model, x)
     own = _own_rates(model.network)
-    sites: list[Site] = []
+    names = _default_weights(trace, model)
     if where is not None:
-        names = _weights(trace, model)
-        chosen = select_names("where", where, names, model.net)
-        sites = _sites_at([name for name in names if name in chosen], trace, rate)
-    elif own:
+        chosen = select_names("where", where, _weights(trace, model), model.net)
+        names = [name for name in _weights(trace, model) if name in chosen]
+    else:
         sites, moved = _own_sites(trace, model, {path: rate or p for path, p in own.items()})
         kept = {path: 0.0 if path in moved else rate or p for path, p in own.items()}
-        if sites or not learned:
-            return _checked(model, x, Placement(tuple(sites), kept))
-    sites = sites or _sites_at(_default_weights(trace, model), trace, rate)
-    return _checked(model, x, Placement(tuple(sites), dict.fromkeys(own, 0.0)))
-
-
-def _checked(model: Model, x: Tensor, placement: Placement) -> Placement:
-    """The same, once it is known whether the network draws random numbers besides."""
-    noisy = Placement(placement.sites, placement.own_rates, noisy=True)
-    params = model.network_params(model.params())
-    if random_axes(noisy.network(model, noise=True), params, x, model.buffers()):
-        return noisy
-    if not placement.sites:
+        placement = _with_noise(model, x, sites, kept)
+        if placement.sites or (placement.noisy and not learned):
+            return placement
+    if not names:
         raise Unsupported(
             "There is nothing to drop: no random parameter is the weight of a linear, convolution, attention or "
             "recurrent layer. Put nn.Dropout into the network, or use a method for any weights, such as MeanFieldVI."
         )
-    return placement
+    return _with_noise(model, x, _sites_at(names, trace, rate), dict.fromkeys(own, 0.0))
+
+
+def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str, float]) -> Placement:
+    """A placement, once it is known whether the network draws random numbers besides."""
+    noisy = Placement(tuple(sites), own_rates, noisy=True)
+    params = model.network_params(model.params())
+    found = random_axes(noisy.network(model, noise=True), params, x, model.buffers())
+    return replace(noisy, noisy=bool(found))
 
 
 # --- sites before layers ---------------------------------------------------------------------------------------------
