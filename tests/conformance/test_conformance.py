@@ -83,3 +83,18 @@ def test_every_gradient_estimator_fits_every_network(estimator, network):
 
 def test_start_from_the_mode_conforms():
     check_network(Subject(kn.MeanFieldVI(**QUICK, start="map")), "batchnorm_cnn")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MCDropout(0.3, **QUICK, way="weights", where="*"),
+        kn.MCDropout(**QUICK, prediction="weight_scaling"),
+        kn.ConcreteDropout(**QUICK, estimator="score"),
+        kn.ConcreteDropout(**QUICK, way="weights"),
+    ],
+    ids=repr,
+)
+def test_every_kind_of_dropout_fits_every_network(method, network):
+    check_network(Subject(method), network)

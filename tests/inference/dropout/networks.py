@@ -19,7 +19,7 @@ def perceptron(rate: float | None = 0.2, *, inputs: int = 3, width: int = 6, out
 
 
 def images(*, groups: int = 1) -> nn.Sequential:
-    """A small convolutional network for ``(rows, 1, 8, 8)``: channels dropped before a convolution and before flattening."""
+    """For ``(rows, 1, 8, 8)``: channels are dropped before a convolution, and before they are flattened."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.MaxPool2d(2),
         nn.Conv2d(4, 4, 2, groups=groups), nn.Dropout2d(0.2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2),
