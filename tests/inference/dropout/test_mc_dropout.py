@@ -13,8 +13,8 @@ from knowable.core.data import Data
 from tests.inference.dropout.networks import Residual, perceptron
 from tests.inference.dropout.oracle import DropoutRegression
 
-# How close a fit comes to the maximum of its bound, in nats: what Adam's last, small steps leave. Measured on ten seeds:
-# at most 0.05. Masks of the wrong variance or scale cost more than twice this: see the test.
+# How close a fit comes to the maximum of its bound, in nats: what Adam's last, small steps leave. Measured on ten
+# seeds: at most 0.05. Masks of the wrong variance or scale cost more than twice this: see the test.
 SLACK = 0.08
 QUICK = {"epochs": 400, "learning_rate": 0.05}
 RATE = 0.3
