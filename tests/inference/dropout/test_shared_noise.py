@@ -19,7 +19,7 @@ NETS = {
     "attention, time first": (Attention(batch_first=False), (5, 4)),
     "channels": (images(), (1, 8, 8)),
     "alpha": (nn.Sequential(nn.Linear(3, 4), nn.AlphaDropout(0.3), nn.Linear(4, 1)), (3,)),
-    "transformer layer": (nn.TransformerEncoderLayer(2, 1, 4, batch_first=True), (4, 2)),
+    "transformer layer": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (5, 4)),
 }  # fmt: skip
 
 
