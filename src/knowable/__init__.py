@@ -49,6 +49,18 @@ from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
+from knowable.inference.dropout import (
+    AugmentedPosterior,
+    BatchStatistics,
+    ConcreteDropout,
+    Flip,
+    InputNoise,
+    MaskedWeights,
+    MCDropout,
+    MonteCarloBatchNorm,
+    Shift,
+    TestTimeAugmentation,
+)
 from knowable.inference.ensembles import (
     SWAG,
     BayesianBootstrap,
@@ -121,6 +133,13 @@ __all__ = [
     "Laplace",
     "MeanFieldVI",
     "gradient_variance",
+    "MCDropout",
+    "ConcreteDropout",
+    "MonteCarloBatchNorm",
+    "TestTimeAugmentation",
+    "InputNoise",
+    "Shift",
+    "Flip",
     "ImportanceSampling",
     "Metropolis",
     "HMC",
@@ -150,6 +169,9 @@ __all__ = [
     "SWAGPosterior",
     "Mixture",
     "ChainPosterior",
+    "MaskedWeights",
+    "BatchStatistics",
+    "AugmentedPosterior",
     "Samples",
     "Prediction",
     "RegressionPrediction",

@@ -6,6 +6,7 @@ import os
 
 from torch import nn
 
+import knowable.inference.dropout
 import knowable.inference.ensembles
 import knowable.inference.exact
 import knowable.inference.laplace

@@ -248,4 +248,69 @@ BIBTEX: dict[str, str] = {
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2020}
 }""",
+    "williams1992": """@article{williams1992,
+  author  = {Williams, Ronald J.},
+  title   = {Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning},
+  journal = {Machine Learning},
+  volume  = {8},
+  number  = {3--4},
+  pages   = {229--256},
+  year    = {1992}
+}""",
+    "hinton2012": """@article{hinton2012,
+  author  = {Hinton, G. E. and Srivastava, N. and Krizhevsky, A. and Sutskever, I. and Salakhutdinov, R. R.},
+  title   = {Improving Neural Networks by Preventing Co-Adaptation of Feature Detectors},
+  journal = {arXiv preprint arXiv:1207.0580},
+  year    = {2012}
+}""",
+    "tompson2015": """@inproceedings{tompson2015,
+  author    = {Tompson, Jonathan and Goroshin, Ross and Jain, Arjun and LeCun, Yann and Bregler, Christoph},
+  title     = {Efficient Object Localization Using Convolutional Networks},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
+  year      = {2015}
+}""",
+    "gal2016": """@inproceedings{gal2016,
+  author    = {Gal, Yarin and Ghahramani, Zoubin},
+  title     = {Dropout as a {Bayesian} Approximation: Representing Model Uncertainty in Deep Learning},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2016}
+}""",
+    "ghahramani2016": """@inproceedings{ghahramani2016,
+  author    = {Gal, Yarin and Ghahramani, Zoubin},
+  title     = {A Theoretically Grounded Application of Dropout in Recurrent Neural Networks},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2016}
+}""",
+    "gal2017": """@inproceedings{gal2017,
+  author    = {Gal, Yarin and Hron, Jiri and Kendall, Alex},
+  title     = {Concrete Dropout},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "maddison2017": """@inproceedings{maddison2017,
+  author    = {Maddison, Chris J. and Mnih, Andriy and Teh, Yee Whye},
+  title     = {The Concrete Distribution: A Continuous Relaxation of Discrete Random Variables},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+    "ayhan2018": """@inproceedings{ayhan2018,
+  author    = {Ayhan, Murat Seckin and Berens, Philipp},
+  title     = {Test-Time Data Augmentation for Estimation of Heteroscedastic Aleatoric Uncertainty in Deep Neural Networks},
+  booktitle = {Medical Imaging with Deep Learning},
+  year      = {2018}
+}""",  # noqa: E501 (a field is one line)
+    "teye2018": """@inproceedings{teye2018,
+  author    = {Teye, Mattias and Azizpour, Hossein and Smith, Kevin},
+  title     = {{Bayesian} Uncertainty Estimation for Batch Normalized Deep Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2018}
+}""",
+    "wang2019": """@article{wang2019,
+  author  = {Wang, Guotai and Li, Wenqi and Aertsen, Michael and Deprest, Jan and Ourselin, S{\\'e}bastien and Vercauteren, Tom},
+  title   = {Aleatoric Uncertainty Estimation with Test-Time Augmentation for Medical Image Segmentation with Convolutional Neural Networks},
+  journal = {Neurocomputing},
+  volume  = {338},
+  pages   = {34--45},
+  year    = {2019}
+}""",  # noqa: E501
 }

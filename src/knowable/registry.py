@@ -71,6 +71,23 @@ _ENTRIES = (
         ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
     ),
     MethodEntry(
+        "mc_dropout", "MCDropout", "knowable.inference.dropout", "dropout",
+        "dropout in training and prediction: weights whose columns are dropped at random",
+        ("gal2016", "ghahramani2016", "hinton2012", "tompson2015"), ("dropout", "mcdropout"),
+    ),
+    MethodEntry(
+        "concrete_dropout", "ConcreteDropout", "knowable.inference.dropout", "dropout",
+        "dropout with a rate for every layer, learned with the weights", ("gal2017", "maddison2017", "williams1992"),
+    ),
+    MethodEntry(
+        "monte_carlo_batch_norm", "MonteCarloBatchNorm", "knowable.inference.dropout", "dropout",
+        "a MAP fit whose batch normalisation sees random training batches in prediction", ("teye2018",), ("mcbn",),
+    ),
+    MethodEntry(
+        "test_time_augmentation", "TestTimeAugmentation", "knowable.inference.dropout", "dropout",
+        "any method, with inputs that change a little from draw to draw", ("ayhan2018", "wang2019"), ("tta",),
+    ),
+    MethodEntry(
         "importance_sampling", "ImportanceSampling", "knowable.inference.sampling", "sampling",
         "weighted draws from the prior or an approximation, with a warning where the weights are worthless",
         ("vehtari2024",), ("importance", "psis"),

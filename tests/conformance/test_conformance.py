@@ -11,6 +11,8 @@ from knowable.testing.checks.networks import check_network
 from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly
 
 QUICK = {"epochs": 2, "batch_size": 8}
+NORMALISED = {"batchnorm_mlp", "batchnorm_cnn", "residual"}
+SMALL_NOISE = kn.InputNoise(0.1)
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
@@ -26,6 +28,16 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "mc_dropout": Subject(kn.MCDropout(**QUICK)),
+    "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
+    "monte_carlo_batch_norm": Subject(
+        kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
+    ),
+    "test_time_augmentation": Subject(
+        kn.TestTimeAugmentation(kn.MAP(**QUICK), SMALL_NOISE),
+        refuses={"tied"},
+        longer=kn.TestTimeAugmentation(kn.MAP(epochs=130, batch_size=8), SMALL_NOISE),
+    ),
     "importance_sampling": Subject(
         kn.ImportanceSampling(draws=20, max_parameters=10), refuses=NONLINEAR - {"last_layer"}, iterates=False
     ),
@@ -107,3 +119,18 @@ def test_adversarial_training_fits_every_network_whose_inputs_can_be_moved(netwo
 @pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
 def test_members_trained_in_turn_resume_exactly(check):
     check(Subject(kn.DeepEnsemble(2, **QUICK, vectorise=False)))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MCDropout(0.3, **QUICK, way="weights", where="*"),
+        kn.MCDropout(**QUICK, prediction="weight_scaling"),
+        kn.ConcreteDropout(**QUICK, estimator="score"),
+        kn.ConcreteDropout(**QUICK, way="weights"),
+    ],
+    ids=repr,
+)
+def test_every_kind_of_dropout_fits_every_network(method, network):
+    check_network(Subject(method), network)

@@ -331,3 +331,23 @@ def test_a_network_knows_whether_training_mode_is_evaluation_mode(make, frozen, 
 def test_batch_statistics_of_a_single_row_are_not_steady():
     network = Network(batch_norm_net())
     assert not network.is_steady(network.params(), torch.randn(1, 2), network.buffers())
+
+
+def test_a_copy_may_be_changed_and_the_network_is_not():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
+    network = Network(net, frozen={"2.weight", "2.bias"})
+    copy, x = network.copy(), torch.randn(6, 2)
+    copy.modules(training=True)["1"].p = 0.0
+    assert network.modules(training=True)["1"].p == 0.5 and net[1].p == 0.5
+    assert not network.modules(training=False)["1"].training and network.modules(training=True)["1"].training
+    assert not copy.modules(training=True)["2"].training  # frozen, as in the network
+    buffers = network.buffers()
+    assert torch.equal(copy(copy.params(), x, buffers=buffers, training=True), net.eval()(x))
+
+
+def test_a_copy_holds_what_the_network_holds():
+    net, x = mlp(), torch.randn(5, 2)
+    held = {"0.weight": torch.zeros_like(net[0].weight)}
+    network = Network(net, held=held)
+    assert torch.equal(network.copy()({}, x), network({}, x))
+    assert not torch.equal(network({}, x), net(x))

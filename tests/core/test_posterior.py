@@ -187,3 +187,53 @@ def test_a_posterior_prints_its_size_and_evidence():
     posterior = diagonal_posterior(model, log_evidence=kn.LogEvidence(-3.25, "bound"))
     assert repr(posterior) == "DiagonalNormal(2 random parameters of Linear, log evidence -3.25 (bound))"
     assert repr(atoms(model, 3)) == "Particles(3 atoms, 2 random parameters of Linear)"
+
+
+class _WithStatistics(kn.Particles):
+    """Atoms that each have running means of their own, and a number that is no tensor."""
+
+    family = "particles with statistics"
+
+    def __init__(self, model, stack, log_weights=None, *, shift=0.0, **common):
+        super().__init__(model, stack, log_weights, **common)
+        self.shift = shift
+
+    def buffer_block(self, start, stop, samples, seed):
+        steps = torch.arange(start, stop, dtype=self.model.dtype).view(-1, 1)
+        return {"1.running_mean": steps + torch.zeros(4, dtype=self.model.dtype)}
+
+    def run_draws(self, stack, x, *, first, seed, vectorise):
+        return super().run_draws(stack, x, first=first, seed=seed, vectorise=vectorise) + self.shift
+
+    def _settings(self):
+        return {"shift": self.shift}
+
+    @classmethod
+    def _from_tensors(cls, model, tensors, *, shift, **common):
+        stack = {k.removeprefix("stack."): v for k, v in tensors.items() if k.startswith("stack.")}
+        return cls(model, stack, tensors["log_weights"], shift=shift, **common)
+
+
+del kn.Posterior.families[_WithStatistics.family]  # it is for the tests below alone
+
+
+@pytest.mark.parametrize("memory", [None, 4000])
+def test_draws_may_have_buffers_of_their_own_and_be_run_in_another_way(memory, generator):
+    net = batch_norm_net().to(DTYPE)
+    model = kn.Model(net, kn.Gaussian(0.1))
+    plain = atoms(model, 5, generator)
+    posterior = _WithStatistics(model, plain.stack, plain.log_weights, shift=2.0)
+    x = torch.randn((6, 2), generator=generator, dtype=DTYPE)
+    samples = posterior.predict(x, max_memory=memory).samples
+    for k in range(5):
+        buffers = {**posterior.buffers, "1.running_mean": torch.full((4,), float(k), dtype=DTYPE)}
+        draw = {name: value[k] for name, value in plain.stack.items()}
+        assert torch.allclose(samples[k], model.forward(draw, x, buffers=buffers) + 2.0)
+
+
+def test_settings_come_back_from_disk(generator, tmp_path, monkeypatch):
+    plain = atoms(kn.Model(batch_norm_net().to(DTYPE), kn.Gaussian(0.1)), 5, generator)
+    posterior = _WithStatistics(plain.model, plain.stack, plain.log_weights, shift=0.1)
+    monkeypatch.setitem(kn.Posterior.families, _WithStatistics.family, _WithStatistics)
+    loaded = kn.load(posterior.save(tmp_path / "it"))
+    assert loaded.shift == 0.1

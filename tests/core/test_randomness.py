@@ -10,6 +10,7 @@ from scipy import stats
 
 from knowable.core.randomness import (
     derive_seed,
+    fast_keep,
     fast_randn,
     generator_for,
     noise_from,
@@ -152,3 +153,30 @@ def test_a_restored_state_repeats_what_followed():
     torch.rand(7)
     restore_random_state(state)
     assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 10), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("rate", [1e-3, 0.3, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_are_zero_at_their_rate(seed, shape, rate, dtype):
+    masks = torch.cat([fast_keep(*shape, rate, like=torch.zeros((), dtype=dtype)) for _ in range(3)])
+    assert masks.dtype == dtype and masks.shape == (3 * shape[0], shape[1])
+    assert ((masks == 0) | (masks == 1)).all()
+    assert abs((masks == 0).double().mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / masks.numel())
+
+
+def test_masks_are_independent_of_each_other_and_follow_the_global_generator(seed):
+    like, n = torch.zeros(()), 200_000
+    first, second = (fast_keep(1, n, 0.4, like=like)[0] for _ in range(2))
+    for one, other in ((first, second), (first[1:], first[:-1])):
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 5 / math.sqrt(n)
+    torch.manual_seed(seed)
+    again = fast_keep(1, n, 0.4, like=like)
+    torch.manual_seed(seed)
+    assert torch.equal(again, fast_keep(1, n, 0.4, like=like))
+
+
+def test_masks_at_the_ends_of_the_scale_are_all_ones_or_all_zeros():
+    for rows in (1, 100):
+        assert fast_keep(rows, 1000, 0.0, like=torch.zeros(())).all()
+        assert not fast_keep(rows, 1000, 1.0 - 1e-12, like=torch.zeros(())).any()

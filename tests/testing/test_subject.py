@@ -13,6 +13,9 @@ def test_subject_names_its_method_and_finds_a_problem_it_can_do():
     assert Subject(kn.MAP()).name == "MAP"
     assert Subject(kn.MAP()).case().name == "mlp"
     assert Subject(kn.ExactLinear(), refuses={"mlp"}).case().name == "linear"
+    assert Subject(kn.MonteCarloBatchNorm(), refuses={"mlp", "linear"}).case().name == "batchnorm_mlp"
+    with pytest.raises(AssertionError, match="one of mlp"):
+        Subject(kn.MAP(), refuses={"mlp", "linear", "batchnorm_mlp"}).case()
 
 
 def test_longer_settings_are_those_given_or_more_epochs():

@@ -37,11 +37,23 @@ class Network:
         """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
         check_module(net)
         self.net = net
-        self._evaluating = _Swappable(_structural_copy(net, held or {}).eval())
-        self._training = _Swappable(_structural_copy(net, held or {}).train())
+        self._frozen, self._held = frozen, held or {}
+        self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
+        self._training = _Swappable(_structural_copy(net, self._held).train())
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
         self._vectorises = True  # until a module refuses vmap
         self._counting: _Swappable | None = None  # made when statistics are first asked for
+
+    def copy(self) -> Network:
+        """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
+        return Network(self.net, self._frozen, self._held)
+
+    def modules(self, *, training: bool) -> dict[str, nn.Module]:
+        """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
+
+        The user's module has no part in it: what is changed here (a rate, a hook) stays here.
+        """
+        return dict((self._training if training else self._evaluating).module.named_modules())
 
     def params(self) -> Params:
         """Copies of what every parameter is when a call does not say."""

@@ -137,13 +137,16 @@ class Posterior(ABC):
                 block[name][k] = value[0]
         return self._ordered({**block, **expand_params(self.points, count)})
 
-    def outputs(self, stack: Params, x: Tensor, *, vectorise: bool) -> Tensor:
-        """Network outputs ``(K, rows, ...)`` for a stack of K draws of the network's parameters."""
-        return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise)
-
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
         """Buffers that differ from draw to draw, for the draws of :meth:`draw_block`, stacked; none by default."""
         return {}
+
+    def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
+        """Network outputs ``(K, rows, ...)`` for K draws, of which number ``first`` of the prediction is the first.
+
+        ``stack`` holds the network's parameters, and the buffers that differ from draw to draw.
+        """
+        return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise)
 
     # --- prediction --------------------------------------------------------------------------------------------------
 

@@ -55,11 +55,13 @@ def predict_outputs(
     outputs: Tensor | None = None
     own: list[Params] = []
     for start in range(0, draws, budget.block):
-        stack = _block(posterior, start, min(start + budget.block, draws), samples, seed, keep=budget.keep)
+        stop = min(start + budget.block, draws)
+        stack = _block(posterior, start, stop, samples, seed, keep=budget.keep)
         own.append({name: value.clone() for name, value in stack.items() if name.startswith("likelihood.")})
         network = posterior.model.network_params(stack)
         for row in range(0, len(x), budget.rows):
-            out = posterior.outputs(network, x[row : row + budget.rows], vectorise=budget.vectorise)
+            rows = x[row : row + budget.rows]
+            out = posterior.run_draws(network, rows, first=start, seed=seed, vectorise=budget.vectorise)
             if outputs is None:
                 outputs = out.new_empty((draws, len(x), *out.shape[2:]))
             outputs[start : start + budget.block, row : row + budget.rows] = out

@@ -76,6 +76,11 @@ def _mlp(rows: int) -> NetworkCase:
     return NetworkCase("mlp", net, Gaussian(), *_regression(rows, 3))
 
 
+def _batchnorm_mlp(rows: int) -> NetworkCase:
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    return NetworkCase("batchnorm_mlp", net, Gaussian(0.3), *_regression(rows, 3))
+
+
 def _batchnorm_cnn(rows: int) -> NetworkCase:
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2),
@@ -197,6 +202,7 @@ def _labels(rows: int, classes: int) -> Tensor:
 NETWORKS: dict[str, Callable[[int], NetworkCase]] = {
     "linear": _linear,
     "mlp": _mlp,
+    "batchnorm_mlp": _batchnorm_mlp,
     "batchnorm_cnn": _batchnorm_cnn,
     "residual": _residual,
     "lstm": _lstm,

@@ -58,7 +58,9 @@ class Subject:
 
     def case(self, *, dtype: torch.dtype = torch.float32, rows: int = 16) -> NetworkCase:
         """A regression problem that this method can do: an MLP if possible."""
-        return network_case("linear" if "mlp" in self.refuses else "mlp", dtype=dtype, rows=rows)
+        names = [name for name in ("mlp", "linear", "batchnorm_mlp") if name not in self.refuses]
+        expect(bool(names), "A method must fit one of mlp, linear and batchnorm_mlp to be checked.")
+        return network_case(names[0], dtype=dtype, rows=rows)
 
     def fit(
         self,

@@ -21,7 +21,6 @@ from torch import Tensor
 from knowable.core.checks import check_choice
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
-from knowable.core.model import Model
 from knowable.core.normal_outputs import NormalOutputs
 from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.posterior import Posterior
@@ -95,10 +94,10 @@ class LaplacePosterior(Posterior):
                     return super()._predict(x, samples, seed, memory)
             return self.model.likelihood.predict_normal(outputs, self.model.likelihood_params(self.points))
 
-    def outputs(self, stack: Params, x: Tensor, *, vectorise: bool) -> Tensor:
+    def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
         """Outputs of the linearised network for a stack of draws, or of the network itself."""
         if self.prediction == "sampling":
-            return super().outputs(stack, x, vectorise=vectorise)
+            return super().run_draws(stack, x, first=first, seed=seed, vectorise=vectorise)
         network = self.model.network_params(self.mean())
         at = {name: network[name] for name in random_weights(self.model)}
 

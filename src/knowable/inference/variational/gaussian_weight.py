@@ -25,27 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map
 
+from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
 from knowable.core.model import Model
 from knowable.core.randomness import own_randomness
-
-LINEAR = F.linear
-CONVOLUTIONS = frozenset(
-    getattr(module, f"conv{kind}{n}d") for module in (F, torch) for kind in ("", "_transpose") for n in (1, 2, 3)
-)
-_METADATA = frozenset(
-    {
-        "__get__",
-        "size",
-        "dim",
-        "stride",
-        "numel",
-        "__len__",
-        "is_floating_point",
-        "is_complex",
-        "ndimension",
-        "__repr__",
-    }
-)
 
 
 class GaussianWeight(torch.Tensor):
@@ -78,11 +60,11 @@ class GaussianWeight(torch.Tensor):
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace operations on the weight."""
         kwargs = kwargs or {}
-        if func.__name__ in _METADATA:
+        if func.__name__ in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is LINEAR or func in CONVOLUTIONS:
-            x, weight, bias, rest = _operands(func, args, kwargs)
+            x, weight, bias, rest = operands(func, args, kwargs)
             if not isinstance(x, GaussianWeight):
                 owner: Any = weight if isinstance(weight, GaussianWeight) else bias
                 return owner.rule(func, x, weight, bias, rest)
@@ -223,7 +205,7 @@ class _Watched(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.__name__ not in _METADATA:
+        if func.__name__ not in METADATA:
             kind = "linear" if func is LINEAR else "convolution" if func in CONVOLUTIONS else func.__name__
             x = args[0] if args else kwargs.get("input")
             tree_map(lambda leaf: _note(leaf, kind, x), (args, kwargs))
@@ -243,19 +225,6 @@ def _plain(leaf: Any) -> Any:
 
 def _drawn(leaf: Any) -> Any:
     return leaf.draw() if isinstance(leaf, GaussianWeight) else leaf
-
-
-_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-
-
-def _operands(
-    op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
-    """Input, weight, bias and the other arguments of a linear or convolution call, by name."""
-    names = _TRANSPOSED if "transpose" in op.__name__ else _ARGUMENTS
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
 
 
 def _moments(weight: Tensor | None) -> tuple[Any, Tensor | None]:

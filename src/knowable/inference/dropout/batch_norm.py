@@ -1,0 +1,211 @@
+"""Monte Carlo batch normalisation (Teye, Azizpour and Smith, 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from knowable.core.checks import check_count
+from knowable.core.data import Data
+from knowable.core.method import Method, admit
+from knowable.core.model import Model
+from knowable.core.params import expand_params, stack_params
+from knowable.core.point_estimate import fit_point
+from knowable.core.posterior import Posterior
+from knowable.core.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.training import Training
+from knowable.core.types import Buffers, Params
+from knowable.errors import InvalidArgument, Unsupported
+
+_MOST_ROWS = 128
+
+
+@dataclass(frozen=True, repr=False)
+class MonteCarloBatchNorm(Method, Training):
+    r"""A MAP fit whose batch normalisation uses, draw by draw, the statistics of random batches of training data.
+
+    .. math:: h \mapsto \gamma\, \frac{h - \mu_B}{\sqrt{\sigma_B^2 + \epsilon}} + \beta,
+        \qquad B \text{ a random batch of } D
+
+    In training each example is normalised with the mean and variance of a batch that chance has put together. Teye,
+    Azizpour and Smith (2018) read this noise as a distribution over the network's function; keeping it in prediction
+    gives draws. The weights are a point estimate, so all spread is that of the statistics, and its size is set by the
+    batch: their variances are inversely proportional to the number of its rows.
+
+    Args:
+        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the network is trained.
+        batch_size: Rows of a batch, in training and in the statistics. None: a quarter of the data, at most 128. (All
+            rows at once would leave nothing to chance.)
+        draws: How many batches' statistics are kept: the draws of a prediction, at most.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> from torch import nn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> net = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        >>> posterior = kn.MonteCarloBatchNorm(epochs=20).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.abs()))
+        >>> bool((posterior.predict(x).epistemic > 0).all())
+        True
+    """
+
+    draws: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("draws", self.draws)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size, at_least=2)
+
+    def rows_per_step(self, size: int) -> int:
+        """The batch size for N rows."""
+        return min(size, self.batch_size or min(_MOST_ROWS, max(2, size // 4)))
+
+    def fit(
+        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
+    ) -> BatchStatistics:
+        """Train to the mode and collect statistics; see :meth:`knowable.core.method.Method.fit`."""
+        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
+        layers = normalisation_layers(model)
+        if not layers:
+            raise Unsupported(
+                "MonteCarloBatchNorm needs a network with batch normalisation that keeps running statistics and is not "
+                "frozen; this one has none. MCDropout and MeanFieldVI do with any network."
+            )
+        found = fit_point(
+            self, model, rows, training=self, use_prior=True, validation=held_out, seed=seed, progress=progress,
+            checkpoint=checkpoint, engine=engine,
+        )  # fmt: skip
+        params = found.mean()
+        with own_randomness(derive_seed(seed, "statistics")):
+            batches = random_batches(rows, self.rows_per_step(rows.size), self.draws, seed)
+            statistics = batch_statistics(model, params, found.buffers, layers, batches)
+        return BatchStatistics(
+            model, {name: params[name] for name in model.random_names}, statistics, points=found.points,
+            buffers=found.buffers, seed=seed, diagnostics=found.diagnostics,
+        )  # fmt: skip
+
+
+class BatchStatistics(Posterior):
+    """One set of weights, and the statistics of many batches for its batch normalisation.
+
+    Args:
+        model: The model.
+        loc: The weights.
+        statistics: Running means and variances by name, each with a leading dimension: one entry for each batch.
+        common: See :class:`~knowable.core.posterior.Posterior`.
+    """
+
+    family = "batch_statistics"
+
+    def __init__(self, model: Model, loc: Params, statistics: Buffers, **common: Any):
+        super().__init__(model, **common)
+        self.loc = {name: loc[name].detach().clone() for name in model.random_names if name in loc}
+        self.statistics = {name: value.detach().clone() for name, value in statistics.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.statistics.values())))
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        return {name: value.clone() for name, value in expand_params(self.loc, n).items()}
+
+    def _mean_random(self) -> Params:
+        return {name: value.clone() for name, value in self.loc.items()}
+
+    def _std_random(self) -> Params:
+        return {name: torch.zeros_like(value) for name, value in self.loc.items()}
+
+    def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
+        """As many batches as there are, or as are asked for."""
+        return super().draws_for_prediction(min(samples, len(self)), seed)
+
+    def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
+        """The weights, once for each draw."""
+        return self._ordered(expand_params({**self.loc, **self.points}, stop - start))
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """Statistics of all batches, or of as many as are asked for, chosen at random."""
+        order = torch.arange(len(self))
+        if samples < len(self):
+            order = torch.randperm(len(self), generator=generator_for(seed, "predict"))[:samples]
+        chosen = order[start:stop].to(self.model.device)
+        return {name: value[chosen] for name, value in self.statistics.items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f"{part}.{name}": v for part in ("loc", "statistics") for name, v in getattr(self, part).items()}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> BatchStatistics:
+        loc, statistics = (
+            {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
+            for part in ("loc", "statistics")
+        )
+        return cls(model, loc, statistics, **common)
+
+
+def normalisation_layers(model: Model) -> list[str]:
+    """Paths of the batch normalisation that uses the batch in training and running statistics in evaluation."""
+    return [
+        path
+        for path, module in model.network.modules(training=True).items()
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+    ]
+
+
+def random_batches(data: Data, rows: int, number: int, seed: int) -> Iterator[Tensor]:
+    """Inputs of ``number`` random batches; a loader gives its own, as often as it must be read."""
+    if data.in_memory:
+        x = data.tensors[0]
+        for k in range(number):
+            chosen = torch.randperm(len(x), generator=generator_for(seed, "batch", k))[:rows]
+            yield x[chosen.to(x.device)]
+        return
+    given = 0
+    for epoch in count():
+        before = given
+        for x, _ in data.batches(rows, seed=seed, epoch=epoch):
+            if len(x) > 1:  # one row has no variance
+                yield x
+                given += 1
+            if given == number:
+                return
+        if given == before:
+            raise InvalidArgument("Every batch of the loader has one row, which has no variance. Give larger batches.")
+
+
+def batch_statistics(
+    model: Model, params: Params, buffers: Buffers, layers: list[str], batches: Iterator[Tensor]
+) -> Buffers:
+    """Mean and variance that each layer would normalise each batch with, by the names of its running statistics.
+
+    Everything but the normalisation is in evaluation mode. The variances are those of the batch (over n, not n - 1),
+    for these are what the layer divides by in training.
+    """
+    network = model.network.copy()
+    seen: Buffers = {}
+    modules = network.modules(training=False)
+    for path in layers:
+        modules[path].training = True
+        modules[path].register_forward_pre_hook(partial(_note_statistics, seen, path))
+    found = []
+    with torch.no_grad():
+        for x in batches:
+            own = {name: value.clone() for name, value in buffers.items()}  # which the layers update
+            network(model.network_params(params), x, buffers=own)
+            found.append(dict(seen))
+    return stack_params(found)
+
+
+def _note_statistics(seen: Buffers, path: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    x = args[0]
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    variance, mean = torch.var_mean(x, dims, correction=0)
+    prefix = f"{path}." if path else ""
+    seen[f"{prefix}running_mean"], seen[f"{prefix}running_var"] = mean, variance

@@ -1,0 +1,230 @@
+"""What a network does with its weights, and with the output of its own dropout layers, found by running it.
+
+The network is run on two and on three rows while every operation is watched. A dimension that grows with the rows is
+that of the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, is_transposed, operands
+from knowable.core.model import Model
+from knowable.core.randomness import own_randomness
+from knowable.core.types import Params
+from knowable.inference.dropout.site import Place
+
+ELEMENTWISE = (nn.Dropout,)
+BY_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_ROWS = (2, 3)
+_RECURRENT = ("lstm", "gru", "rnn_")  # how the names of the operations begin
+# Operations that commute with a mask: f(z x) = z f(x) for every z >= 0, whatever is computed afterwards.
+_HOMOGENEOUS = frozenset({"relu", "relu_", "leaky_relu", "leaky_relu_", "prelu", "clone", "contiguous", "to"})
+_SHAPES = frozenset({"flatten", "reshape", "view"})
+_MOVES = frozenset({"unflatten", "squeeze", "unsqueeze", "transpose", "permute", "movedim"})
+_PICKS = frozenset({"__getitem__", "select", "narrow"})
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a dropout layer.
+
+    Attributes:
+        path: The layer.
+        call: Which of its calls this was (a layer may be used at several places).
+        channels: Of a layer that drops whole channels, how many there are; None of one that drops elements.
+    """
+
+    path: str
+    call: int
+    channels: int | None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One use of one or several weights by a layer.
+
+    Attributes:
+        kind: ``"linear"``, ``"convolution"``, ``"recurrent"``, ``"attention"`` or ``"embedding"``.
+        places: The weights that multiply inputs, and how.
+        inputs: How many inputs each of these takes.
+        entrance: Names of those that take the layer's own input (and not what it computes inside).
+        by_rows: Whether the rows of the input are the examples.
+        source: The output of a dropout layer that the input is, or None.
+    """
+
+    kind: str
+    places: tuple[Place, ...]
+    inputs: tuple[int, ...]
+    entrance: tuple[str, ...]
+    by_rows: bool
+    source: Output | None = None
+
+
+@dataclass
+class Trace:
+    """What was seen.
+
+    Attributes:
+        calls: Uses of weights by layers, in order.
+        other_uses: Parameters that something else than a layer used.
+        outputs: Outputs of the network's own dropout layers.
+        escaped: Those that went, changed or unchanged, to something else than the input of a layer.
+    """
+
+    calls: list[LayerCall] = field(default_factory=list)
+    other_uses: set[str] = field(default_factory=set)
+    outputs: list[Output] = field(default_factory=list)
+    escaped: set[Output] = field(default_factory=set)
+
+    def calls_of(self, name: str) -> list[LayerCall]:
+        """The uses of one weight."""
+        return [call for call in self.calls if any(place.name == name for place in call.places)]
+
+    def by_example(self, name: str) -> bool:
+        """Whether the inputs of a weight can be masked example by example."""
+        calls = self.calls_of(name)
+        return name not in self.other_uses and all(
+            call.kind in ("linear", "convolution") and call.by_rows for call in calls
+        )
+
+
+def trace_layers(model: Model, x: Tensor) -> Trace:
+    """Run the network in training mode on rows like those of ``x``, and watch."""
+    network = model.network.copy()
+    params = {**model.frozen_params(), **model.network_params(model.params())}
+    watching: list[_Watch] = []
+    for path, module in network.modules(training=True).items():
+        if isinstance(module, ELEMENTWISE + BY_CHANNEL):
+            module.p = 0.5  # one that is set to 0 would not be seen
+            module.register_forward_hook(partial(_note_output, watching, path))
+    found = []
+    for rows in _ROWS:
+        inputs = x[torch.arange(rows, device=x.device) % len(x)].clone()
+        watching[:] = [_Watch(params, rows)]
+        with own_randomness(0), torch.no_grad(), watching[0]:
+            network(params, inputs, buffers=model.buffers(), training=True)
+        found.append(watching[0].trace)
+    return _joined(*found)
+
+
+def _joined(first: Trace, second: Trace) -> Trace:
+    """The second trace, with rows that are examples only where they are in both."""
+    same = len(first.calls) == len(second.calls)
+    pairs = zip(first.calls, second.calls, strict=True) if same else ((None, call) for call in second.calls)
+    second.calls = [replace(b, by_rows=b.by_rows and a is not None and a.by_rows) for a, b in pairs]
+    return second
+
+
+def _note_output(watching: list[_Watch], path: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    if module.training:  # a frozen part of the network is in evaluation mode
+        channels = output.shape[1] if isinstance(module, BY_CHANNEL) else None
+        watching[0].note_output(path, channels, output)
+
+
+class _Watch(TorchFunctionMode):
+    """Follows parameters and outputs of dropout layers through the operations of one forward pass."""
+
+    def __init__(self, params: Params, rows: int):
+        super().__init__()
+        self.trace = Trace()
+        self._rows = rows
+        self._names = {id(value): name for name, value in params.items()}
+        self._origin: dict[int, Output] = {}
+        self._alive: list[Tensor] = []  # so that no two tensors have the same id
+
+    def note_output(self, path: str, channels: int | None, output: Tensor) -> None:
+        """Take note of what a dropout layer gave out."""
+        call = sum(each.path == path for each in self.trace.outputs)
+        self.trace.outputs.append(Output(path, call, channels))
+        self._mark(output, self.trace.outputs[-1])
+
+    def _mark(self, value: Tensor, origin: Output) -> None:
+        self._origin[id(value)] = origin
+        self._alive.append(value)
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what was asked for, and look at it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.__name__ in METADATA and not isinstance(result, Tensor):
+            return result
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self._alive += given
+        names = [self._names[id(leaf)] for leaf in given if id(leaf) in self._names]
+        call = self._layer_call(func, args, kwargs, names)
+        origins = [self._origin[id(leaf)] for leaf in given if id(leaf) in self._origin]
+        if call is not None:
+            self.trace.calls.append(call)
+            self.trace.other_uses.update(names if call.kind == "embedding" else ())
+            self.trace.escaped.update(origin for origin in origins if origin != call.source)
+            return result
+        self.trace.other_uses.update(names)
+        if origins:
+            self._follow(func.__name__, origins, result)
+        return result
+
+    def _follow(self, operation: str, origins: list[Output], result: Any) -> None:
+        origin = origins[0]
+        if origin.channels is None:
+            commutes = operation in _HOMOGENEOUS | _SHAPES | _MOVES | _PICKS
+        else:
+            commutes = operation in _HOMOGENEOUS | _SHAPES or "pool" in operation
+        if commutes and len(origins) == 1 and isinstance(result, Tensor):
+            self._mark(result, origin)
+        else:
+            self.trace.escaped.update(origins)
+
+    # --- layers ------------------------------------------------------------------------------------------------------
+
+    def _layer_call(self, func: Callable[..., Any], args: Any, kwargs: Any, names: list[str]) -> LayerCall | None:
+        """What kind of layer this operation is, if it has a parameter of the network as its weight."""
+        if not names:
+            return None
+        if func is LINEAR or func in CONVOLUTIONS:
+            return self._linear_call(func, *operands(func, args, kwargs))
+        weights = {name: leaf for leaf in tree_leaves((args, kwargs)) for name in self._matrix_name(leaf)}
+        if func.__name__.startswith(_RECURRENT):
+            first = tuple(name for name in weights if _takes_input(name.rpartition(".")[2]))
+            return _inner_call("recurrent", weights, first, self._origin.get(id(args[0])))
+        if func.__name__ == "multi_head_attention_forward":
+            return _inner_call("attention", weights, tuple(name for name in weights if "out_proj" not in name))
+        if func.__name__ == "embedding":
+            return LayerCall("embedding", (), (), (), by_rows=False)
+        return None
+
+    def _linear_call(
+        self, func: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+    ) -> LayerCall | None:
+        name = self._names.get(id(weight))
+        if name is None or id(x) in self._names:
+            return None  # a weight that was computed, or a weight as the input
+        by_rows = x.dim() > 1 and x.shape[0] == self._rows
+        source = self._origin.get(id(x))
+        if func is LINEAR:
+            return LayerCall("linear", (Place(name),), (weight.shape[1],), (name,), by_rows, source)
+        groups = rest.get("groups", 1)
+        place = Place(name, axis=0) if is_transposed(func) else Place(name, groups=groups)
+        inputs = weight.shape[0] if is_transposed(func) else weight.shape[1] * groups
+        return LayerCall("convolution", (place,), (inputs,), (name,), by_rows, source)
+
+    def _matrix_name(self, leaf: Any) -> list[str]:
+        return [self._names[id(leaf)]] if id(leaf) in self._names and leaf.dim() == 2 else []
+
+
+def _takes_input(weight: str) -> bool:
+    """Whether a weight of a recurrent layer (or cell) takes the layer's own input."""
+    return weight == "weight_ih" or weight.startswith("weight_ih_l0")
+
+
+def _inner_call(kind: str, weights: Params, entrance: tuple[str, ...], source: Output | None = None) -> LayerCall:
+    places = tuple(Place(name) for name in weights)
+    return LayerCall(kind, places, tuple(value.shape[1] for value in weights.values()), entrance, False, source)

@@ -1,0 +1,231 @@
+"""Where in a network dropout acts, and at which rate: by its own dropout layers, or before its layers if it has none.
+
+Three cases:
+
+- The user names weights (``where``): their inputs are dropped. The network's own dropout layers are turned off.
+- The network has dropout of its own. One whose output goes to the input of a linear layer, a convolution or a
+  recurrent layer and nowhere else is moved there, which changes nothing (but see below), and becomes a distribution
+  over that layer's weights. The others, and calls of ``F.dropout`` in the network's own code, stay where they are and
+  are drawn as random numbers (see :mod:`~knowable.inference.dropout.shared_noise`).
+- It has none: inputs of every linear layer, convolution, attention and recurrent layer are dropped, except those of the
+  network's first layer.
+
+A weight that acts at several positions of an example (pixels, tokens, steps in time) has one mask for all of them:
+spatial dropout for convolutions, one mask for a sequence in recurrent networks. An ``nn.Dropout`` before such a layer,
+which would drop each position by itself, is read that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from knowable.core.model import Model
+from knowable.core.network import Network
+from knowable.core.params import select_names
+from knowable.errors import InvalidArgument, Unsupported
+from knowable.inference.dropout.layer_trace import LayerCall, Output, Trace, trace_layers
+from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
+from knowable.inference.dropout.site import Place, Site
+
+DEFAULT_RATE = 0.1
+_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where dropout acts in one network.
+
+    Attributes:
+        sites: Inputs of layers that are dropped: a distribution over weights.
+        own_rates: The rates that the network's own dropout layers run at, by path (0: turned off).
+        noisy: Whether something else in the network draws random numbers.
+    """
+
+    sites: tuple[Site, ...]
+    own_rates: dict[str, float]
+    noisy: bool = False
+
+    def network(self, model: Model, *, noise: bool = False) -> Network:
+        """The model's network with its own dropout layers at their rates.
+
+        With ``noise``, what is random in it beside the sites is random in evaluation mode too.
+        """
+        network = model.network.copy()
+        for training in (True, False):
+            modules = network.modules(training=training)
+            for path, rate in self.own_rates.items():
+                _set_rate(modules[path], rate)
+        if noise and self.noisy:
+            turn_on_noise(network)
+        return network
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"sites": [site.to_json() for site in self.sites], "own_rates": self.own_rates, "noisy": self.noisy}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Placement:
+        """Back from plain values."""
+        return cls(tuple(Site.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"])
+
+
+def place_dropout(
+    model: Model, x: Tensor, *, rate: float | None, where: str | Iterable[str] | None, learned: bool = False
+) -> Placement:
+    """Decide where dropout acts.
+
+    Args:
+        model: The model; only its random weights are dropped.
+        x: A few rows of data.
+        rate: The rate; None leaves the network's own layers at theirs, and is 0.1 elsewhere. (Calls of ``F.dropout``
+            have the rate that the code gives them.)
+        where: Names or globs of weights whose inputs are dropped, or None.
+        learned: Whether rates will be learned, for which there must be a site.
+    """
+    trace = trace_layers(model, x)
+    own = _own_rates(model.network)
+    names = _default_weights(trace, model)
+    if where is not None:
+        chosen = select_names("where", where, _weights(trace, model), model.net)
+        names = [name for name in _weights(trace, model) if name in chosen]
+    else:
+        sites, moved = _own_sites(trace, model, {path: rate or p for path, p in own.items()})
+        kept = {path: 0.0 if path in moved else rate or p for path, p in own.items()}
+        placement = _with_noise(model, x, sites, kept)
+        if placement.sites or (placement.noisy and not learned):
+            return placement
+    if not names:
+        raise Unsupported(
+            "There is nothing to drop: no random parameter is the weight of a linear, convolution, attention or "
+            "recurrent layer. Put nn.Dropout into the network, or use a method for any weights, such as MeanFieldVI."
+        )
+    return _with_noise(model, x, _sites_at(names, trace, rate), dict.fromkeys(own, 0.0))
+
+
+def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str, float]) -> Placement:
+    """A placement, once it is known whether the network draws random numbers besides."""
+    noisy = Placement(tuple(sites), own_rates, noisy=True)
+    params = model.network_params(model.params())
+    found = random_axes(noisy.network(model, noise=True), params, x, model.buffers())
+    return replace(noisy, noisy=bool(found))
+
+
+# --- sites before layers ---------------------------------------------------------------------------------------------
+
+
+def _weights(trace: Trace, model: Model) -> list[str]:
+    """Random weights whose inputs can be dropped, in order of use."""
+    random = set(model.random_names)
+    names = [place.name for call in trace.calls for place in call.places if place.name in random]
+    return list(dict.fromkeys(names))
+
+
+def _default_weights(trace: Trace, model: Model) -> list[str]:
+    """All of them but those that take the network's input, unless there are no others."""
+    names = _weights(trace, model)
+    first = trace.calls[0].entrance if trace.calls else ()
+    return [name for name in names if name not in first] or names
+
+
+def _sites_at(names: list[str], trace: Trace, rate: float | None) -> list[Site]:
+    """A site of its own for every weight."""
+    found = []
+    for name in names:
+        place, inputs = _place_of(name, trace.calls_of(name)[0])
+        found.append(Site((place,), inputs, rate or DEFAULT_RATE, by_example=trace.by_example(name)))
+    return found
+
+
+def _place_of(name: str, call: LayerCall) -> tuple[Place, int]:
+    return next((place, n) for place, n in zip(call.places, call.inputs, strict=True) if place.name == name)
+
+
+# --- the network's own dropout layers --------------------------------------------------------------------------------
+
+
+def _own_rates(network: Network) -> dict[str, float]:
+    """Rates of the dropout layers that are on in training, by path."""
+    modules = network.modules(training=True)
+    rates = {path: _rate(module) for path, module in modules.items() if module.training}
+    for path, rate in rates.items():
+        if rate >= 1.0:
+            raise InvalidArgument(f"net drops everything at {path!r} (rate {rate:g}). Give it a rate below 1.")
+    return {path: rate for path, rate in rates.items() if rate > 0.0}
+
+
+def _own_sites(trace: Trace, model: Model, rates: dict[str, float]) -> tuple[list[Site], set[str]]:
+    """Sites for the network's own dropout layers, and which of the layers are replaced by them."""
+    outputs = {path: [each for each in trace.outputs if each.path == path] for path in rates}
+    sites: list[Site] = []
+    moved = set()
+    for path, rate in rates.items():
+        if _between_recurrent_layers(path, model):
+            moved.add(path)
+            names = [name for name in _weights(trace, model) if _belongs(name, path)]
+            sites += _sites_at([name for name in names if "weight_ih_l" in name and "_l0" not in name], trace, rate)
+        elif outputs[path] and all(_can_move(output, trace) for output in outputs[path]):
+            moved.add(path)
+            sites += [site for output in outputs[path] for site in _site_of(output, trace, model, rate)]
+    return sites, moved
+
+
+def _between_recurrent_layers(path: str, model: Model) -> bool:
+    return isinstance(model.network.modules(training=True)[path], nn.RNNBase)
+
+
+def _belongs(name: str, path: str) -> bool:
+    return name.rpartition(".")[0] == path
+
+
+def _can_move(output: Output, trace: Trace) -> bool:
+    """Whether a mask on this output is a mask on the inputs of layers that do nothing else."""
+    calls = [call for call in trace.calls if call.source == output]
+    return (
+        bool(calls)
+        and output not in trace.escaped
+        and all(len(trace.calls_of(name)) == 1 and name not in trace.other_uses for c in calls for name in c.entrance)
+        and len({_units(call, output) for call in calls}) == 1
+        and None not in {_units(call, output) for call in calls}
+    )
+
+
+def _units(call: LayerCall, output: Output) -> tuple[int, int] | None:
+    """How many inputs of a layer are dropped independently, and how many neighbours together."""
+    inputs = _place_of(call.entrance[0], call)[1]
+    if output.channels is None:
+        return inputs, 1
+    return (output.channels, inputs // output.channels) if inputs % output.channels == 0 else None
+
+
+def _site_of(output: Output, trace: Trace, model: Model, rate: float) -> list[Site]:
+    """The site of an output: one mask for all layers that take it. None where no weight of these is random."""
+    calls = [call for call in trace.calls if call.source == output]
+    random = set(model.random_names)
+    places = [_place_of(name, call)[0] for call in calls for name in call.entrance if name in random]
+    units = _units(calls[0], output)
+    if not places or units is None:
+        return []
+    by_example = all(trace.by_example(place.name) for place in places)
+    return [Site(tuple(places), units[0], rate, units[1], by_example)]
+
+
+def _rate(module: nn.Module) -> float:
+    """The rate of a module's dropout; 0 if it has none."""
+    if isinstance(module, _LAYERS):
+        return float(module.p)
+    if isinstance(module, nn.MultiheadAttention):
+        return float(module.dropout)
+    if isinstance(module, nn.RNNBase):
+        return float(module.dropout) if module.num_layers > 1 else 0.0
+    return 0.0
+
+
+def _set_rate(module: nn.Module, rate: float) -> None:
+    if isinstance(module, _LAYERS):
+        module.p = rate
+    elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        module.dropout = rate

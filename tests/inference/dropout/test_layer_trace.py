@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import knowable as kn
+from knowable.inference.dropout.layer_trace import Trace, trace_layers
+from knowable.testing import network_case
+from tests.inference.dropout.networks import Attention, Branches, CellLoop, Recurrent, Residual, images, perceptron
+
+
+def traced(net: nn.Module, *shape: int, likelihood: object = None, **settings: object) -> Trace:
+    model = kn.Model(net, likelihood or kn.Gaussian(0.1), **settings)  # type: ignore[arg-type]
+    return trace_layers(model, torch.randn(5, *shape))
+
+
+def names(trace: Trace) -> list[str]:
+    return [place.name for call in trace.calls for place in call.places]
+
+
+def test_layers_are_found_in_the_order_of_their_use():
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second, self.first = nn.Linear(4, 1), nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+    assert names(traced(Backwards(), 3)) == ["first.weight", "second.weight"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "batchnorm_cnn", "residual", "frozen_backbone", "shared"])
+def test_linear_layers_and_convolutions_have_rows_that_are_examples(name):
+    case = network_case(name)
+    trace = trace_layers(case.model(), case.x)
+    assert trace.calls and all(call.by_rows for call in trace.calls)
+    assert all(trace.by_example(each) for each in names(trace))
+    assert {call.kind for call in trace.calls} <= {"linear", "convolution"}
+
+
+def test_inputs_are_counted_with_their_groups():
+    calls = traced(images(groups=2), 1, 8, 8, likelihood=kn.Categorical()).calls
+    assert [call.inputs for call in calls] == [(1,), (4,), (16,)]
+    assert [call.places[0].groups for call in calls] == [1, 2, 1]
+    transposed = traced(nn.Sequential(nn.ConvTranspose1d(3, 2, 2)), 3, 4).calls[0]
+    assert transposed.inputs == (3,) and transposed.places[0].axis == 0
+
+
+def test_recurrent_layers_show_all_their_matrices_and_which_take_the_input():
+    trace = traced(Recurrent(), 5, 2)
+    recurrent = trace.calls[0]
+    assert recurrent.kind == "recurrent"
+    assert [place.name for place in recurrent.places] == [
+        "lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1",
+    ]  # fmt: skip
+    assert recurrent.inputs == (2, 4, 4, 4) and recurrent.entrance == ("lstm.weight_ih_l0",)
+    assert not any(trace.by_example(place.name) for place in recurrent.places)
+    assert trace.by_example("head.weight")
+
+
+def test_a_cell_in_a_loop_is_used_at_every_step():
+    trace = traced(CellLoop(), 5, 2)
+    assert len(trace.calls_of("cell.weight_hh")) == 5
+    assert trace.calls[0].entrance == ("cell.weight_ih",)
+
+
+def test_attention_shows_its_matrices():
+    call = traced(Attention(), 6, 4).calls[0]
+    assert call.kind == "attention"
+    assert {place.name for place in call.places} == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert call.entrance == ("attention.in_proj_weight",)
+
+
+def test_a_weight_that_is_an_embedding_too_is_used_otherwise():
+    case = network_case("tied")
+    trace = trace_layers(case.model(), case.x)
+    assert [call.kind for call in trace.calls] == ["embedding", "linear", "linear"]
+    assert not trace.by_example("embed.weight") and trace.by_example("mix.weight")
+
+
+def test_time_first_is_not_mistaken_for_rows():
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.transpose(0, 1)).mean(0)
+
+    for steps in (2, 3, 4):  # as many steps as there are rows in a trace, too
+        assert not traced(TimeFirst(), steps, 2).by_example("layer.weight")
+
+
+# --- dropout layers --------------------------------------------------------------------------------------------------
+
+
+def sources(trace: Trace) -> dict[str, tuple[str, int | None] | None]:
+    return {
+        call.places[0].name: None if call.source is None else (call.source.path, call.source.channels)
+        for call in trace.calls
+    }
+
+
+def test_dropout_is_followed_to_the_layer_it_feeds():
+    trace = traced(perceptron(), 3)
+    assert sources(trace) == {"0.weight": None, "3.weight": ("2", None), "6.weight": ("5", None)}
+    assert not trace.escaped
+
+
+def test_dropped_channels_are_followed_through_pooling_and_flattening():
+    trace = traced(images(), 1, 8, 8, likelihood=kn.Categorical())
+    assert sources(trace) == {"0.weight": None, "4.weight": ("2", 4), "8.weight": ("5", 4)}
+    assert not trace.escaped
+
+
+@pytest.mark.parametrize(
+    "between", [nn.Tanh(), nn.MaxPool2d(2), nn.Softmax(1), nn.LayerNorm([2, 6, 6]), nn.Dropout(0.1)], ids=repr
+)
+def test_what_does_not_commute_with_dropped_elements_stops_them(between):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.2), between, nn.Conv2d(2, 1, 3), nn.Flatten())
+    trace = traced(net, 1, 8, 8)
+    assert any(output.path == "1" for output in trace.escaped)
+
+
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(), nn.PReLU()], ids=repr)
+def test_what_commutes_with_dropped_elements_lets_them_pass(between):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), between, nn.Linear(4, 1))
+    trace = traced(net, 3)
+    assert not trace.escaped and sources(trace)["3.weight"] == ("1", None)
+
+
+def test_dropout_that_is_added_to_something_escapes():
+    trace = traced(Residual(), 3)
+    assert [output.path for output in trace.escaped] == ["drop"]
+
+
+def test_dropout_that_feeds_two_layers_is_seen_at_both():
+    trace = traced(Branches(), 3)
+    assert sources(trace) == {"first.weight": None, "left.weight": ("drop", None), "right.weight": ("drop", None)}
+
+
+def test_a_dropout_layer_used_twice_has_two_outputs():
+    drop = nn.Dropout(0.2)
+    net = nn.Sequential(nn.Linear(3, 4), drop, nn.Linear(4, 4), drop, nn.Linear(4, 1))
+    trace = traced(net, 3)
+    assert [(output.path, output.call) for output in trace.outputs] == [("1", 0), ("1", 1)]
+
+
+def test_dropout_in_a_frozen_part_is_off():
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2)), nn.Linear(4, 1))
+    assert not traced(net, 3, frozen="0.*").outputs
+
+
+def test_a_trace_leaves_network_and_generator_alone():
+    net = perceptron()
+    state, rates = torch.get_rng_state(), [m.p for m in net if isinstance(m, nn.Dropout)]
+    model = kn.Model(net, kn.Gaussian(0.1))
+    trace_layers(model, torch.zeros(1, 3))
+    assert torch.equal(state, torch.get_rng_state())
+    assert [m.p for m in net if isinstance(m, nn.Dropout)] == rates
+    assert not any(m._forward_hooks for m in net)
