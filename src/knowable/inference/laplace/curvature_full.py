@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from knowable.core.hessian import hessian
+from knowable.core.kronecker_block import pack
+from knowable.core.output_information import OutputInformation
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.expansion import Expansion
 from knowable.inference.laplace.posteriors import FullLaplace
 from knowable.inference.laplace.prior_precision import PriorPrecision
+from knowable.inference.laplace.rows import Rows
+from knowable.inference.laplace.uses import Use
 
 
 class FullCurvature(Curvature):
@@ -33,17 +37,28 @@ class FullCurvature(Curvature):
         size = expansion.layout.size
         like = {"dtype": torch.float64, "device": expansion.model.device}
         total = torch.zeros((expansion.groups, size, size), **like)
-        row_bytes = 4 * size * expansion.model.dtype.itemsize
+        places = expansion.anatomy.layers[0].positions if expansion.anatomy.is_one_layer else 1
+        row_bytes = 4 * places * size * expansion.model.dtype.itemsize
+        by_output = False
         for number, (rows, y) in enumerate(expansion.sweep(row_bytes)):
             for group, information in enumerate(expansion.informations(rows.output, y)):
+                head = rows.head(0, information) if expansion.anatomy.is_one_layer else None
+                if head is not None:
+                    by_output = True
+                    _add_head(total[group], rows, head, information)
+                    continue
                 for columns in expansion.columns(information, number, row_bytes):
                     flat = rows.flat(columns, expansion.layout).flatten(0, 1)
                     total[group] += flat.T @ flat
-        return cls(total)
+        return cls(_completed(total, expansion) if by_output else total)
 
     def precision(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
         """P, ``(D, D)``."""
-        return torch.einsum("o,ode->de", weights, self.matrices) + prior.dense()
+        total = torch.tensordot(weights, self.matrices, dims=1)
+        if prior.joint is not None:
+            return total + prior.dense()
+        total.diagonal().add_(prior.flat)
+        return total
 
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
         """By the Cholesky factor."""
@@ -62,10 +77,36 @@ class FullCurvature(Curvature):
     def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> FullLaplace:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
-        scale_tril = torch.linalg.cholesky((covariance + covariance.T) / 2).to(expansion.model.dtype)
+        scale_tril = torch.linalg.cholesky(covariance).to(expansion.model.dtype)
         return FullLaplace(
             expansion.model, expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril, **common
         )
+
+
+def _add_head(total: Tensor, rows: Rows, use: Use, information: OutputInformation) -> None:
+    """Add Λ ⊗ aaᵀ of all rows and positions of a layer whose output is the network's: output by output, lower half.
+
+    Inputs are multiplied with inputs only, which takes far fewer products than gradients in the whole layer.
+    """
+    a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
+    width, like = a.shape[1], information.diagonal()
+    for number in range(use.output.shape[use.feature_dim]):
+        unit = torch.zeros_like(like)
+        unit.select(use.feature_dim, number).fill_(1.0)
+        column = rows.in_place(0, use.in_front(information.times(unit))).flatten(0, 1)  # (rows and positions, out)
+        weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)
+        here = slice(number * width, (number + 1) * width)
+        total[here, : here.stop] += a.T @ weighted.flatten(1)
+
+
+def _completed(total: Tensor, expansion: Expansion) -> Tensor:
+    """The upper half filled in, and outputs with their bias at the end put in the order of the weights."""
+    (layer,), layout = expansion.anatomy.layers, expansion.layout
+    for start in range(0, layout.size, layer.width):
+        total[:, :start, start : start + layer.width] = total[:, start : start + layer.width, :start].mT
+    places = pack(layout.views(torch.arange(layout.size, device=total.device)), layer.names, layer.shapes, layer.out)
+    order = places.flatten().argsort()
+    return total[:, order][:, :, order]
 
 
 def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:

@@ -34,9 +34,12 @@ from knowable.inference.laplace.expansion import random_weights
 from knowable.inference.laplace.function_covariance import (
     block_covariance,
     block_row_bytes,
-    dense_covariance,
     diagonal_blocks,
+    full_covariance,
+    full_row_bytes,
     head_variance,
+    low_rank_covariance,
+    low_rank_row_bytes,
 )
 from knowable.inference.laplace.rows import Rows
 from knowable.inference.laplace.tangents import pushed_forward
@@ -162,10 +165,10 @@ class FullLaplace(LaplacePosterior, FullNormal):
     family = "laplace_full"
 
     def _covariance(self, rows: Rows) -> Tensor:
-        return dense_covariance(rows, self)
+        return full_covariance(rows, self)
 
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+        return full_row_bytes(outputs, self.layout.size, self.model.dtype.itemsize)
 
 
 class LowRankLaplace(LaplacePosterior, LowRankNormal):
@@ -174,10 +177,10 @@ class LowRankLaplace(LaplacePosterior, LowRankNormal):
     family = "laplace_low_rank"
 
     def _covariance(self, rows: Rows) -> Tensor:
-        return dense_covariance(rows, self)
+        return low_rank_covariance(rows, self)
 
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+        return low_rank_row_bytes(anatomy, outputs, self._mean_random(), self.model.dtype.itemsize)
 
 
 class DiagonalLaplace(LaplacePosterior, DiagonalNormal):
