@@ -45,8 +45,7 @@ class KroneckerCurvature(Curvature):
     def of(cls, expansion: Expansion, *, rank: int = 0) -> KroneckerCurvature:
         """One pass over the data."""
         sums = _Sums(expansion)
-        for number, (rows, y) in enumerate(expansion.sweep(sums.row_bytes)):
-            sums.add(rows, y, number)
+        expansion.sweep(sums.add, sums.row_bytes)
         return cls(sums.factors(), sums.notes())
 
     def blocks(self, prior: PriorPrecision, weights: Tensor) -> list[KroneckerBlock]:
