@@ -12,6 +12,7 @@ from knowable.core.kronecker_block import pack
 from knowable.core.output_information import OutputInformation
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.moments import second_moment
 from knowable.inference.laplace.posteriors import FullLaplace
 from knowable.inference.laplace.prior_precision import PriorPrecision
 from knowable.inference.laplace.rows import Rows
@@ -97,7 +98,7 @@ class _Sums:
                 continue
             for columns in self.expansion.columns(information, number, self.row_bytes):
                 flat = rows.flat(columns, self.expansion.layout).flatten(0, 1)
-                self.sums[group] += flat.T @ flat
+                self.sums[group] += second_moment(flat)
 
     def _add_head(self, rows: Rows, head: Use, group: int, information: OutputInformation) -> None:
         self.by_output = True

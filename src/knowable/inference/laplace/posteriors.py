@@ -132,7 +132,7 @@ class LaplacePosterior(Posterior):
     def _moments(
         self, x: Tensor, function: Callable[[Rows], Tensor | None], row_bytes: int, memory: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Outputs at the mean and a ``function`` of the rows, which takes ``row_bytes`` for each; some rows at a time."""
+        """Outputs at the mean and a ``function`` of the rows, which takes ``row_bytes`` for each, in batches."""
         anatomy, params = self._anatomy_at(x), self.mean()
         known = 3 * bytes_per_row(self.model, x, self.buffers) + row_bytes
         count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // known)
