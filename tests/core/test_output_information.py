@@ -106,3 +106,15 @@ def test_groups_share_the_information_out():
     torch.testing.assert_close(sum(part.values for part in parts), information.values)
     assert all((part.values[..., other] == 0).all() for g, part in enumerate(parts) for other in range(4) if other != g)
     assert sum(1 for _ in parts[0].columns(100, torch.Generator())) == 2  # columns of zeros are left out
+
+
+@pytest.mark.parametrize(("shape", "count"), [((3, 4), 3), ((5, 2), 1), ((2, 3, 2), 4)])
+def test_classes_need_one_column_less_than_there_are(shape, count):
+    information = _softmax(shape)
+    assert len(list(information.columns(100, torch.Generator()))) == count
+
+
+def test_columns_are_finite_where_a_class_is_certain():
+    information = SoftmaxInformation(torch.eye(3, dtype=torch.float64))
+    total = sum(each.square().sum() for each in information.columns(100, torch.Generator()))
+    assert total == 0.0  # what is certain has no information to give

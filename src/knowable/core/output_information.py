@@ -50,14 +50,15 @@ class OutputInformation(ABC):
         The columns of S, if there are at most ``most``; otherwise ``most`` random combinations of them, with which the
         sum is right in expectation.
         """
+        like = self.diagonal()
         count = self.shape[1:].numel()
         if count > most:
             for _ in range(most):
                 signs = torch.randint(0, 2, self.shape, generator=generator, device=generator.device)
-                yield self.root((2.0 * signs - 1.0).to(self.diagonal()) / math.sqrt(most))
+                yield self.root((2.0 * signs - 1.0).to(like) / math.sqrt(most))
             return
         for number in range(count):
-            unit = torch.zeros_like(self.diagonal())
+            unit = torch.zeros_like(like)
             unit.flatten(1)[:, number] = 1.0
             column = self.root(unit)
             if column.any():  # outputs without information have nothing to say
@@ -139,6 +140,23 @@ class SoftmaxInformation(OutputInformation):
     def couples_only(self, dim: int) -> bool:
         """Classes are coupled, positions are not."""
         return dim % self.probs.dim() == 1
+
+    def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        r"""One column less than there are classes, at every position: the probabilities sum up to one.
+
+        The columns of S H, with the reflection H that takes :math:`\sqrt p`, of which S makes nothing, to the last
+        class: :math:`S (e_j - e_C \sqrt{p_j} / (1 + \sqrt{p_C}))`.
+        """
+        if self.shape[1:].numel() > most:
+            yield from super().columns(most, generator)
+            return
+        roots = self.probs.sqrt().reshape(*self.shape[:2], -1)  # (rows, classes, positions)
+        for j in range(roots.shape[1] - 1):
+            for place in range(roots.shape[2]):
+                value = torch.zeros_like(roots)
+                value[:, j, place] = 1.0
+                value[:, -1, place] = -roots[:, j, place] / (1.0 + roots[:, -1, place])
+                yield self.root(value.reshape(self.shape))
 
     def total(self, dim: int) -> Tensor:
         """Sum over rows and positions, ``(classes, classes)``, by one product of matrices."""

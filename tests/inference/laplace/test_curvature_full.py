@@ -64,6 +64,41 @@ def test_each_noise_has_its_own_part():
     torch.testing.assert_close(moved, dense_ggn(expansion_of(model, (x, y), params=other)))
 
 
+class Pixels(nn.Module):
+    """Three classes at every pixel of a line, from features that are not random."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.out = nn.Conv1d(1, 4, 3, padding=1), nn.Conv1d(4, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.out(self.features(x).relu())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_is_summed_up_by_its_inputs(bias):
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 4, bias=bias)).double()
+    data = torch.randn(7, 2, dtype=torch.float64), torch.randint(0, 4, (7,))
+    expansion = expansion_of(kn.Model(net, kn.Categorical(), random="last_layer"), data)
+    torch.testing.assert_close(FullCurvature.of(expansion).matrices[0], dense_ggn(expansion))
+
+
+def test_a_head_over_pixels_is_summed_up_by_its_inputs_without_random_directions():
+    data = torch.randn(4, 1, 6, dtype=torch.float64), torch.randint(0, 3, (4, 6))
+    model = kn.Model(Pixels().double(), kn.Categorical(), random="last_layer")
+    found = FullCurvature.of(expansion_of(model, data, most=2)).matrices[0]
+    torch.testing.assert_close(found, dense_ggn(expansion_of(model, data)))
+
+
+def test_a_head_with_a_noise_for_each_output_has_a_part_for_each():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x, y = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    expansion = expansion_of(kn.Model(net, kn.Gaussian(outputs=2), random="last_layer"), (x, y))
+    curvature = FullCurvature.of(expansion)
+    assert curvature.matrices.shape[0] == 2
+    torch.testing.assert_close(curvature.matrices.sum(0), dense_ggn(expansion))
+
+
 def test_determinant_solution_and_covariance_are_those_of_the_precision():
     expansion = case_expansion("mlp")
     curvature, prior = FullCurvature.of(expansion), prior_precision(expansion)

@@ -208,3 +208,24 @@ def test_a_head_over_pixels_has_exact_variances():
     variance = torch.einsum("nod,de,noe->no", jacobian, dense_covariance(posterior, expansion.layout), jacobian)
     logits = net(x) / (1 + torch.pi / 8 * variance.view(3, 3, 8, 8)).sqrt()
     torch.testing.assert_close(posterior.predict(x, samples=2).probs, logits.softmax(1).detach())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_head_has_the_slow_covariance(structure, bias):
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=bias)).double()
+    x, y = torch.randn(8, 3, dtype=DTYPE), torch.randint(0, 4, (8,))
+    model = kn.Model(net, kn.Categorical(), random="last_layer")
+    posterior = kn.Laplace(structure=structure, rank=4).fit(model, (x, y), start="network")
+    assert isinstance(posterior, LaplacePosterior)
+    expected = slow_covariances(posterior, x)
+    torch.testing.assert_close(posterior._closed_form(x, 2, 0, None).covariance, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_many_outputs_under_low_rank_have_the_slow_covariance():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 20)).double()  # more than go together
+    x, y = torch.randn(6, 3, dtype=DTYPE), torch.randint(0, 20, (6,))
+    posterior = kn.Laplace(structure="lowrank", rank=3).fit(kn.Model(net, kn.Categorical()), (x, y), start="network")
+    assert isinstance(posterior, LaplacePosterior)
+    expected = slow_covariances(posterior, x)
+    torch.testing.assert_close(posterior._closed_form(x, 2, 0, None).covariance, expected, rtol=1e-6, atol=1e-8)

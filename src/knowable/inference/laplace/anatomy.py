@@ -96,6 +96,11 @@ class Anatomy:
         others = tuple(name for name in names if name not in held)
         return cls(names, layers, others, axes)
 
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether a single weight matrix is all there is."""
+        return len(self.layers) == 1 and not self.others
+
     def activations(self, recording: Recording, layer: Layer, rows: int) -> Tensor:
         """What the layer's matrix is multiplied with, ``(rows, positions, in)``; its uses are positions too."""
         found = [self.axes[use].rows_first(recording.uses[use].activations(), rows) for use in layer.uses]

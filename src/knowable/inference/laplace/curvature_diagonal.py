@@ -34,9 +34,12 @@ class DiagonalCurvature(Curvature):
             full = FullCurvature.of(expansion)
             return cls(full.matrices.diagonal(dim1=1, dim2=2).clone(), full.notes)
         totals = [_Sums(expansion) for _ in range(expansion.groups)]
-        for number, (rows, y) in enumerate(expansion.sweep(_row_bytes(expansion))):
+
+        def add(rows: Rows, y: Tensor, number: int) -> None:
             for group, information in enumerate(expansion.informations(rows.output, y)):
                 totals[group].add(rows, information, number)
+
+        expansion.sweep(add, _row_bytes(expansion))
         return cls(torch.stack([total.flat() for total in totals]))
 
     def precision(self, prior: PriorPrecision, weights: Tensor) -> Tensor:

@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from knowable.core.hessian import hessian
+from knowable.core.kronecker_block import pack
+from knowable.core.output_information import OutputInformation
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.moments import second_moment
 from knowable.inference.laplace.posteriors import FullLaplace
 from knowable.inference.laplace.prior_precision import PriorPrecision
+from knowable.inference.laplace.rows import Rows
+from knowable.inference.laplace.uses import Use
 
 
 class FullCurvature(Curvature):
@@ -30,20 +35,17 @@ class FullCurvature(Curvature):
         """Sums of outer products of the rows' gradients."""
         if expansion.kind == "hessian":
             return cls(*_hessian(expansion))
-        size = expansion.layout.size
-        like = {"dtype": torch.float64, "device": expansion.model.device}
-        total = torch.zeros((expansion.groups, size, size), **like)
-        row_bytes = 4 * size * expansion.model.dtype.itemsize
-        for number, (rows, y) in enumerate(expansion.sweep(row_bytes)):
-            for group, information in enumerate(expansion.informations(rows.output, y)):
-                for columns in expansion.columns(information, number, row_bytes):
-                    flat = rows.flat(columns, expansion.layout).flatten(0, 1)
-                    total[group] += flat.T @ flat
-        return cls(total)
+        sums = _Sums(expansion)
+        expansion.sweep(sums.add, sums.row_bytes)
+        return cls(sums.total())
 
     def precision(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
         """P, ``(D, D)``."""
-        return torch.einsum("o,ode->de", weights, self.matrices) + prior.dense()
+        total = torch.tensordot(weights, self.matrices, dims=1)
+        if prior.joint is not None:
+            return total + prior.dense()
+        total.diagonal().add_(prior.flat)
+        return total
 
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
         """By the Cholesky factor."""
@@ -62,10 +64,65 @@ class FullCurvature(Curvature):
     def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> FullLaplace:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
-        scale_tril = torch.linalg.cholesky((covariance + covariance.T) / 2).to(expansion.model.dtype)
+        scale_tril = torch.linalg.cholesky(covariance).to(expansion.model.dtype)
         return FullLaplace(
             expansion.model, expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril, **common
         )
+
+
+class _Sums:
+    """Outer products of gradients, as they come in.
+
+    Where the one random layer is the network's head they are Λ ⊗ aaᵀ: inputs are multiplied with inputs only, which
+    takes far fewer products than gradients in the whole layer do. These are kept output by output, the lower half.
+    """
+
+    def __init__(self, expansion: Expansion):
+        self.expansion, size = expansion, expansion.layout.size
+        self.layer = expansion.anatomy.layers[0] if expansion.anatomy.is_one_layer else None
+        self.sums = torch.zeros((expansion.groups, size, size), dtype=torch.float64, device=expansion.model.device)
+        self.by_output = False
+
+    @property
+    def row_bytes(self) -> int:
+        """What the gradients of one row take."""
+        positions = 1 if self.layer is None else self.layer.positions
+        return 4 * positions * self.expansion.layout.size * self.expansion.model.dtype.itemsize
+
+    def add(self, rows: Rows, y: Tensor, number: int) -> None:
+        """Take a batch."""
+        for group, information in enumerate(self.expansion.informations(rows.output, y)):
+            head = None if self.layer is None else rows.head(0, information)
+            if head is not None:
+                self._add_head(rows, head, group, information)
+                continue
+            for columns in self.expansion.columns(information, number, self.row_bytes):
+                flat = rows.flat(columns, self.expansion.layout).flatten(0, 1)
+                self.sums[group] += second_moment(flat)
+
+    def _add_head(self, rows: Rows, head: Use, group: int, information: OutputInformation) -> None:
+        self.by_output = True
+        a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
+        width, like = a.shape[1], information.diagonal()
+        for number in range(head.output.shape[head.feature_dim]):
+            unit = torch.zeros_like(like)
+            unit.select(head.feature_dim, number).fill_(1.0)
+            column = rows.in_place(0, head.in_front(information.times(unit))).flatten(0, 1)  # (rows and positions, out)
+            weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)
+            here = slice(number * width, (number + 1) * width)
+            self.sums[group, here, : here.stop] += a.T @ weighted.flatten(1)
+
+    def total(self) -> Tensor:
+        """H in the order of the weights, ``(groups, D, D)``."""
+        if not self.by_output:
+            return self.sums
+        assert self.layer is not None
+        layer, layout, sums = self.layer, self.expansion.layout, self.sums
+        for start in range(0, layout.size, layer.width):
+            sums[:, :start, start : start + layer.width] = sums[:, start : start + layer.width, :start].mT
+        places = layout.views(torch.arange(layout.size, device=sums.device))
+        order = pack(places, layer.names, layer.shapes, layer.out).flatten().argsort()
+        return sums[:, order][:, :, order]
 
 
 def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:

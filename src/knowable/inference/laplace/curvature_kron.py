@@ -16,6 +16,7 @@ from knowable.core.types import Params
 from knowable.inference.laplace.anatomy import Layer
 from knowable.inference.laplace.curvature import Curvature, undetermined
 from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.moments import second_moment
 from knowable.inference.laplace.posteriors import KroneckerLaplace
 from knowable.inference.laplace.prior_precision import PriorPrecision
 from knowable.inference.laplace.rows import Rows
@@ -45,8 +46,7 @@ class KroneckerCurvature(Curvature):
     def of(cls, expansion: Expansion, *, rank: int = 0) -> KroneckerCurvature:
         """One pass over the data."""
         sums = _Sums(expansion)
-        for number, (rows, y) in enumerate(expansion.sweep(sums.row_bytes)):
-            sums.add(rows, y, number)
+        expansion.sweep(sums.add, sums.row_bytes)
         return cls(sums.factors(), sums.notes())
 
     def blocks(self, prior: PriorPrecision, weights: Tensor) -> list[KroneckerBlock]:
@@ -228,11 +228,10 @@ class _Sums:
         for columns in self.expansion.columns(information, number, self.row_bytes):
             for layer, gradients in enumerate(rows.gradients(columns)):
                 if heads[layer] is None:
-                    g = gradients.flatten(0, 2)
-                    self.outputs[layer][group] += g.T @ g
+                    self.outputs[layer][group] += second_moment(gradients)
             for name, gradients in rows.others(columns).items():
                 flat, total = gradients.flatten(0, 1).flatten(1), self.vectors[name][group]
-                total += flat.T @ flat if total.dim() == 2 else flat.square().sum(0)
+                total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
 
     def factors(self) -> list[Factors]:
         """What was summed up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -23,6 +23,7 @@ from knowable.inference.laplace.anatomy import Anatomy
 from knowable.inference.laplace.rows import Rows
 
 CURVATURES = ("ggn", "empirical_fisher", "hessian")
+Visit = Callable[[Rows, Tensor, int], None]
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch
 
 
@@ -130,24 +131,27 @@ class Expansion:
         while some := list(islice(found, max(1, _BATCH_BYTES // max(1, each)))):
             yield torch.stack(some)
 
-    def sweep(self, extra: int = 0) -> Iterator[tuple[Rows, Tensor]]:
-        """All rows once, with their targets; once they are through, :attr:`slope` is known too."""
+    def sweep(self, add: Visit, extra: int = 0) -> None:
+        """Hand all rows once, with their targets and the batch's number, to ``add``; then :attr:`slope` is known too.
+
+        No batch is kept while the next one is computed.
+        """
         value, gradient = self._nothing()
-        for x, y in self.batches(extra):
-            rows = self.rows(x)
-            yield rows, y
-            part, slope = rows.slope(y, self.layout)
+        for number, (x, y) in enumerate(self.batches(extra)):
+            part, slope = self._visited(add, x, y, number)
             value, gradient = value + part, gradient + slope
         self.__dict__["slope"] = value, gradient
+
+    def _visited(self, add: Visit, x: Tensor, y: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        rows = self.rows(x)
+        add(rows, y, number)
+        return rows.slope(y, self.layout)
 
     @cached_property
     def slope(self) -> tuple[Tensor, Tensor]:
         """Log p(D | θ) and its gradient in the random weights, ``(D,)``, in double precision."""
-        value, gradient = self._nothing()
-        for x, y in self.batches():
-            part, slope = self.rows(x).slope(y, self.layout)
-            value, gradient = value + part, gradient + slope
-        return value, gradient
+        self.sweep(lambda rows, y, number: None)
+        return self.__dict__["slope"]
 
     def _nothing(self) -> tuple[Tensor, Tensor]:
         like = {"dtype": torch.float64, "device": self.model.device}

@@ -16,10 +16,11 @@ from torch import Tensor
 from knowable.core.kronecker_block import KroneckerBlock, pack
 from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.normal_posterior import FullNormal
-from knowable.core.params import Layout
 from knowable.core.types import Params
 from knowable.inference.laplace.anatomy import Anatomy, Layer
 from knowable.inference.laplace.rows import Rows
+
+_TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
 
 
 def units(output: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def head_variance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor | None:
     Then the outputs' gradients are unit vectors, and even for thousands of outputs none is followed back.
     """
     anatomy = rows.anatomy
-    if anatomy.others or len(anatomy.layers) != 1 or not anatomy.is_head(rows.recording, anatomy.layers[0]):
+    if not (anatomy.is_one_layer and anatomy.is_head(rows.recording, anatomy.layers[0])):
         return None
     (block,) = blocks
     a = rows.activations[0]  # (rows, positions, in)
@@ -112,12 +113,33 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------
 
 
-def dense_covariance(rows: Rows, posterior: FullNormal | LowRankNormal) -> Tensor:
+def full_covariance(rows: Rows, posterior: FullNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
-    layout: Layout = posterior.layout
-    jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
-    if isinstance(posterior, FullNormal):
+    anatomy, layout = rows.anatomy, posterior.layout
+    layer = anatomy.layers[0] if anatomy.is_one_layer else None
+    if layer is None or layer.positions > 1 or not anatomy.is_head(rows.recording, layer):
+        jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
         return _gram(jacobian @ posterior.scale_tril)
-    scaled = jacobian * posterior.scale
-    along = scaled @ posterior.basis
-    return _gram(scaled) + (along * (posterior.stretch - 1.0)) @ along.mT
+    a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
+    places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
+    return _gram(torch.stack([a @ posterior.scale_tril[own] for own in places], dim=1))
+
+
+def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:
+    """Working memory of :func:`full_covariance` for one row."""
+    return 3 * outputs * size * itemsize
+
+
+def low_rank_covariance(rows: Rows, posterior: LowRankNormal) -> Tensor:
+    """The same under independent weights with a few directions of their own; the Jacobian goes by a few outputs."""
+    layout = posterior.layout
+    blocks = diagonal_blocks(rows.anatomy, layout.views(posterior.scale**-2))
+    basis = posterior.basis * posterior.scale.unsqueeze(1)
+    along = torch.cat([rows.flat(some, layout) @ basis for some in units(rows.output).split(_TOGETHER)]).movedim(0, 1)
+    return block_covariance(rows, blocks) + (along * (posterior.stretch - 1.0)) @ along.mT
+
+
+def low_rank_row_bytes(anatomy: Anatomy, outputs: int, params: Params, itemsize: int) -> int:
+    """Working memory of :func:`low_rank_covariance` for one row."""
+    size = sum(value.numel() for value in params.values())
+    return full_row_bytes(min(outputs, _TOGETHER), size, itemsize) + block_row_bytes(anatomy, outputs, params, itemsize)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.normal_outputs import NormalOutputs
 from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.posterior import Posterior
-from knowable.core.predicting import check_result_fits, predict_outputs
+from knowable.core.predicting import bytes_per_row, check_result_fits, predict_outputs
 from knowable.core.prediction import Prediction
 from knowable.core.randomness import generator_for
 from knowable.core.types import Params
@@ -33,9 +34,12 @@ from knowable.inference.laplace.expansion import random_weights
 from knowable.inference.laplace.function_covariance import (
     block_covariance,
     block_row_bytes,
-    dense_covariance,
     diagonal_blocks,
+    full_covariance,
+    full_row_bytes,
     head_variance,
+    low_rank_covariance,
+    low_rank_row_bytes,
 )
 from knowable.inference.laplace.rows import Rows
 from knowable.inference.laplace.tangents import pushed_forward
@@ -109,30 +113,37 @@ class LaplacePosterior(Posterior):
 
     def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs:
         check_result_fits(self, x, samples, memory)
-        anatomy, outputs = self._anatomy_at(x), self._outputs_of(x)
-        count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // max(1, self._row_bytes(anatomy, outputs)))
-        means, covariances = [], []
-        for part in x.split(count):
-            rows = Rows(self.model, anatomy, self.mean(), part, self.buffers)
-            means.append(rows.output)
-            covariances.append(self._covariance(rows))
-        mean = torch.cat(means)
+        outputs = self._outputs_of(x)
+        row_bytes = self._row_bytes(self._anatomy_at(x), outputs)
+        mean, covariance = self._moments(x, self._covariance, row_bytes, memory)
         generator = generator_for(seed, "predict", device=self.model.device)
         noise = torch.randn((samples, outputs), generator=generator, dtype=mean.dtype, device=mean.device)
-        return NormalOutputs.of_moments(mean, torch.cat(covariances), noise)
+        return NormalOutputs.of_moments(mean, covariance, noise)
 
     def _with_drawn_functions(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs | None:
         """Draws of functions with exact variances, for a random head with many outputs; None for other networks."""
-        anatomy = self._anatomy_at(x)
-        if self._head_variance(Rows(self.model, anatomy, self.mean(), x[:1], self.buffers)) is None:
+        if self._head_variance(Rows(self.model, self._anatomy_at(x), self.mean(), x[:1], self.buffers)) is None:
             return None
         draws, _, _ = predict_outputs(self, x, samples, seed, memory)
-        means, variances = [], []
-        for part in x.split(256):
-            rows = Rows(self.model, anatomy, self.mean(), part, self.buffers)
-            means.append(rows.output)
-            variances.append(self._head_variance(rows))
-        return NormalOutputs(torch.cat(means), torch.cat(variances), None, draws)
+        mean, variance = self._moments(x, self._head_variance, 0, memory)
+        return NormalOutputs(mean, variance, None, draws)
+
+    def _moments(
+        self, x: Tensor, function: Callable[[Rows], Tensor | None], row_bytes: int, memory: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs at the mean and a ``function`` of the rows, which takes ``row_bytes`` for each, in batches."""
+        anatomy, params = self._anatomy_at(x), self.mean()
+        known = 3 * bytes_per_row(self.model, x, self.buffers) + row_bytes
+        count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // known)
+
+        def of(part: Tensor) -> tuple[Tensor, Tensor]:
+            rows = Rows(self.model, anatomy, params, part, self.buffers)
+            found = function(rows)
+            assert found is not None
+            return rows.output, found
+
+        means, values = zip(*map(of, x.split(count)), strict=True)
+        return torch.cat(means), torch.cat(values)
 
     def _outputs_of(self, x: Tensor) -> int:
         return self.model.network(self.model.network_params(self.mean()), x[:1], buffers=self.buffers)[0].numel()
@@ -155,10 +166,10 @@ class FullLaplace(LaplacePosterior, FullNormal):
     family = "laplace_full"
 
     def _covariance(self, rows: Rows) -> Tensor:
-        return dense_covariance(rows, self)
+        return full_covariance(rows, self)
 
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+        return full_row_bytes(outputs, self.layout.size, self.model.dtype.itemsize)
 
 
 class LowRankLaplace(LaplacePosterior, LowRankNormal):
@@ -167,10 +178,10 @@ class LowRankLaplace(LaplacePosterior, LowRankNormal):
     family = "laplace_low_rank"
 
     def _covariance(self, rows: Rows) -> Tensor:
-        return dense_covariance(rows, self)
+        return low_rank_covariance(rows, self)
 
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return 3 * outputs * self.layout.size * self.model.dtype.itemsize
+        return low_rank_row_bytes(anatomy, outputs, self._mean_random(), self.model.dtype.itemsize)
 
 
 class DiagonalLaplace(LaplacePosterior, DiagonalNormal):

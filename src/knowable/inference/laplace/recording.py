@@ -25,8 +25,8 @@ from knowable.inference.laplace.uses import ConvolutionUse, LinearUse, Use
 class Recording:
     """One batch through the network at given parameters, and the gradients at every use of a weight matrix.
 
-    Gradients do not flow through the noted uses into their own weights: what gradient a parameter still has comes from
-    uses that could not be noted (:meth:`unnoted`).
+    Where gradients do not flow from the noted uses into their own weights (``cut``), what gradient a parameter still
+    has comes from uses that could not be noted (:meth:`unnoted`).
 
     Args:
         model: The model.
@@ -34,12 +34,15 @@ class Recording:
         params: Values of all parameters.
         x: The batch.
         buffers: The network's buffers.
+        cut: Whether gradients stop at the noted uses.
     """
 
-    def __init__(self, model: Model, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers):
+    def __init__(
+        self, model: Model, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers, *, cut: bool = True
+    ):
         network = model.network_params(params)
         self._leaves = {name: network[name].detach().requires_grad_() for name in names}
-        recorder = Recorder({id(value): name for name, value in self._leaves.items()})
+        recorder = Recorder({id(value): name for name, value in self._leaves.items()}, cut=cut)
         with torch.enable_grad(), recorder:
             self.output = model.network({**network, **self._leaves}, x, buffers=buffers)
         self.uses = recorder.uses
@@ -79,12 +82,21 @@ class Recording:
         return self.output is use.passed_on
 
     def unnoted(self) -> set[str]:
-        """Parameters that act on the output in other ways than by the noted uses."""
+        """Parameters that act on the output in other ways than by the noted uses, of a recording that is cut there."""
+        found = self._in_leaves(torch.ones_like(self.output))
+        return {name for name, each in found.items() if each is not None}
+
+    def in_parameters(self, direction: Tensor) -> Params:
+        """Gradients of the output's product with ``direction``, of a recording that is not cut."""
+        found = self._in_leaves(direction)
+        return {name: torch.zeros_like(self._leaves[name]) if each is None else each for name, each in found.items()}
+
+    def _in_leaves(self, direction: Tensor) -> dict[str, Tensor | None]:
         if not self.output.requires_grad:
-            return set()
-        leaves, ones = list(self._leaves.values()), torch.ones_like(self.output)
-        found = torch.autograd.grad(self.output, leaves, ones, retain_graph=True, allow_unused=True)
-        return {name for name, each in zip(self._leaves, found, strict=True) if each is not None}
+            return dict.fromkeys(self._leaves)
+        leaves = list(self._leaves.values())
+        found = torch.autograd.grad(self.output, leaves, direction, retain_graph=True, allow_unused=True)
+        return dict(zip(self._leaves, found, strict=True))
 
 
 class Recorder(TorchFunctionMode):
@@ -94,9 +106,9 @@ class Recorder(TorchFunctionMode):
     on its fast path), which then can be differentiated in every way.
     """
 
-    def __init__(self, names: Mapping[int, str] | None = None):
+    def __init__(self, names: Mapping[int, str] | None = None, *, cut: bool = True):
         super().__init__()
-        self.names = names or {}
+        self.names, self.cut = names or {}, cut
         self.uses: list[Use] = []
 
     def __torch_function__(
@@ -118,7 +130,7 @@ class Recorder(TorchFunctionMode):
         names = self._names(weight, bias)
         if not any(names):
             return F.linear(input, weight, bias)
-        output = F.linear(input, *_cut(names, weight, bias))
+        output = F.linear(input, *self._held(names, weight, bias))
         return self._noted(LinearUse, names, input, output)
 
     def _convolution(
@@ -128,13 +140,22 @@ class Recorder(TorchFunctionMode):
         names = self._names(weight, bias)
         if groups != 1 or not any(names):
             return function(input, weight, bias, stride, padding, dilation, groups)
-        output = function(input, *_cut(names, weight, bias), stride, padding, dilation)
+        output = function(input, *self._held(names, weight, bias), stride, padding, dilation)
         kernel = tuple(weight.shape[2:])
         extent = {
             "kernel": kernel, "stride": _each(stride, kernel), "dilation": _each(dilation, kernel),
             "padding": padding if isinstance(padding, str) else _each(padding, kernel),
         }  # fmt: skip
         return self._noted(ConvolutionUse, names, input, output, **extent)
+
+    def _held(
+        self, names: tuple[str | None, str | None], weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias, without the way back into those that are noted if it is cut."""
+        if not self.cut:
+            return weight, bias
+        weight = weight if names[0] is None else weight.detach()
+        return weight, bias if bias is None or names[1] is None else bias.detach()
 
     def _names(self, weight: Tensor, bias: Tensor | None) -> tuple[str | None, str | None]:
         return self.names.get(id(weight)), None if bias is None else self.names.get(id(bias))
@@ -148,12 +169,6 @@ class Recorder(TorchFunctionMode):
         passed_on = output.clone()
         self.uses.append(kind(*names, inputs.detach(), output, passed_on, **extent))
         return passed_on
-
-
-def _cut(names: tuple[str | None, str | None], weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias without the way back into those that are noted."""
-    weight = weight if names[0] is None else weight.detach()
-    return weight, bias if bias is None or names[1] is None else bias.detach()
 
 
 def _each(value: Any, like: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from knowable.core.params import Layout
 from knowable.core.types import Buffers, Params
 from knowable.inference.laplace.anatomy import Anatomy
 from knowable.inference.laplace.recording import Recording
-from knowable.inference.laplace.tangents import differentiable, pulled_back
+from knowable.inference.laplace.tangents import differentiable
 from knowable.inference.laplace.uses import Use
 
 
@@ -37,7 +37,7 @@ class Rows:
 
     def __init__(self, model: Model, anatomy: Anatomy, params: Params, x: Tensor, buffers: Buffers):
         self.model, self.anatomy, self.params, self.x, self.buffers = model, anatomy, params, x, buffers
-        self.recording = Recording(model, anatomy.names, params, x, buffers)
+        self.recording = Recording(model, anatomy.names, params, x, buffers, cut=False)
 
     @property
     def output(self) -> Tensor:
@@ -99,20 +99,7 @@ class Rows:
             output = self.output.requires_grad_()
             value = self.model.score(output, y, self.params).double().sum()
             (direction,) = torch.autograd.grad(value, output)
-        found = self._summed_others(direction)
-        gradients = self.gradients(direction.unsqueeze(0))
-        for layer, a, g in zip(self.anatomy.layers, self.activations, gradients, strict=True):
-            found |= unpack(g.flatten(0, 2).T @ a.flatten(0, 1), layer.names, layer.shapes)
-        return value.detach(), layout.flatten(found).double()
-
-    def _summed_others(self, direction: Tensor) -> Params:
-        network = self.model.network_params(self.params)
-        at = {name: network[name] for name in self.anatomy.others}
-
-        def outputs(weights: Params) -> Tensor:
-            return self.model.network({**network, **weights}, self.x, buffers=self.buffers)
-
-        return pulled_back(outputs, at, direction) if at else {}
+        return value.detach(), layout.flatten(self.recording.in_parameters(direction)).double()
 
     def flat(self, directions: Tensor, layout: Layout) -> Tensor:
         """Gradients of every row's outputs times ``directions`` in all parameters, ``(K, rows, D)``."""

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from knowable.inference.laplace.moments import second_moment
+
 
 @dataclass(frozen=True)
 class Use(ABC):
@@ -61,11 +63,11 @@ class Use(ABC):
         with torch.no_grad():
             if self.weight is None:
                 return self.output.new_full((1, 1), self.count)
-            inputs = self._inputs_in_front().flatten(0, -2)
-            square = inputs.T @ inputs
+            inputs = self._inputs_in_front()
+            square = second_moment(inputs)
             if self.bias is None:
                 return square
-            sums, count = inputs.sum(0), inputs.new_full((1, 1), len(inputs))
+            sums, count = inputs.sum(tuple(range(inputs.dim() - 1))), inputs.new_full((1, 1), self.count)
             return torch.cat([torch.cat([square, sums.unsqueeze(1)], 1), torch.cat([sums.unsqueeze(0), count], 1)])
 
     def activations(self) -> Tensor:
