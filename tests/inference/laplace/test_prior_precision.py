@@ -45,7 +45,7 @@ def test_learned_scales_are_those_of_the_settings_and_differentiable():
         (kn.StudentTPrior(3.0, 2.0), lambda w: 4.0 / (3.0 * 4.0 + w**2)),
         (kn.LogUniform(), lambda w: 1 / w**2),
     ],
-    ids=repr,
+    ids=["normal", "laplace", "student", "log uniform"],
 )
 def test_the_touching_normal_has_the_priors_slope(prior, precision):
     value = torch.tensor([-1.5, 0.2, 3.0], dtype=DTYPE)
