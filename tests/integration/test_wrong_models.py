@@ -183,7 +183,7 @@ PARTS: dict[str, Case] = {
     "learned scale per layer": (
         lambda: kn.EmpiricalBayes(kn.Normal(), per="layer"),
         kn.InvalidArgument,
-        "per must be one of 'glob', 'parameter'; got 'layer'",
+        "per must be one of 'glob', 'parameter', 'weight'; got 'layer'",
     ),
     "epochs are zero": (lambda: kn.MAP(epochs=0), kn.InvalidArgument, "epochs must be a whole number >= 1, got 0"),
     "epochs are a fraction": (
