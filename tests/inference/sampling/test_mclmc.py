@@ -33,6 +33,7 @@ def test_defaults_have_the_moments_of_the_density(density, seed):
     expect_moments(kn.MCLMC().sample(density.log_density, density.start(), seed=seed), density)
 
 
+@pytest.mark.slow
 def test_one_dimension_works_too(seed):
     found = kn.MCLMC(chains=8, draws=300).sample(
         lambda p: -0.5 * ((p["x"] - 3) / 2) ** 2, {"x": torch.zeros((), dtype=torch.float64)}, seed=seed, engine=TRACED

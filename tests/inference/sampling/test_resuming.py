@@ -19,7 +19,7 @@ SAMPLERS = [
     kn.Metropolis(**CHAINS, steps=3),
     kn.HMC(**CHAINS),
     kn.NUTS(**CHAINS),
-    kn.MCLMC(**CHAINS),
+    kn.MCLMC(**CHAINS, length=3.0),
     kn.MCLMC(**CHAINS, adjusted=False),
     kn.SimulatedAnnealing(**CHAINS),
     kn.TemperedChains(**CHAINS, rungs=3),
