@@ -77,13 +77,20 @@ def test_random_directions_depend_on_the_seed_and_the_batch_alone():
 
 
 def test_directions_come_in_pieces_that_fit_in_memory():
-    expansion = case_expansion("batchnorm_cnn")
-    x, y = expansion.data.tensors
-    (information,) = expansion.informations(expansion.rows(x).output, y)
+    model = kn.Model(nn.Linear(2, 3), kn.Categorical())
+    expansion = expansion_of(model, (torch.randn(6, 2), torch.arange(6) % 3))
+    (information,) = expansion.informations(expansion.rows(expansion.data.tensors[0]).output, expansion.data.tensors[1])
     whole = list(expansion.columns(information, 0))
     pieces = list(expansion.columns(information, 0, 10**9))
     assert (len(whole), len(pieces)) == (1, 2)  # one less than there are classes
     assert torch.equal(whole[0], torch.cat(pieces))
+
+
+def test_directions_go_back_through_convolutions_one_by_one():
+    expansion = case_expansion("batchnorm_cnn")
+    x, y = expansion.data.tensors
+    (information,) = expansion.informations(expansion.rows(x).output, y)
+    assert [len(piece) for piece in expansion.columns(information, 0)] == [1, 1]
 
 
 def test_a_loader_is_read_as_tensors_are():

@@ -78,12 +78,14 @@ class Anatomy:
         layers: Weight matrices, all of whose uses are noted in a recording.
         others: Parameters that are something else.
         axes: Where each use has its rows; a recording of any number of rows has the same uses in the same order.
+        one_by_one: Whether directions of the outputs are better followed back one at a time.
     """
 
     names: tuple[str, ...]
     layers: tuple[Layer, ...]
     others: tuple[str, ...]
     axes: tuple[RowAxis, ...]
+    one_by_one: bool = False
 
     @classmethod
     def of(cls, model: Model, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers) -> Anatomy:
@@ -94,7 +96,7 @@ class Anatomy:
         layers = tuple(_layers(recording, params, axes))
         held = {name for layer in layers for name in layer.names}
         others = tuple(name for name in names if name not in held)
-        return cls(names, layers, others, axes)
+        return cls(names, layers, others, axes, recording.convolves)
 
     @property
     def is_one_layer(self) -> bool:

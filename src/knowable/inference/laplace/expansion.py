@@ -128,7 +128,8 @@ class Expansion:
         sizes = [layer.positions * layer.out for layer in self.anatomy.layers]
         each = information.shape[0] * (3 * sum(sizes) * self.model.dtype.itemsize + extra)
         found = information.columns(self.most_columns, generator)
-        while some := list(islice(found, max(1, _BATCH_BYTES // max(1, each)))):
+        most = 1 if self.anatomy.one_by_one else max(1, _BATCH_BYTES // max(1, each))
+        while some := list(islice(found, most)):
             yield torch.stack(some)
 
     def sweep(self, add: Visit, extra: int = 0) -> None:

@@ -46,7 +46,12 @@ class Recording:
         with torch.enable_grad(), recorder:
             self.output = model.network({**network, **self._leaves}, x, buffers=buffers)
         self.uses = recorder.uses
-        self._batches = True  # until an operation refuses
+        self._batches = not self.convolves  # and until an operation refuses
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a noted use is a convolution, whose way back is as quick for one direction as for many at once."""
+        return any(isinstance(use, ConvolutionUse) for use in self.uses)
 
     def gradients(self, directions: Tensor) -> list[Tensor]:
         """Gradients of the outputs' products with each of K ``directions`` ``(K, *output)`` at each use.
@@ -62,7 +67,7 @@ class Recording:
         return [use.in_front(each.detach(), lead=1) for use, each in zip(self.uses, zeros, strict=True)]
 
     def _pulled_back(self, directions: Tensor, places: list[Tensor]) -> Sequence[Tensor | None]:
-        """All directions in one pass, unless the network has an operation for which that is not possible."""
+        """All directions in one pass, unless the network has an operation for which that does not pay or work."""
         if len(directions) > 1 and self._batches:
             try:
                 with no_hidden_loops():
@@ -75,7 +80,7 @@ class Recording:
             torch.autograd.grad(self.output, places, direction, retain_graph=True, allow_unused=True)
             for direction in directions
         ]
-        return [None if one[0] is None else torch.stack(one) for one in zip(*each, strict=True)]
+        return [None if one[0] is None else _stacked(one) for one in zip(*each, strict=True)]
 
     def is_output(self, use: Use) -> bool:
         """Whether what comes out of this use is the network's output."""
@@ -169,6 +174,11 @@ class Recorder(TorchFunctionMode):
         passed_on = output.clone()
         self.uses.append(kind(*names, inputs.detach(), output, passed_on, **extent))
         return passed_on
+
+
+def _stacked(each: Sequence[Tensor]) -> Tensor:
+    """A stack, which of one tensor is no copy."""
+    return each[0].unsqueeze(0) if len(each) == 1 else torch.stack(tuple(each))
 
 
 def _each(value: Any, like: tuple[int, ...]) -> tuple[int, ...]:
