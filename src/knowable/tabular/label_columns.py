@@ -181,8 +181,8 @@ def as_truth(table: Table, name: str) -> np.ndarray:
             found[row] = 0.0
         else:
             raise InvalidData(
-                f"{table.where(row, name)}: {shown(values.iloc[row])} is neither yes nor no. Write true or false, or say "
-                f"kinds={{{name!r}: 'categorical'}}."
+                f"{table.where(row, name)}: {shown(values.iloc[row])} is neither yes nor no. Write true or false, or "
+                f"say kinds={{{name!r}: 'categorical'}}."
             )
     return found
 

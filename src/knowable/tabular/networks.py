@@ -51,8 +51,8 @@ class ResidualMLP(nn.Module):
     .. math:: h_0 = W_0 z, \qquad h_{l+1} = h_l + B_l\, \sigma(A_l h_l + a_l), \qquad f = W \sigma(h_L) + b
 
     where z holds the inputs, those of a column of categories replaced by their embedding. An embedding is a linear map
-    of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear layers
-    knows it.
+    of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear
+    layers knows it.
 
     Args:
         inputs: Numbers in a row.

@@ -108,7 +108,7 @@ class Schema:
             widest = max(self.columns, key=lambda column: len(column.features))
             raise InvalidData(
                 f"The columns of {table.source} become {len(self.feature_names):,} numbers a row; at most "
-                f"{MOST_FEATURES:,} can be used. The widest is {widest.name!r}: say kinds={{{widest.name!r}: 'ignore'}}."
+                f"{MOST_FEATURES:,} can be used. Leave out the widest: kinds={{{widest.name!r}: 'ignore'}}."
             )
 
     # --- what it says ------------------------------------------------------------------------------------------------

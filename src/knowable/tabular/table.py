@@ -91,6 +91,6 @@ def as_table(frame: Any, source: str = "the table") -> Table:
 
     if isinstance(frame.columns, pd.MultiIndex):
         raise InvalidArgument(f"{source} has names of several levels. Join them: frame.columns = ['_'.join(...), ...].")
-    plain = frame.reset_index(drop=True)
+    plain = frame.reset_index(drop=True).infer_objects()
     plain.columns = [str(name) for name in frame.columns]
     return Table(plain, source)

@@ -186,8 +186,8 @@ def refuse_hopeless(table: Table, names: tuple[str, ...], y: np.ndarray, task: s
         for name, column in zip(names, y.reshape(len(y), -1).T, strict=True):
             if (column == column[0]).all():
                 raise InvalidData(
-                    f"The target {name!r} is {shown(column[0])} in every row: there is nothing to learn. Is it the right "
-                    f"column?"
+                    f"The target {name!r} is {shown(column[0])} in every row: there is nothing to learn. Is it the "
+                    f"right column?"
                 )
         return
     classes = len(set(y.tolist()))
