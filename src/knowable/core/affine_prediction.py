@@ -9,9 +9,7 @@ from knowable.core.prediction import Components, RegressionPrediction
 from knowable.errors import Unsupported
 
 
-def restored(
-    prediction: RegressionPrediction, shift: float | Tensor, scale: float | Tensor
-) -> RegressionPrediction:
+def restored(prediction: RegressionPrediction, shift: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
     """The predictive distribution of shift + scale · y', where ``prediction`` is that of y'.
 
     Not a change of two moments: densities gain the Jacobian 1 / scale and every quantile moves with the map.

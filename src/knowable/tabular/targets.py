@@ -59,7 +59,8 @@ class NumberTargets:
         """A prediction of the network's in the user's units."""
         if not isinstance(prediction, RegressionPrediction) or prediction.components.discrete:
             return prediction
-        return restored(prediction, torch.tensor(self.means).double(), torch.tensor(self.scales).double())
+        means, scales = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.scales))
+        return restored(prediction, means, scales)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
