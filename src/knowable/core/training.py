@@ -1,8 +1,8 @@
 """The one optimisation loop: every method that follows a gradient of an objective runs in it.
 
-Progress, history, early stopping, divergence, limits of time, Ctrl-C, precision, checkpoint and resume live here and nowhere else. A
-run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds everything the next step
-depends on, and the order of the data depends only on the seed and the epoch.
+Progress, history, early stopping, divergence, limits of time, Ctrl-C, precision, checkpoint and resume live here and
+nowhere else. A run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds
+everything the next step depends on, and the order of the data depends only on the seed and the epoch.
 """
 
 from __future__ import annotations
