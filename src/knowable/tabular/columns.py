@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -146,13 +146,19 @@ def infer_kind(table: Table, name: str) -> str | None:
     numbers = sum(parse_number(text) is not None for text in texts)
     if numbers == len(texts):
         return "numeric"
-    if numbers >= _MOSTLY * len(texts):
+    if mostly_numbers(texts):
         row = _first_where(values, lambda text: parse_number(text) is None)
         raise InvalidData(
             f"{table.where(row, name)}: {shown(values.iloc[row])} is not a number, and {numbers / len(texts):.0%} of "
             f"the column are. Correct it, or say kinds={{{name!r}: 'categorical'}}."
         )
     return _kind_of_texts(texts)
+
+
+def mostly_numbers(values: Iterable[Any]) -> bool:
+    """Whether so many values are numbers that the others look like slips."""
+    found = [parse_number(str(value)) is not None for value in values]
+    return bool(found) and sum(found) >= _MOSTLY * len(found)
 
 
 def _kind_of_texts(texts: Sequence[str]) -> str | None:

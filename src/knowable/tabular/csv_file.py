@@ -109,13 +109,14 @@ def _checked_header(row: list[str], name: str, line: int) -> list[str]:
         raise InvalidData(
             f"{name}, line {line} has numbers where the names of the columns should be. Put a line with names on top."
         )
+    first: dict[str, int] = {}
     for place, heading in enumerate(header):
         if heading == "" and place > 0:
             raise InvalidData(f"{name}: column {place + 1} has no name in the header. Give it one.")
-        if heading in header[:place]:
+        if first.setdefault(heading, place) != place:
             raise InvalidData(
-                f"{name} has two columns of the name {heading!r} (columns {header.index(heading) + 1} and "
-                f"{place + 1}). Rename or remove one of them."
+                f"{name} has two columns of the name {heading!r} (columns {first[heading] + 1} and {place + 1}). "
+                f"Rename or remove one of them."
             )
     return header
 

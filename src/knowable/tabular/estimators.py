@@ -35,7 +35,7 @@ from knowable.tabular.reading import read_table
 from knowable.tabular.rows import canonical_order, checked_weights, weighed
 from knowable.tabular.schema import Schema
 from knowable.tabular.table import Table
-from knowable.tabular.targets import Targets, target_values
+from knowable.tabular.targets import Targets, refuse_hopeless, target_values
 
 PRECISIONS = {"double": torch.float64, "single": torch.float32}
 UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
@@ -114,7 +114,8 @@ class BayesianEstimator(BaseEstimator):
             raise InvalidData(f"{type(self).__name__} needs at least 2 rows with a weight, got 1 sample.")
         order = canonical_order(table, y if y.dtype.kind in "biuf" else np.unique(y, return_inverse=True)[1], weights)
         table, y, weights = table.rows(order), y[order], None if weights is None else weights[order]
-        columns = Schema.learn(table, None, kinds=self.kinds)
+        kinds = {name: kind for name, kind in (self.kinds or {}).items() if name not in names}
+        columns = Schema.learn(table, None, kinds=kinds)
         self.schema_ = columns.predicting(self._learn_targets(y, names))
         self.input_names_ = table.names
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -158,7 +159,10 @@ class BayesianEstimator(BaseEstimator):
         if named:
             whole = read_table(X)
             named = tuple(whole.find(name) for name in named)
-            return self._table(whole.without(named), reset=reset), target_values(whole, named, self.task), named
+            found = target_values(whole, named, self.task)
+            if reset:
+                refuse_hopeless(whole, named, found, self.task, self.kinds)
+            return self._table(whole.without(named), reset=reset), found, named
         table = self._table(X, reset=reset)
         found = self._checked_target(y)
         check_consistent_length(table.frame, found)

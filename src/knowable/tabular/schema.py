@@ -75,7 +75,7 @@ class Schema:
         """
         kinds = check_kinds(kinds, table)
         names = _target_names(table, target)
-        targets = None if not names else _learn_targets(table, names, task)
+        targets = None if not names else _learn_targets(table, names, task, kinds)
         inputs = table.without(names)
         if not inputs.names:
             raise InvalidData(
@@ -238,8 +238,8 @@ def _target_names(table: Table, target: str | Iterable[str] | None) -> tuple[str
     return tuple(table.find(name) for name in names)
 
 
-def _learn_targets(table: Table, names: tuple[str, ...], task: str | None) -> Targets:
+def _learn_targets(table: Table, names: tuple[str, ...], task: str | None, kinds: Mapping[str, Any]) -> Targets:
     task = infer_task(table, names) if task is None else check_choice("task", task, TASKS)
     y = target_values(table, names, task)
-    refuse_hopeless(table, names, y, task)
+    refuse_hopeless(table, names, y, task, kinds)
     return NumberTargets.learn(y, names) if task == "regression" else ClassTargets.learn(y, names)

@@ -12,7 +12,8 @@ import torch
 from knowable.core.affine_prediction import restored
 from knowable.core.prediction import Prediction, RegressionPrediction
 from knowable.errors import DamagedArtifact, InvalidData
-from knowable.tabular.columns import as_numbers, find_missing, shown
+from knowable.tabular.columns import as_numbers, find_missing, mostly_numbers, shown
+from knowable.tabular.number_columns import middle_and_unit, refuse_slips
 from knowable.tabular.table import Table, listed
 
 TASKS = ("regression", "classification")
@@ -139,7 +140,10 @@ def targets_from_json(saved: Mapping[str, Any]) -> Targets:
 
 
 def infer_task(table: Table, names: tuple[str, ...]) -> str:
-    """Classification for texts, for yes and no, and for two whole numbers; regression for other numbers."""
+    """Classification for texts, for yes and no, and for two whole numbers; regression for other numbers.
+
+    A text among many numbers is a slip, and does not make them classes.
+    """
     import pandas as pd
 
     if len(names) > 1:
@@ -150,7 +154,7 @@ def infer_task(table: Table, names: tuple[str, ...]) -> str:
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "classification"
     if not pd.api.types.is_numeric_dtype(dtype):
-        return "classification"
+        return "regression" if mostly_numbers(present) else "classification"
     distinct = pd.unique(present)
     return (
         "classification" if len(distinct) == 2 and all(float(each).is_integer() for each in distinct) else "regression"
@@ -179,8 +183,10 @@ def label_array(values: np.ndarray) -> np.ndarray:
     return np.array([str(value) for value in values.tolist()], dtype=object)
 
 
-def refuse_hopeless(table: Table, names: tuple[str, ...], y: np.ndarray, task: str) -> None:
-    """Refuse a target from which nothing can be learned."""
+def refuse_hopeless(
+    table: Table, names: tuple[str, ...], y: np.ndarray, task: str, kinds: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a target from which nothing can be learned, or with a value out of all proportion."""
     if len(table) < 2:
         raise InvalidData(f"{table.source} has 1 sample: at least 2 rows are needed.")
     if task == "regression":
@@ -190,6 +196,8 @@ def refuse_hopeless(table: Table, names: tuple[str, ...], y: np.ndarray, task: s
                     f"The target {name!r} is {shown(column[0])} in every row: there is nothing to learn. Is it the "
                     f"right column?"
                 )
+            if name not in (kinds or {}):
+                refuse_slips(table, name, column, *middle_and_unit(column))
         return
     classes = len(set(y.tolist()))
     if classes > 50 and classes > len(y) / 2:
