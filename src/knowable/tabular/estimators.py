@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,9 @@ class BayesianEstimator(BaseEstimator):
             raise InvalidData(f"{type(self).__name__} needs at least 2 rows with a weight, got 1 sample.")
         order = canonical_order(table, y if y.dtype.kind in "biuf" else np.unique(y, return_inverse=True)[1], weights)
         table, y, weights = table.rows(order), y[order], None if weights is None else weights[order]
-        kinds = {name: kind for name, kind in (self.kinds or {}).items() if name not in names}
+        kinds = self.kinds
+        if isinstance(kinds, Mapping):  # which may also speak of the target
+            kinds = {name: kind for name, kind in kinds.items() if name not in names}
         columns = Schema.learn(table, None, kinds=kinds)
         self.schema_ = columns.predicting(self._learn_targets(y, names))
         self.input_names_ = table.names
