@@ -14,7 +14,7 @@ import knowable as kn
 from knowable.tabular import read_table
 from knowable.tabular.columns import Column, as_numbers, find_missing, infer_kind, label_of, learn_column
 from knowable.tabular.label_columns import BooleanColumn, CategoricalColumn, OrdinalColumn
-from knowable.tabular.number_columns import DateColumn, NumericColumn
+from knowable.tabular.number_columns import NumericColumn
 
 LEVELS = pd.Categorical(["low", "high", "low"], categories=["low", "high"], ordered=True)
 
@@ -166,6 +166,8 @@ def test_numbers_come_from_texts_and_gaps_are_kept():
         as_numbers(read_table({"c": ["1", "x"]}), "c")
 
 
-@pytest.mark.parametrize(("value", "label"), [(3, "3"), (3.0, "3"), (np.float64(3.0), "3"), (3.5, "3.5"), (" a ", "a"), (True, "True")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "label"), [(3, "3"), (3.0, "3"), (np.float64(3.0), "3"), (3.5, "3.5"), (" a ", "a"), (True, "True")]
+)
 def test_a_category_has_one_name_however_it_was_read(value: Any, label: str):
     assert label_of(value) == label

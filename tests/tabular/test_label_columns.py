@@ -85,7 +85,9 @@ def test_an_unseen_level_becomes_the_middle_one():
 # --- yes and no ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", [[True, False, True, True], ["yes", "No", "YES", "y"], [1, 0, 1.0, 1], ["T", "f", "t", "true"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "values", [[True, False, True, True], ["yes", "No", "YES", "y"], [1, 0, 1.0, 1], ["T", "f", "t", "true"]]
+)
 def test_all_ways_to_say_yes_give_the_same(values):
     column = BooleanColumn.learn(read_table({"c": values}), "c")
     truth = np.array([1.0, 0.0, 1.0, 1.0])

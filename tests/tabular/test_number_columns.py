@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
@@ -114,14 +114,14 @@ def dates(values) -> DateColumn:
 
 def test_seconds_are_those_of_the_calendar():
     table = read_table({"c": ["2024-02-29", "1970-01-01T00:00:10Z", None, "2024-02-29 01:30+01:30"]})
-    expected = datetime(2024, 2, 29, tzinfo=timezone.utc).timestamp()
+    expected = datetime(2024, 2, 29, tzinfo=UTC).timestamp()
     np.testing.assert_array_equal(as_seconds(table, "c"), [expected, 10.0, np.nan, expected])
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_seconds_do_not_depend_on_how_dates_are_stored(unit: str):
     stored = pd.Series(pd.to_datetime(["2024-02-29", "2024-03-01"])).astype(f"datetime64[{unit}]")
-    expected = datetime(2024, 2, 29, tzinfo=timezone.utc).timestamp()
+    expected = datetime(2024, 2, 29, tzinfo=UTC).timestamp()
     assert as_seconds(read_table({"c": stored}), "c").tolist() == [expected, expected + 86_400]
 
 

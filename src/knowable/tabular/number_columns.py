@@ -63,7 +63,7 @@ class NumericColumn(Column):
         log = kurtosis(present) > _HEAVY
         moved = signed_log((present - median) / unit) if log else present
         centre, scale = float(moved.mean()), float(moved.std())
-        varies = scale > 1e-12 * max(1.0, abs(centre))
+        varies = scale > 1e-12 * np.abs(moved).max()
         return cls(
             name, bool(np.isnan(values).any()), median, unit, bool(log), centre, scale if varies else 0.0,
             float(present.min()), float(present.max()),
