@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from knowable.errors import InvalidArgument, InvalidData
 
 if TYPE_CHECKING:
@@ -61,8 +63,6 @@ class Table:
 
     def rows(self, chosen: Any) -> Table:
         """The rows at these positions, or those that a mask keeps, in that order."""
-        import numpy as np
-
         index = np.asarray(chosen)
         index = np.flatnonzero(index) if index.dtype == bool else index
         lines = None if self.lines is None else [self.lines[row] for row in index]
