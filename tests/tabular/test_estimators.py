@@ -60,6 +60,30 @@ def test_a_bad_target_in_a_file_is_named_by_its_line(tmp_path):
         kn.BayesianRegressor(QUICK_MAP).fit(read_table(tmp_path / "data.csv"), "y")
 
 
+def test_mappings_and_names_of_files_are_tables_too(tmp_path):
+    frame, y = mixed_frame()
+    frame.assign(y=y).to_csv(tmp_path / "data.csv", index=False)
+    model = kn.BayesianRegressor(QUICK_MAP, network=small_network, random_state=0)
+    expected = model.fit(read_table(tmp_path / "data.csv"), "y").predict(frame)
+    np.testing.assert_array_equal(model.fit(tmp_path / "data.csv", "y").predict(tmp_path / "data.csv"), expected)
+    columns = {name: frame[name].to_numpy() for name in frame}
+    np.testing.assert_allclose(model.fit(columns, y).predict(columns), expected, rtol=1e-9)
+
+
+def test_labels_are_not_taken_for_names_of_columns():
+    table = read_table({"a": np.linspace(0, 1, 20), "b": np.linspace(1, 2, 20) ** 2})
+    model = kn.BayesianClassifier(QUICK_MAP, network=small_network).fit(table, ["u", "v"] * 10)
+    assert model.classes_.tolist() == ["u", "v"]
+
+
+def test_a_fit_that_fails_leaves_nothing_that_looks_fitted():
+    model = kn.BayesianRegressor(QUICK_MAP, network=small_network).fit(np.eye(4), np.arange(4.0))
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(np.eye(4), [1.0, 2.0, np.nan, 3.0])
+    with pytest.raises(NotFittedError):
+        model.predict(np.eye(4))
+
+
 def test_a_polars_frame_gives_the_same_as_a_pandas_frame():
     pl = pytest.importorskip("polars")
     frame, y = mixed_frame()

@@ -108,6 +108,7 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, updates: bool = False) -> None:
         started = time.monotonic()
         self._check_settings()
+        vars(self).pop("posterior_", None)  # a fit that fails leaves nothing that looks fitted
         table, y, names = self._admit(X, y, reset=True)
         table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
         if len(table) < 2:
@@ -116,7 +117,7 @@ class BayesianEstimator(BaseEstimator):
         table, y, weights = table.rows(order), y[order], None if weights is None else weights[order]
         kinds = self.kinds
         if isinstance(kinds, Mapping):  # which may also speak of the target
-            kinds = {name: kind for name, kind in kinds.items() if name not in names}
+            kinds = {name: kind for name, kind in kinds.items() if name in table.names or name not in names}
         columns = Schema.learn(table, None, kinds=kinds)
         self.schema_ = columns.predicting(self._learn_targets(y, names))
         self.input_names_ = table.names
@@ -172,7 +173,8 @@ class BayesianEstimator(BaseEstimator):
 
     def _table(self, X: Any, *, reset: bool) -> Table:
         """Rows as a table whose columns have the names that they had in training."""
-        if isinstance(X, Table):
+        if isinstance(X, Table | Mapping | str | os.PathLike):
+            X = read_table(X)
             if reset:
                 self.n_features_in_, self.feature_names_in_ = len(X.names), np.array(X.names, dtype=object)
             return X
@@ -274,7 +276,7 @@ def can_update(estimator: BayesianEstimator) -> bool:
 
 def _all_texts_in(y: Any, X: Any) -> bool:
     """Whether ``y`` is a list of names of columns, for a table with names."""
-    return isinstance(X, Table) and isinstance(y, list | tuple) and all(isinstance(name, str) for name in y)
+    return isinstance(X, Table) and isinstance(y, list | tuple) and len(y) > 0 and set(map(str, y)) <= set(X.names)
 
 
 def _library(value: Any) -> str:

@@ -72,7 +72,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Fit the posterior.
 
         Args:
-            X: Rows: an array, a data frame of pandas or polars, or a :class:`~knowable.tabular.table.Table`.
+            X: Rows: an array, a data frame of pandas or polars, or anything else that
+                :func:`~knowable.tabular.reading.read_table` takes.
             y: Targets ``(rows,)`` or ``(rows, outputs)``, or the name of a column of ``X``.
             sample_weight: How often each row counts. Whole numbers mean the same to every method; others are heeded by
                 methods that train networks.
