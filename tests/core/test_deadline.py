@@ -278,6 +278,20 @@ def test_chains_keep_a_limit_and_half_of_it_for_draws(clock: Clock, draws: int |
     assert kernel.warmups[-1].total <= 55
 
 
+def test_a_single_slow_block_does_not_end_the_warm_up(clock: Clock):
+    """The compiler may take some seconds, once."""
+
+    class Compiling(SlowChains):
+        def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
+            self.clock.passes(10.0 if int(state["count"]) == 5 else 0.0)
+            return super().advance(target, state, n, generator=generator, warmup=warmup)
+
+    kernel = Compiling(clock, 0.01)
+    with time_limit(60):
+        chains(kernel, draws=10)
+    assert kernel.warmups[-1].total == 500
+
+
 def test_chains_that_have_time_enough_run_as_without_a_limit(clock: Clock):
     expected = chains(Counting(), draws=60)
     with time_limit(1e6):

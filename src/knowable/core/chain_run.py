@@ -98,6 +98,7 @@ class ChainRun:
     sampling_from: int = 0  # gradients taken when the warm-up ended
     timed: bool = False  # ended by a limit of time
     _compiled: bool = False
+    _each: float = math.inf  # seconds of a transition in the last block of the warm-up
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -196,8 +197,9 @@ class ChainRun:
             return
         each = max(each, 1e-9)
         self.block_size = min(self.largest_block, max(1, int(_BLOCK_SHARE * self.time.left / each)))
-        if warming:
-            self.warmup = min(self.warmup, self.done + int(self.time.left_of(_WARMUP_SHARE) / each))
+        if warming:  # by the quicker of two blocks: one may have had to wait for the compiler
+            usual, self._each = min(each, self._each), each
+            self.warmup = min(self.warmup, self.done + int(self.time.left_of(_WARMUP_SHARE) / usual))
         if self.time.left == 0:
             self.finished = self.timed = True
             if self.monitored:
