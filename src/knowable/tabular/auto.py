@@ -64,7 +64,7 @@ def choose(
     Example:
         >>> choose(300, 6, 500, "regression", budget=60).method
         MCLMC(chains=8)
-        >>> choose(50_000, 20, 40_000, "classification", budget=60).method
+        >>> choose(50_000, 20, 4_000, "classification", budget=60).method
         DeepEnsemble()
     """
     check_count("rows", rows)
