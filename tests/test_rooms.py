@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "evaluation": {"core"},
     "decisions": {"core", "evaluation", "inference"},
     "datasets": {"core"},
-    "tabular": {"core", "inference", "evaluation"},
+    "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", ROOT},
     "testing": {"core", "datasets", ROOT},
     "interfaces": None,  # anything
     ROOT: None,
