@@ -43,12 +43,6 @@ class ScoreKind:
             return f"{self.target:g} is right"
         return {"lower": "lower is better", "higher": "higher is better", "none": ""}[self.better]
 
-    def loss(self, value: float) -> float:
-        """A number that is smallest for the best method."""
-        if self.target is not None:
-            return abs(value - self.target)
-        return -value if self.better == "higher" else value
-
 
 KINDS = (
     ScoreKind("nll", "NLL", "lower", "Mean negative log predictive density of rows held out, in nats: judges the whole "
@@ -59,8 +53,8 @@ KINDS = (
     ScoreKind("accuracy", "accuracy", "higher", "Share of labels predicted right."),
     ScoreKind("brier", "Brier", "lower", "Squared error of the predicted probabilities, summed over classes."),
     ScoreKind("ece", "calibration error", "lower", "How far promised probabilities are from what happened: those of "
-              "intervals at many levels (numbers) or of the predicted labels (classes). 0 is calibrated; few rows alone make it "
-              "larger."),
+              "intervals at many levels (numbers) or of the predicted labels (classes). 0 is calibrated; "
+              "few rows alone make it larger."),
     ScoreKind("coverage_90", "coverage of 90%", "target", "Share of outcomes inside their central 90% interval.", 0.9),
     ScoreKind("interval_width_90", "width of 90%", "lower", "Sharpness: mean width of the central 90% intervals, in "
               "the unit of the outcome. Narrower is better only among methods with the right coverage."),
