@@ -68,8 +68,15 @@ def test_an_empty_file_is_begun_and_a_folder_gets_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["a,b\n1,2\n", "{}\n", "[1]\n", '{"kind": "knowable comparison"}\n', '{"kind": "other", "identity": {}, "format": 1}\n']
-)  # fmt: skip
+    "text",
+    [
+        "a,b\n1,2\n",
+        "{}\n",
+        "[1]\n",
+        '{"kind": "knowable comparison"}\n',
+        '{"kind": "other", "identity": {}, "format": 1}\n',
+    ],
+)
 def test_a_file_of_another_kind_is_left_as_it_is(tmp_path, text):
     path = tmp_path / "mine.csv"
     path.write_text(text)

@@ -70,7 +70,7 @@ def splits_fingerprint(splits: Iterable[Split]) -> str:
 
 
 def _given(cv: Any, rows: int, y: Any) -> tuple[Split, ...]:
-    if isinstance(cv, Splitter):
+    if isinstance(cv, Splitter) and not isinstance(cv, str):  # text has a split() too
         cv = cv.split(np.zeros((rows, 1)), np.asarray(y))
     if not isinstance(cv, Iterable) or isinstance(cv, str):
         raise InvalidType(
