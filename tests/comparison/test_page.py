@@ -10,7 +10,7 @@ import pytest
 from knowable.comparison.journal import Record
 from knowable.comparison.page import GENERATOR, fragment, page
 from tests.comparison.cases import HOSTILE, THREE, made_up, record
-from tests.interfaces.report.test_render import Reader
+from tests.comparison.page_reader import Reader
 
 
 def whole(label: str = "label"):

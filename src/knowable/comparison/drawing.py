@@ -115,7 +115,7 @@ def nice_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
     steps = [factor * power for factor in (1, 2, 5, 10, 20)]
     ends = [(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)) for step in steps]
     step, (first, last) = next(pair for pair in zip(steps, ends, strict=True) if pair[1][1] - pair[1][0] < most)
-    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+    return [float(f"{number * step:.14g}") for number in range(first, last + 1)]
 
 
 def tick_text(tick: float, ticks: Sequence[float]) -> str:
