@@ -12,8 +12,8 @@ from knowable.errors import InvalidArgument, InvalidType
 
 WHO = {"data": "d", "seed": "0"}
 ONE = Record(
-    "map", "MAP()", 2, "NUTS()", {"nll": 0.1 + 0.2, "seconds": 3.0, "predict_seconds": 1.0}, {"ks": 1 / 3}, True,
-    "settled", ("slow", "odd"),
+    "map", "MAP()", 2, "NUTS()", {"nll": 0.1 + 0.2, "seconds": 3.0}, {"ks": 1 / 3}, True,
+    "settled", ("slow", "odd"), elapsed=4.0,
 )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def compare(
         methods=tuple(contender.name for contender in contenders),
         folds=len(splits),
         reference=None if held is None else held.name,
-        facts=_facts(conditions, splits, budget),
+        facts=_facts(conditions, run, budget),
         notices=tuple(notices),
         citations={each.name: each.entry.bibtex for each in contenders if each.entry is not None},
     )
@@ -189,14 +189,17 @@ def _check_any(run: Run) -> None:
     raise KnowableError("budget was spent before any method could be fitted. Give more seconds.")
 
 
-def _facts(conditions: Conditions, splits: tuple[Split, ...], budget: float | None) -> dict[str, str]:
+def _facts(conditions: Conditions, run: Run, budget: float | None) -> dict[str, str]:
     """How it was made, for people."""
+    subject = conditions.subject
+    own = {"Draws": str(conditions.samples)} if isinstance(subject, ModelSubject) else {}
     return {
-        "Compared on": conditions.subject.describe(),
-        "Rows": f"{conditions.subject.rows:,}",
-        "Folds": str(len(splits)),
-        "Draws": str(conditions.samples),
+        "Compared on": subject.describe(),
+        "Rows": f"{subject.rows:,}",
+        "Folds": str(len(run.splits)),
+        **own,
         "Seed": str(conditions.seed),
         "Budget": "none" if budget is None else f"{budget:g} s",
+        "Time taken": f"{sum(record.elapsed for record in run.records):.0f} s",
         "knowable": __version__,
     }

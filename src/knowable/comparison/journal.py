@@ -32,6 +32,7 @@ class Record:
         message: How the fit ended.
         warnings: What the fit warned of.
         error: Why there are no scores; None if there are.
+        elapsed: Seconds that all of it took: fitting, predicting, scoring.
     """
 
     method: str
@@ -44,11 +45,7 @@ class Record:
     message: str = ""
     warnings: tuple[str, ...] = ()
     error: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Time that fitting and predicting took."""
-        return self.scores.get("seconds", 0.0) + self.scores.get("predict_seconds", 0.0)
+    elapsed: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -90,7 +87,7 @@ class Journal:
     @property
     def seconds(self) -> float:
         """Time that the fits in it took."""
-        return sum(record.seconds for record in self._records.values())
+        return sum(record.elapsed for record in self._records.values())
 
     def find(self, settings: str, reference: str, fold: int) -> Record | None:
         """The finished fit of a method on a fold, held against that reference."""

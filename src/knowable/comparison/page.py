@@ -161,7 +161,7 @@ def _agreement(comparison: Comparison) -> str:
         "that agrees has distances near 0 and ratios near 1; the reference is only as good as its mixing."
     )
     table = _table(
-        "Means over folds ± one standard error", ["Method", *(name.replace("_", " ") for name in names)], rows
+        "Means over folds ± one standard error", ["Method", *(escape(name.replace("_", " ")) for name in names)], rows
     )
     return f"<p>{escape(lead)}</p>{table}"
 
@@ -225,7 +225,7 @@ def _value(found: Estimate, *, sign: bool = False) -> str:
 
 def _mark(place: Place, found: Estimate, errors: float, *, sign: bool = False) -> Mark:
     half = errors * found.standard_error
-    text = with_error(found.mean, found.standard_error, sign=sign)
+    text = "the best" if sign and place.verdict == "best" else with_error(found.mean, found.standard_error, sign=sign)
     return Mark(place.method, found.mean, half if half == half else 0.0, text, place.verdict)
 
 

@@ -85,20 +85,22 @@ def attempt(
     Raises:
         KeyboardInterrupt: If the fit was stopped from the keyboard.
     """
-    known = {"method": contender.name, "settings": contender.settings, "fold": fold, "reference": reference}
-    notes = Notes()
-    begun, took = time.perf_counter(), 0.0
+    known: dict[str, Any] = {
+        "method": contender.name, "settings": contender.settings, "fold": fold, "reference": reference,
+    }  # fmt: skip
+    notes, begun, took = Notes(), time.perf_counter(), 0.0
     seed = fit_seed(conditions.seed, fold)
     with own_randomness(seed):
         try:
             with notes.taken(), watched_memory() as peak:
+                started = time.perf_counter()
                 fitted = conditions.subject.fit(contender.method, split.train, seed=seed, seconds=seconds)
-            took = time.perf_counter() - begun
+                took = time.perf_counter() - started
             with notes.taken():
                 scores, agreement = _scored(conditions, fitted, split, truth)
         except Exception as error:  # one method's failure must not end the others
-            record = Record(**known, warnings=tuple(notes.texts), error=one_line(error))
-            return Outcome(record, None, took or time.perf_counter() - begun)
+            known |= {"warnings": tuple(notes.texts), "elapsed": time.perf_counter() - begun}
+            return Outcome(Record(**known, error=one_line(error)), None, took)
     measured = {"seconds": took, "memory_mb": peak.megabytes}
     record = Record(
         **known,
@@ -107,6 +109,7 @@ def attempt(
         converged=fitted.diagnostics.converged,
         message=fitted.diagnostics.message,
         warnings=tuple(notes.texts),
+        elapsed=time.perf_counter() - begun,
     )
     return Outcome(record, fitted, took)
 
