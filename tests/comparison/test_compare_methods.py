@@ -119,7 +119,7 @@ def test_a_reference_is_compared_too_and_the_others_are_held_against_it():
 
 def test_nuts_is_the_reference_where_it_is_among_the_methods_unless_told_otherwise():
     model, data = linear_problem()
-    nuts = kn.NUTS(chains=2, warmup=30, draws=30, start="network")
+    nuts = kn.NUTS(chains=2, warmup=30, draws=30, start="network", max_depth=6)
     methods = {"nuts": nuts, "exact": kn.ExactLinear()}
     found = compare(model, data, methods=methods, cv=2)
     assert found.reference == "nuts" and 0.2 < found.agreement("exact")["sd_ratio"].mean < 5.0

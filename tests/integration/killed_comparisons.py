@@ -11,7 +11,7 @@ import knowable as kn
 METHODS = {
     "point": kn.MAP(epochs=150),
     "mean field": kn.MeanFieldVI(epochs=150),
-    "chains": kn.NUTS(chains=2, warmup=20, draws=20, start="network"),
+    "chains": kn.NUTS(chains=2, warmup=20, draws=20, start="network", max_depth=5),
 }
 FOLDS = 3
 

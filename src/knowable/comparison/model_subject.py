@@ -77,7 +77,7 @@ class ModelSubject(Subject):
         """Model, start values and data."""
         known = [*self.model.params().values(), *self.model.frozen_params().values(), *self.model.buffers().values()]
         return {
-            "model": plain_repr(self.model),
+            "model": f"{plain_repr(self.model)} {plain_repr(self.model.net)}",
             "start": tensor_fingerprint(*known),
             "data": tensor_fingerprint(self.x, self.y, rows=self.rows),
         }

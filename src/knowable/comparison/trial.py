@@ -100,7 +100,7 @@ def attempt(
                 scores, agreement = _scored(conditions, fitted, split, truth)
         except Exception as error:  # one method's failure must not end the others
             known |= {"warnings": tuple(notes.texts), "elapsed": time.perf_counter() - begun}
-            return Outcome(Record(**known, error=one_line(error)), None, took)
+            return Outcome(Record(**known, error=one_line(error)), None, known["elapsed"])
     measured = {"seconds": took, "memory_mb": peak.megabytes}
     record = Record(
         **known,
