@@ -18,7 +18,7 @@ def test_rows_are_ranked_with_ties_marked_and_numbers_have_their_errors():
 def test_columns_line_up():
     lines = as_text(made_up({"a": [1.0, 2.0], "a much longer name": [100.0, 300.0]})).splitlines()
     header, first, second = lines[2:5]
-    end = header.index("NLL") + len("NLL")
+    end = header.index("nll") + len("nll")
     assert first[end - 1] != " " and second[end - 1] != " " and first[end] == second[end] == " "
 
 

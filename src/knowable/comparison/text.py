@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from knowable.comparison.comparison import Comparison
 
 _NOT_SHOWN = ("predict_seconds",)
-_NOTE = """± is one standard error over folds. Methods are ranked by NLL; the difference from the best is taken fold by
+_NOTE = """± is one standard error over folds. Methods are ranked by nll; the difference from the best is taken fold by
 fold, and one of less than two standard errors is a tie (=)."""
 
 
 def as_text(comparison: Comparison) -> str:
     """The ranking with all scores, then why methods lack folds."""
     kinds = [kind for kind in comparison.scores if kind.name != FIRST and kind.name not in _NOT_SHOWN]
-    header = ["", "method", "NLL", "from the best", *(kind.label for kind in kinds)]
+    header = ["", "method", FIRST, "from the best", *(kind.name for kind in kinds)]
     rows = [_cells(comparison, place, kinds) for place in comparison.ranking()]
     lines = [title(comparison), "", *_aligned([header, *rows]), "", _NOTE, *comparison.notices]
     return "\n".join([*lines, *(f"{source}: {why}" for source, why in lacking(comparison))])
