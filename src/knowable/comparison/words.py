@@ -23,7 +23,7 @@ READING = (
     ("Standard error", "How far a mean over folds may be off by the chance of which rows fell where. Training rows of "
      "different folds overlap, so that it is somewhat too small: take less than two of them for nothing."),
     ("Paired difference", "Some folds are harder than others, for all methods alike. The difference of two methods on "
-     "the same fold leaves that out, so that its error is smaller than those of the two means."),
+     "the same fold leaves that out, so that its error is most often smaller than those of the means."),
     ("Negative log predictive density", "It judges the whole predictive distribution, spread included: the lower, the "
      "more probability a method gave to what came. A method that is sure and wrong pays most."),
     ("Coverage and width", "Of 90% intervals nine in ten should hold the outcome. Among methods that keep that, "
