@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "priors": {"core"},
     "inference": {"core", "likelihoods", "priors"},  # and each family only itself: see below
     "evaluation": {"core"},
+    "comparison": {"core", "evaluation", "datasets", ROOT},  # methods by their names in the registry
     "decisions": {"core", "evaluation", "inference"},
     "datasets": {"core"},
     "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", ROOT},
@@ -118,6 +119,10 @@ def test_every_folder_is_a_room_with_a_rule():
         ("knowable.inference.exact.a", "from knowable.evaluation.scores import nll", True),
         ("knowable.inference.exact.a", "from knowable.loading import load", True),
         ("knowable.evaluation.a", "from knowable.inference.point import MAP", True),
+        ("knowable.comparison.a", "from knowable.inference.point import MAP", True),
+        ("knowable.comparison.a", "from knowable.registry import find_method", False),
+        ("knowable.comparison.a", "from knowable.interfaces.report import render", True),
+        ("knowable.evaluation.a", "from knowable.comparison import compare", True),
         ("knowable.testing.a", "import knowable as kn", False),
         ("knowable.testing.a", "from knowable.inference.point import MAP", True),
         ("knowable.interfaces.a", "from knowable.inference.point import MAP", False),

@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
+from knowable.comparison import Comparison, compare
 from knowable.core.chain_diagnostics import ChainDiagnostics
 from knowable.core.chain_posterior import ChainPosterior
 from knowable.core.checkpoint import Checkpoint
@@ -194,6 +195,8 @@ __all__ = [
     "evaluate",
     "Scores",
     "metrics",
+    "compare",
+    "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
     "trace_plot",
