@@ -53,7 +53,9 @@ def marks_of(panel: Panel) -> tuple[Mark, ...]:
 
 def _band(panel: BandPanel) -> Iterator[Mark]:
     for x, mean, low, high in zip(panel.x, panel.mean, panel.low, panel.high, strict=True):
-        yield Mark(0, x, mean, f"{panel.axes.x} {x:.4g}: {mean:.4g}, {panel.level:.0%} between {low:.4g} and {high:.4g}")
+        yield Mark(
+            0, x, mean, f"{panel.axes.x} {x:.4g}: {mean:.4g}, {panel.level:.0%} between {low:.4g} and {high:.4g}"
+        )
 
 
 def _noise(panel: NoisePanel) -> Iterator[Mark]:

@@ -167,9 +167,7 @@ class TruthPanel(Panel):
     @property
     def inside(self) -> tuple[bool, ...]:
         """Whether the interval of each row holds what was observed."""
-        return tuple(
-            low <= truth <= high for low, truth, high in zip(self.low, self.truth, self.high, strict=True)
-        )
+        return tuple(low <= truth <= high for low, truth, high in zip(self.low, self.truth, self.high, strict=True))
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,7 @@ def policy(script: str) -> str:
     """The content security policy of a page with this script: styles of its own, the script, and nothing else."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"'sha256-{digest}'" if script else "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:

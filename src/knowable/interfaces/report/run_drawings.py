@@ -81,7 +81,9 @@ def _categories(panel: DependencePanel, above: Axes, beneath: Axes) -> None:
             above.vlines(x, response.low, response.high, color=colour, lw=3, alpha=0.4)
         above.plot(x, response.mean, marker, color=style.MEAN if panel.low else colour, label=_short(response.name))
     beneath.bar([x - 0.18 for x in panel.x], panel.aleatoric, 0.34, color="#0072b2", label="aleatoric")
-    beneath.bar([x + 0.18 for x in panel.x], panel.epistemic, 0.34, color=style.EPISTEMIC, hatch="//", label="epistemic")
+    beneath.bar(
+        [x + 0.18 for x in panel.x], panel.epistemic, 0.34, color=style.EPISTEMIC, hatch="//", label="epistemic"
+    )
     beneath.set_xticks(list(panel.x), [_short(name) for name in panel.categories], rotation=30, ha="right")
 
 
@@ -90,7 +92,9 @@ def bars(panel: BarsPanel) -> Figure:
     figure = new_figure(0.9 + 0.32 * len(panel.names))
     axes = figure.add_subplot()
     places = list(range(len(panel.names)))
-    axes.barh(places, panel.values, xerr=panel.errors or None, color="#0072b2", ecolor=style.INK, capsize=2, height=0.62)
+    axes.barh(
+        places, panel.values, xerr=panel.errors or None, color="#0072b2", ecolor=style.INK, capsize=2, height=0.62
+    )
     axes.set_yticks(places, [_short(name) for name in panel.names])
     axes.invert_yaxis()
     axes.axvline(0, color=style.MUTED, lw=1)
