@@ -7,40 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.errors import InvalidType
+from knowable.core.prediction import ClassPrediction
 from knowable.evaluation.evaluate import Scores
 from knowable.interfaces.report.content import Column, Listing, Notice, ScoreTable, score_table
-from knowable.likelihoods.categorical import CategoricalPrediction
-from knowable.likelihoods.normal_components import NormalComponents
 
 GUESS = "Guess without inputs"
 _MOST_CLASSES = 12  # of a table of confusions
 
 
-def guess(prediction: Prediction, y: Tensor) -> Prediction:
-    """What one would say of each row knowing only the outcomes ``y`` of the training rows.
-
-    Numbers: the normal distribution with their mean and standard deviation. Classes: their shares, with one more of
-    each, so that none is held impossible.
-    """
-    rows, weight = len(prediction), torch.zeros(1, dtype=torch.float64)
-    if isinstance(prediction, RegressionPrediction):
-        known = y.double().flatten()
-        mean = known.mean().expand(1, rows, *prediction.mean.shape[1:])
-        return RegressionPrediction(NormalComponents(mean, known.std(correction=0).clamp_min(1e-12)), weight)
-    if isinstance(prediction, ClassPrediction):
-        classes = prediction.probs.shape[1]
-        counts = torch.bincount(y.flatten().long(), minlength=classes).double() + 1.0
-        return CategoricalPrediction((counts / counts.sum()).log().expand(1, rows, classes), weight)
-    raise InvalidType(f"prediction must be over numbers or classes, got a {type(prediction).__name__}.")
-
-
-def quality_table(name: str, scores: Scores, baseline: Scores, *, note: str = "") -> ScoreTable:
+def quality_table(
+    name: str, scores: Scores, baseline: Scores, *, title: str = "Scores on rows the fit has not seen", note: str = ""
+) -> ScoreTable:
     """The scores of a fit above those of the guess."""
     columns = _number_columns(scores) if "rmse" in scores else _CLASS_COLUMNS
     return score_table(
-        "Scores on rows the fit has not seen",
+        title,
         {name: scores, GUESS: baseline},
         columns,
         note=note,
@@ -127,7 +108,7 @@ def _number_columns(scores: Scores) -> tuple[Column, ...]:
             help="How often the 90% interval held the outcome. Less is overconfident, more is too cautious.",
         ),
         Column("interval_width_90", "Width", better="none", decimals=width, help="Mean width of the 90% interval."),
-        Column("ece", "Calibration error", decimals=3, help="Mean distance of kept from promised coverage, all levels."),
+        Column("ece", "Calibration error", help="Mean distance of kept from promised coverage, all levels."),
     )  # fmt: skip
 
 

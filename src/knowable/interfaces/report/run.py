@@ -17,6 +17,7 @@ from knowable.interfaces.report.data_summary import data_listing
 from knowable.interfaces.report.dependence import dependence_panel
 from knowable.interfaces.report.from_predictions import coverage_panel, reliability_panel
 from knowable.interfaces.report.importance import Importance, Predict, importance_panel, importances
+from knowable.interfaces.report.outcomes import Outcomes
 from knowable.interfaces.report.panels import Panel
 from knowable.interfaces.report.rows import certainty_panel, extreme_rows, row_listings, truth_panel
 from knowable.interfaces.report.verdict import terms_listing, traces_panel, training_panel, verdict
@@ -33,7 +34,7 @@ class Rows:
     """Some rows of the user's table.
 
     Attributes:
-        frame: All their columns, as the user gave them.
+        frame: Their inputs, as the user gave them.
         y: Outcomes: numbers in the user's unit, or codes of the classes.
         lines: Where each row is in the file, the header being line 1.
     """
@@ -63,8 +64,10 @@ class FittedTable:
         why: Why this method, where it was chosen for the user.
         seed: Seed of the fit.
         seconds: Time the fit took.
-        train: The rows it was fitted to.
-        held_out: Rows it has not seen; the training rows where ``seen`` is set.
+        trained_on: How many rows it was fitted to.
+        outcomes: What their outcomes were.
+        table: All rows and columns there are, for the summary of the data.
+        held_out: Rows to score, which it has not seen; the training rows where ``seen`` is set.
         seen: Whether scores are on the training rows, because none were held out.
         notices: What was warned about.
         facts: More ``(name, value)`` pairs for the head of the page.
@@ -82,7 +85,9 @@ class FittedTable:
     why: str
     seed: int
     seconds: float
-    train: Rows
+    trained_on: int
+    outcomes: Outcomes
+    table: DataFrame
     held_out: Rows
     seen: bool = False
     notices: tuple[Notice, ...] = ()
@@ -106,7 +111,7 @@ class Judged:
     def of(cls, fitted: FittedTable) -> Judged:
         """Predict and score the held-out rows."""
         prediction = fitted.predict(fitted.held_out.frame)
-        plain = quality.guess(prediction, fitted.train.y)
+        plain = fitted.outcomes.guess(prediction)
         scored = (evaluate(each, fitted.held_out.y) for each in (prediction, plain))
         return cls(prediction, *scored)
 
@@ -169,7 +174,7 @@ def _lead(fitted: FittedTable) -> str:
     what = "which of " + ", ".join(fitted.classes[:6]) if fitted.classes else "a number"
     more = ", …" if len(fitted.classes) > 6 else ""
     return (
-        f"{fitted.method.cls_name} was fitted to {len(fitted.train)} rows to predict {fitted.target} ({what}{more}) "
+        f"{fitted.method.cls_name} was fitted to {fitted.trained_on} rows to predict {fitted.target} ({what}{more}) "
         f"from {len(fitted.kinds)} inputs, and says for every row how sure it is."
     )
 
@@ -180,7 +185,7 @@ def _facts(fitted: FittedTable) -> tuple[tuple[str, str], ...]:
     held = "none" if fitted.seen else str(len(fitted.held_out))
     return (
         ("Method", fitted.method.cls_name),
-        ("Training rows", str(len(fitted.train))),
+        ("Training rows", str(fitted.trained_on)),
         ("Held-out rows", held),
         ("Inputs", str(len(fitted.kinds))),
         ("Seed", str(fitted.seed)),
@@ -210,24 +215,26 @@ def _fitted_section(fitted: FittedTable) -> Section:
 
 
 def _data_section(fitted: FittedTable) -> Section:
-    import pandas
-
-    parts = [fitted.train.frame] if fitted.seen else [fitted.train.frame, fitted.held_out.frame]
-    frame = pandas.concat(parts)
-    held = "none held out" if fitted.seen else f"{len(fitted.held_out)} of them held out for the scores"
-    missing = int(frame.isna().any(axis=1).sum())
+    missing = int(fitted.table.isna().any(axis=1).sum())
     gaps = f" {missing} rows have gaps, which were filled in and marked." if missing else " No value is missing."
     return Section(
         title="The data",
-        lead=f"{len(frame)} rows, {held}; {len(fitted.kinds)} inputs.{gaps}",
-        listings=(data_listing(frame, fitted.kinds, fitted.target),),
+        lead=f"{len(fitted.table)} rows and {len(fitted.kinds)} inputs. {_split_words(fitted)}{gaps}",
+        listings=(data_listing(fitted.table, fitted.kinds, fitted.target),),
     )
+
+
+def _split_words(fitted: FittedTable) -> str:
+    if fitted.seen:
+        return "None were held out."
+    return f"{len(fitted.held_out)} of them, not seen in the fit, are for the scores."
 
 
 def _quality_section(fitted: FittedTable, judged: Judged) -> Section:
     held, name = fitted.held_out, fitted.method.cls_name
-    rows = "The rows it was fitted to" if fitted.seen else f"{len(held)} rows chosen at random before the fit"
-    table = quality.quality_table(name, judged.scores, judged.baseline, note=f"{rows}.")
+    rows = "The rows it was fitted to" if fitted.seen else f"{len(held)} rows that were not in the fit"
+    title = "Scores on the training rows" if fitted.seen else "Scores on rows the fit has not seen"
+    table = quality.quality_table(name, judged.scores, judged.baseline, title=title, note=f"{rows}.")
     panels: tuple[Panel, ...]
     listings: tuple[Listing, ...] = ()
     if isinstance(judged.prediction, RegressionPrediction):

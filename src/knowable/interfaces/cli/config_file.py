@@ -1,0 +1,85 @@
+"""A file in place of flags: TOML or JSON, with the names of the options as keys.
+
+``seed = 3`` in the file is ``--seed 3``; a flag on the command line goes before the file. The ``config.json`` of a run
+is such a file: ``knowable fit --config run/config.json --out again`` repeats the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from knowable.errors import InvalidArgument
+from knowable.interfaces.cli.exits import plain_errors
+
+MADE = "made"
+"""The key under which a run's configuration says how it was made; it is no option."""
+
+_NOT_IN_FILES = {"config", "help"}
+
+
+def use_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The callback of ``--config``: its file's values become the defaults of the other options."""
+    if path is None or context.resilient_parsing:
+        return path
+    with plain_errors():
+        known = [name for parameter in context.command.params if (name := parameter.name) is not None]
+        context.default_map = {**(context.default_map or {}), **read_options(path, known)}
+    return path
+
+
+def read_options(path: Path, known: Sequence[str]) -> dict[str, Any]:
+    """Values of options from a file.
+
+    Args:
+        path: The file; ``.json`` is read as JSON, everything else as TOML.
+        known: Names of the options there are.
+
+    Raises:
+        InvalidArgument: If the file cannot be read, or names an option that does not exist.
+    """
+    found = {}
+    allowed = [name for name in known if name not in _NOT_IN_FILES]
+    for key, value in _load(path).items():
+        name = key.replace("-", "_")
+        if name == MADE:
+            continue
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(sorted(allowed))}."
+            raise InvalidArgument(f"{path} sets {key!r}, which is no option of this command. {hint}")
+        if value is not None:
+            found[name] = _as_flag(path, key, value)
+    return found
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is not text in UTF-8. Save it so.") from None
+    except OSError as error:
+        raise InvalidArgument(f"--config {path} cannot be read: {error.strerror}. Check its name.") from None
+    try:
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise InvalidArgument(f"{path} is not {kind}: {error}. Correct it there.") from None
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"{path} must hold names of options with their values, got a {type(content).__name__}.")
+    return content
+
+
+def _as_flag(path: Path, key: str, value: Any) -> Any:
+    """A value as the command line would give it: a table of names becomes ``name=value`` texts."""
+    if isinstance(value, dict):
+        return [f"{name}={each}" for name, each in value.items()]
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        raise InvalidArgument(f"{path}: {key!r} must be a value or a list of values.")
+    return value
