@@ -53,6 +53,7 @@ def compare(
     kind: Kind = None,
     seed: Seed = 0,
     lenient: Lenient = False,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew where an earlier comparison is.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     config: Config = None,
@@ -68,7 +69,8 @@ def compare(
         wanted = [name.strip() for name in methods.split(",") if name.strip()]
         settings = Comparing(
             data=data, target=target, methods=tuple(wanted), out=out, cv=cv, budget=budget, outside=outside,
-            task=task, drop=tuple(drop or ()), kinds=tuple(kind or ()), seed=seed, lenient=lenient, quiet=quiet,
+            task=task, drop=tuple(drop or ()), kinds=tuple(kind or ()), seed=seed, lenient=lenient, force=force,
+            quiet=quiet,
         )  # fmt: skip
         comparison = run_comparison(settings)
         if as_json:

@@ -38,6 +38,7 @@ class Comparing:
     kinds: tuple[str, ...] = ()
     seed: int = 0
     lenient: bool = False
+    force: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -75,8 +76,8 @@ def run_comparison(settings: Comparing) -> Comparison:
     estimator = new_estimator(table.task, method="auto", seed=settings.seed, kinds=kinds)
     journal = None if settings.out is None else settings.out / JOURNAL
     outside = _outside(settings, table)
-    if journal is not None:
-        journal.parent.mkdir(parents=True, exist_ok=True)
+    if settings.force and settings.out is not None:
+        _remove(settings.out)
     with collected() as found:
         comparison = kn.compare(
             estimator,
@@ -110,6 +111,12 @@ def check_out(folder: Path) -> None:
         raise InvalidArgument(
             f"--out {str(folder)!r} is a folder with something else in it ({foreign[0]}). Pass a new name."
         )
+
+
+def _remove(folder: Path) -> None:
+    """Take an earlier comparison away."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:

@@ -15,7 +15,14 @@ from knowable.core.checks import check_count, check_number
 from knowable.errors import MissingExtra
 from knowable.evaluation.evaluate import Scores
 from knowable.interfaces.cli import run_folder
-from knowable.interfaces.cli.estimators import Estimator, as_fitted, new_estimator, outcome_tensor, save_estimator
+from knowable.interfaces.cli.estimators import (
+    Estimator,
+    as_fitted,
+    class_names,
+    new_estimator,
+    outcome_tensor,
+    save_estimator,
+)
 from knowable.interfaces.cli.exits import say
 from knowable.interfaces.cli.notices import collected, tell
 from knowable.interfaces.cli.options import parse_kinds, parse_task
@@ -26,6 +33,7 @@ from knowable.interfaces.report.outcomes import Outcomes
 from knowable.interfaces.report.quality import quality_table
 from knowable.interfaces.report.run import FittedTable, Judged, Rows, all_notices, run_report
 from knowable.interfaces.report.verdict import verdict
+from knowable.registry import find_method
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,10 @@ class Fitting:
         check_count("samples", self.samples, at_least=2)
         if self.budget is not None:
             check_number("budget", self.budget, above=0.0)
+        if self.method != "auto":
+            find_method(self.method)
+        parse_task(self.task)
+        parse_kinds(list(self.kinds))
 
     @property
     def folder(self) -> Path:
@@ -125,13 +137,14 @@ def fit_table(settings: Fitting) -> Made:
         samples=settings.samples,
         seed=settings.seed,
         kinds=parse_kinds(list(settings.kinds)),
+        progress=not settings.quiet,
     )
     training, held = divide(
         table.outcomes, settings.holdout, classes=table.task == "classification", seed=settings.seed
     )
     start = time.perf_counter()
     with collected() as found:
-        estimator.fit(table.inputs.iloc[training], table.outcomes[training])
+        estimator.fit(table.table.rows(training), table.target)
     seconds = time.perf_counter() - start
     fitted = _fitted(settings, table, estimator, training, held, seconds, (*table.notices, *found))
     judged = Judged.of(fitted)
@@ -151,7 +164,6 @@ def _fitted(
     scored = training if seen else held
     lines = lines_of(table.table)
     y = outcome_tensor(estimator, table.outcomes)
-    classes = len(getattr(estimator, "classes_", ()))
     return as_fitted(
         estimator,
         name=table.table.source,
@@ -159,7 +171,7 @@ def _fitted(
         held_out=Rows(
             table.inputs.iloc[scored].reset_index(drop=True), y[scored], tuple(lines[place] for place in scored)
         ),
-        outcomes=Outcomes.of(y[training], classes),
+        outcomes=Outcomes.of(y[training], len(class_names(estimator))),
         table=table.table.frame,
         trained_on=len(training),
         seen=seen,
@@ -172,10 +184,8 @@ def _fitted(
 def _write(settings: Fitting, estimator: Estimator, fitted: FittedTable, judged: Judged) -> Made:
     report = run_report(fitted, judged)
     with run_folder.new_run(settings.folder, force=settings.force) as partial:
-        run_folder.write_json(
-            partial / run_folder.CONFIG, {**settings.options(), "made": _made(settings, fitted)}
-        )
         save_estimator(estimator, partial)
+        run_folder.write_json(partial / run_folder.CONFIG, {**settings.options(), "made": _made(settings, fitted)})
         run_folder.write_history(partial / run_folder.HISTORY, fitted.posterior.diagnostics.history)
         run_folder.write_json(partial / run_folder.SCORES, scores_content(judged, fitted))
         run_folder.write_file(partial / run_folder.REPORT_DATA, saving.to_json(report))
@@ -202,6 +212,7 @@ def _made(settings: Fitting, fitted: FittedTable) -> dict[str, Any]:
         "knowable": __version__,
         "torch": torch.__version__,
         "command": "fit",
+        "task": "classification" if fitted.classes else "regression",
         "data_sha256": file_hash(settings.data),
         "method": fitted.method.name,
         "settings": fitted.settings,

@@ -12,6 +12,7 @@ from knowable.interfaces.cli.exits import say
 from knowable.interfaces.report.content import Notice
 
 _KINDS = re.compile(r"kinds=\{(['\"])(.+?)\1: (['\"])(\w+)\3\}")
+_TASK = re.compile(r"task=['\"](\w+)['\"]")
 
 
 @contextmanager
@@ -64,8 +65,17 @@ def for_the_shell(message: str) -> str:
 
     >>> for_the_shell("Correct it, or say kinds={'zip': 'categorical'}.")
     'Correct it, or pass --kind zip=categorical.'
+    >>> for_the_shell("Leave out the widest: kinds={'name': 'ignore'}.")
+    'Leave out the widest: --drop name.'
     """
-    return _KINDS.sub(r"--kind \2=\4", message).replace("say --kind", "pass --kind")
+    spoken = _KINDS.sub(lambda found: _flag(found[2], found[4]), message)
+    spoken = _TASK.sub(r"--task \1", spoken)
+    return spoken.replace("say --", "pass --")
+
+
+def _flag(name: str, kind: str) -> str:
+    shown = f"'{name}'" if " " in name else name
+    return f"--drop {shown}" if kind == "ignore" else f"--kind {shown}={kind}"
 
 
 def _source(category: type[Warning]) -> str:

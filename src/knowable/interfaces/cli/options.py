@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ Kind = Annotated[
     typer.Option(
         "--kind",
         metavar="COLUMN=KIND",
-        help="numeric, categorical, ordinal, boolean or date, where the guess is wrong; may be repeated.",
+        help="numeric, categorical, boolean, date, or levels as small<large, if the guess is wrong; may be repeated.",
     ),
 ]
 Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time the fit may take.")]
@@ -66,14 +66,15 @@ Config = Annotated[
 Level = Annotated[float, typer.Option(metavar="SHARE", help="How much of the outcomes an interval should hold.")]
 
 
-def parse_kinds(given: list[str] | None) -> dict[str, str]:
-    """``["zip=categorical"]`` as a mapping."""
-    found = {}
+def parse_kinds(given: list[str] | None) -> dict[str, Any]:
+    """``["zip=categorical", "size=small<large"]`` as a mapping; what has an order becomes a list of levels."""
+    found: dict[str, Any] = {}
     for text in given or []:
         name, equals, kind = text.rpartition("=")
         if not equals or not name:
             raise InvalidArgument(f"--kind takes COLUMN=KIND, as in --kind zip=categorical; got {text!r}.")
-        found[name] = kind.strip().lower()
+        levels = [level.strip() for level in kind.split("<")]
+        found[name] = levels if len(levels) > 1 else kind.strip().lower()
     return found
 
 

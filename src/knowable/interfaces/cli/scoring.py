@@ -51,7 +51,7 @@ def open_with(run: Path, data: str, *, lenient: bool, quiet: bool) -> Opened:
         InvalidData: If a column is missing or has the wrong type; or if something looks wrong and not ``lenient``.
     """
     opened = Run.open(run)
-    estimator = load_estimator(opened.folder)
+    estimator = load_estimator(opened.folder, str(opened.made.get("task")))
     with spoken_for_the_shell():
         table = read_file(data)
         with collected() as found:
@@ -64,7 +64,7 @@ def open_with(run: Path, data: str, *, lenient: bool, quiet: bool) -> Opened:
 def predict_rows(opened: Opened) -> Prediction:
     """Predict all rows; what looked wrong with them has been said already."""
     with collected():
-        return opened.estimator.predict_dist(opened.table.frame)
+        return opened.estimator.predict_dist(opened.table)
 
 
 def predict_file(run: Path, data: str, *, level: float, lenient: bool, quiet: bool) -> list[dict[str, Any]]:

@@ -117,8 +117,8 @@ def divide(outcomes: np.ndarray, share: float, *, classes: bool, seed: int) -> t
     held = _of_each_class(outcomes, share, generator) if classes else _some(np.arange(rows), share, generator)
     if len(held) < _FEWEST_HELD_OUT or rows - len(held) < _FEWEST_TRAINING:
         raise InvalidData(
-            f"{rows} rows are too few to hold a share of {share:g} out and learn from the others. Give more rows, or pass "
-            f"--holdout 0 to fit to all of them without scores that count."
+            f"{rows} rows are too few to hold a share of {share:g} out and learn from the others. Give more rows, or "
+            f"pass --holdout 0 to fit to all of them without scores that count."
         )
     training = np.setdiff1d(np.arange(rows), held)
     return training, np.sort(held)
