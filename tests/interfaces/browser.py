@@ -20,7 +20,9 @@ FLAGS = (
     "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions",
     "--hide-scrollbars",
 )  # fmt: skip
-LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
 PATIENCE = 60.0  # seconds for one answer
 
 
@@ -70,9 +72,7 @@ class Browser:
         self.requests.clear()
         self.complaints.clear()
         self._loaded = False
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         self.call("Page.navigate", url=path.resolve().as_uri())
         self._wait(lambda: self._loaded)
 

@@ -75,7 +75,7 @@ def outcome_tensor(estimator: Estimator, outcomes: np.ndarray) -> Tensor:
     targets = estimator.schema_.targets
     if isinstance(targets, ClassTargets):
         return torch.from_numpy(targets.codes(outcomes))
-    return torch.from_numpy(np.asarray(outcomes, dtype=np.float64))
+    return torch.from_numpy(np.array(outcomes, dtype=np.float64))
 
 
 def quiet_prediction(estimator: Estimator, frame: DataFrame) -> Prediction:

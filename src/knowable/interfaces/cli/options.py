@@ -70,7 +70,7 @@ def parse_kinds(given: list[str] | None) -> dict[str, Any]:
     """``["zip=categorical", "size=small<large"]`` as a mapping; what has an order becomes a list of levels."""
     found: dict[str, Any] = {}
     for text in given or []:
-        name, equals, kind = text.rpartition("=")
+        name, equals, kind = (part.strip() for part in text.rpartition("="))
         if not equals or not name:
             raise InvalidArgument(f"--kind takes COLUMN=KIND, as in --kind zip=categorical; got {text!r}.")
         levels = [level.strip() for level in kind.split("<")]
