@@ -38,17 +38,26 @@ def test_a_run_appears_whole_and_can_be_opened(tmp_path):
 
 
 def test_a_run_that_fails_while_it_is_written_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), new_run(tmp_path / "run", force=False) as partial:
-        (partial / "half").write_text("half")
-        raise KeyboardInterrupt
+    def fail():
+        with new_run(tmp_path / "run", force=False) as partial:
+            (partial / "half").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
     assert names(tmp_path) == []
 
 
 def test_a_run_that_fails_leaves_the_earlier_one_as_it_was(tmp_path):
     folder = make_run(tmp_path / "run", seed=1)
-    with pytest.raises(ZeroDivisionError), new_run(folder, force=True) as partial:
-        write_json(partial / run_folder.CONFIG, {**CONFIG, "seed": 2})
-        raise ZeroDivisionError
+
+    def fail():
+        with new_run(folder, force=True) as partial:
+            write_json(partial / run_folder.CONFIG, {**CONFIG, "seed": 2})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert Run.open(folder).options["seed"] == 1 and names(tmp_path) == ["run"]
 
 
