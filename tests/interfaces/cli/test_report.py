@@ -35,7 +35,7 @@ def test_a_report_on_other_rows_has_their_lines_and_number(runs):
 
 def test_machines_get_the_report_as_data(runs):
     found = json.loads(call("report", runs / "classes", "--json").stdout)
-    assert [section["title"] for section in found["sections"]][0] == "What was fitted"
+    assert found["sections"][0]["title"] == "What was fitted"
     assert found == json.loads((runs / "classes" / "report.json").read_text())
 
 
