@@ -21,24 +21,24 @@ def linear_fit(seed=0, rows=160, **changes):
     cut = 3 * rows // 4
     posterior = kn.ExactLinear().fit(model, (x[:cut], y[:cut]))
     frame = pandas.DataFrame({name: x[:, place].numpy() for place, name in enumerate("abc")})
-    settings = dict(
-        name="lines.csv",
-        target="height",
-        classes=(),
-        kinds=dict.fromkeys("abc", "numeric"),
-        predict=lambda part: posterior.predict(encode(part)),
-        encode=encode,
-        posterior=posterior,
-        method=find_method("exact_linear"),
-        settings="ExactLinear()",
-        why="",
-        seed=0,
-        seconds=0.1,
-        trained_on=cut,
-        outcomes=Outcomes.of(y[:cut]),
-        table=frame.assign(height=y.numpy()),
-        held_out=Rows(frame.iloc[cut:].reset_index(drop=True), y[cut:], tuple(range(cut + 2, rows + 2))),
-    )
+    settings = {
+        "name": "lines.csv",
+        "target": "height",
+        "classes": (),
+        "kinds": dict.fromkeys("abc", "numeric"),
+        "predict": lambda part: posterior.predict(encode(part)),
+        "encode": encode,
+        "posterior": posterior,
+        "method": find_method("exact_linear"),
+        "settings": "ExactLinear()",
+        "why": "",
+        "seed": 0,
+        "seconds": 0.1,
+        "trained_on": cut,
+        "outcomes": Outcomes.of(y[:cut]),
+        "table": frame.assign(height=y.numpy()),
+        "held_out": Rows(frame.iloc[cut:].reset_index(drop=True), y[cut:], tuple(range(cut + 2, rows + 2))),
+    }
     return FittedTable(**{**settings, **changes})
 
 
@@ -52,24 +52,24 @@ def class_fit(seed=0, rows=240, **changes):
     model = kn.Model(nn.Linear(4, 2), kn.Categorical(), kn.Normal(3.0))
     cut = 3 * rows // 4
     posterior = kn.Laplace().fit(model, (encode_groups(frame.iloc[:cut]), y[:cut]), progress=False)
-    settings = dict(
-        name="groups.csv",
-        target="side",
-        classes=("left", "right"),
-        kinds={"number": "numeric", "group": "categorical"},
-        predict=lambda part: posterior.predict(encode_groups(part)),
-        encode=encode_groups,
-        posterior=posterior,
-        method=find_method("laplace"),
-        settings="Laplace()",
-        why="Laplace was chosen for you: it is quick.",
-        seed=0,
-        seconds=0.1,
-        trained_on=cut,
-        outcomes=Outcomes.of(y[:cut], 2),
-        table=frame.assign(side=[("left", "right")[label] for label in y]),
-        held_out=Rows(frame.iloc[cut:].reset_index(drop=True), y[cut:], tuple(range(cut + 2, rows + 2))),
-    )
+    settings = {
+        "name": "groups.csv",
+        "target": "side",
+        "classes": ("left", "right"),
+        "kinds": {"number": "numeric", "group": "categorical"},
+        "predict": lambda part: posterior.predict(encode_groups(part)),
+        "encode": encode_groups,
+        "posterior": posterior,
+        "method": find_method("laplace"),
+        "settings": "Laplace()",
+        "why": "Laplace was chosen for you: it is quick.",
+        "seed": 0,
+        "seconds": 0.1,
+        "trained_on": cut,
+        "outcomes": Outcomes.of(y[:cut], 2),
+        "table": frame.assign(side=[("left", "right")[label] for label in y]),
+        "held_out": Rows(frame.iloc[cut:].reset_index(drop=True), y[cut:], tuple(range(cut + 2, rows + 2))),
+    }
     return FittedTable(**{**settings, **changes})
 
 
