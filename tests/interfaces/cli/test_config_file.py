@@ -5,10 +5,14 @@ import json
 import pytest
 
 from knowable.errors import InvalidArgument
-from knowable.interfaces.cli.config_file import read_options
+from knowable.interfaces.cli.config_file import Option, read_options
 from tests.interfaces.cli.calling import call
 
-KNOWN = ["data", "target", "seed", "kind", "drop", "lenient", "config", "as_json"]
+KNOWN = [
+    *(Option(name, name) for name in ("data", "target", "seed", "lenient")),
+    *(Option(name, name, many=True) for name in ("kind", "drop")),
+    Option("as_json", "json"),
+]
 
 
 def file(tmp_path, text, name="options.toml"):
@@ -24,9 +28,13 @@ def test_toml_and_json_say_the_same(tmp_path):
     assert read_options(toml, KNOWN) == read_options(plain, KNOWN) == wanted
 
 
-def test_dashes_and_underscores_are_alike_and_tables_become_pairs(tmp_path):
-    path = file(tmp_path, 'as-json = true\n[kind]\nzip = "categorical"\nsize = "small<large"\n')
+def test_options_go_by_their_flags_and_tables_become_pairs(tmp_path):
+    path = file(tmp_path, 'json = true\n[kind]\nzip = "categorical"\nsize = "small<large"\n')
     assert read_options(path, KNOWN) == {"as_json": True, "kind": ["zip=categorical", "size=small<large"]}
+
+
+def test_one_value_will_do_where_several_are_allowed(tmp_path):
+    assert read_options(file(tmp_path, 'drop = "a"'), KNOWN) == {"drop": ["a"]}
 
 
 def test_what_a_run_says_of_how_it_was_made_is_no_option(tmp_path):
@@ -38,12 +46,13 @@ def test_what_a_run_says_of_how_it_was_made_is_no_option(tmp_path):
     ("name", "text", "message"),
     [
         ("a.toml", "sed = 1", "Did you mean 'seed'"),
-        ("a.toml", "qqqqq = 1", "The options are as_json, data"),
+        ("a.toml", "qqqqq = 1", "The options are data, drop"),
         ("a.toml", "config = 'b.toml'", "no option"),
         ("a.toml", "seed = ", "not TOML"),
         ("a.json", "{", "not JSON"),
         ("a.json", "[1]", "names of options"),
         ("a.toml", "drop = [[1]]", "a value or a list"),
+        ("a.toml", "seed = [1, 2]", "takes one value"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path, name, text, message):

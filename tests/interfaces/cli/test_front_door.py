@@ -1,8 +1,10 @@
 """The command line as a whole: help, version, completion, and both ways in."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +75,10 @@ def test_commands_and_methods_are_completed_by_the_shell():
     assert commands.stdout.split() == ["predict"]
     methods = in_a_process(sys.executable, "-m", "knowable", COMP_WORDS="knowable cite mean", COMP_CWORD="2", **ask)
     assert methods.stdout.split() == ["mean_field_vi"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_on_the_page_of_commands(command):
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    flags = set(re.findall(r"(?<![\w-])--[a-z-]+", call(command, "--help").stdout)) - {"--help", "--quick"}
+    assert [flag for flag in sorted(flags) if flag not in page] == []

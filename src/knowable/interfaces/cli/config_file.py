@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,20 @@ from knowable.interfaces.cli.exits import plain_errors
 MADE = "made"
 """The key under which a run's configuration says how it was made; it is no option."""
 
-_NOT_IN_FILES = {"config", "help"}
+
+@dataclass(frozen=True)
+class Option:
+    """An option or argument of a command.
+
+    Attributes:
+        name: What the command calls it inside.
+        key: What a file calls it: its long flag without the dashes.
+        many: Whether it may be repeated.
+    """
+
+    name: str
+    key: str
+    many: bool = False
 
 
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -29,34 +43,46 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None or context.resilient_parsing:
         return path
     with plain_errors():
-        known = [name for parameter in context.command.params if (name := parameter.name) is not None]
-        context.default_map = {**(context.default_map or {}), **read_options(path, known)}
+        context.default_map = {**(context.default_map or {}), **read_options(path, options_of(context))}
     return path
 
 
-def read_options(path: Path, known: Sequence[str]) -> dict[str, Any]:
-    """Values of options from a file.
+def options_of(context: typer.Context) -> list[Option]:
+    """What a file may set for the command."""
+    found = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        long = next((flag for flag in parameter.opts if flag.startswith("--")), name)
+        found.append(Option(name, _key(long.lstrip("-")), bool(parameter.multiple)))
+    return [option for option in found if option.name not in ("config", "help")]
+
+
+def read_options(path: Path, options: Iterable[Option]) -> dict[str, Any]:
+    """Values of options from a file, under the names that the command has for them.
 
     Args:
         path: The file; ``.json`` is read as JSON, everything else as TOML.
-        known: Names of the options there are.
+        options: The options there are.
 
     Raises:
         InvalidArgument: If the file cannot be read, or names an option that does not exist.
     """
+    known = {option.key: option for option in options}
     found = {}
-    allowed = [name for name in known if name not in _NOT_IN_FILES]
     for key, value in _load(path).items():
-        name = key.replace("-", "_")
-        if name == MADE:
+        if key == MADE or value is None:
             continue
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(sorted(allowed))}."
+        option = known.get(_key(key))
+        if option is None:
+            near = difflib.get_close_matches(_key(key), known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(sorted(known))}."
             raise InvalidArgument(f"{path} sets {key!r}, which is no option of this command. {hint}")
-        if value is not None:
-            found[name] = _as_flag(path, key, value)
+        found[option.name] = _as_flag(path, key, value, many=option.many)
     return found
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -76,10 +102,12 @@ def _load(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _as_flag(path: Path, key: str, value: Any) -> Any:
+def _as_flag(path: Path, key: str, value: Any, *, many: bool) -> Any:
     """A value as the command line would give it: a table of names becomes ``name=value`` texts."""
     if isinstance(value, dict):
-        return [f"{name}={each}" for name, each in value.items()]
+        value = [f"{name}={each}" for name, each in value.items()]
     if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
         raise InvalidArgument(f"{path}: {key!r} must be a value or a list of values.")
-    return value
+    if isinstance(value, list) and not many:
+        raise InvalidArgument(f"{path}: {key!r} takes one value, got {len(value)}.")
+    return [value] if many and not isinstance(value, list) else value

@@ -75,6 +75,6 @@ def fit(
         if made.interrupted:
             say("the fit was stopped from the keyboard; the run holds what it had learned")
             raise typer.Exit(INTERRUPTED)
-        if made.converged is False:
+        if made.failed:
             say(f"the fit did not converge: {made.verdict}")
             raise typer.Exit(NOT_CONVERGED)

@@ -105,6 +105,11 @@ class Made:
         return self.fitted.posterior.diagnostics.converged
 
     @property
+    def failed(self) -> bool:
+        """Whether the fit is judged not to have converged."""
+        return verdict(self.fitted.posterior.diagnostics).good is False
+
+    @property
     def interrupted(self) -> bool:
         """Whether it was stopped from the keyboard."""
         return self.fitted.posterior.diagnostics.interrupted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
@@ -55,7 +56,9 @@ def draw(panel: Panel, *, key: str) -> Drawing:
     if drawing is None:
         raise Unsupported(f"There is no drawing of kind {panel.kind!r}; there are {', '.join(sorted(_DRAWINGS))}.")
     matplotlib = _matplotlib()
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style.RC, "backend": "agg"}):
+    settings = {**matplotlib.rcParamsDefault, **style.RC, "backend": "agg"}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box; the words are in the text
         figure = drawing(panel)
         markup = _inline(_markup(figure), alt=panel.alt, key=key)
         return Drawing(markup, tuple(_placed(figure, marks_of(panel))))

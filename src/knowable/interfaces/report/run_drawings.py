@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_NAME = 24  # characters of a name on an axis
+_LEGEND_LINE = 42  # characters of a legend that fit beside each other
 
 
 def truth(panel: TruthPanel) -> Figure:
@@ -45,8 +46,9 @@ def dependence(panel: DependencePanel) -> Figure:
     beneath.set_ylabel(panel.unit)
     beneath.set_xlabel(panel.axes.x)
     for axes in (above, beneath):
-        handles, _ = axes.get_legend_handles_labels()
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(3, len(handles)), borderaxespad=0.1)
+        _, labels = axes.get_legend_handles_labels()
+        columns = len(labels) if sum(map(len, labels)) <= _LEGEND_LINE else 1
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.1)
     return figure
 
 

@@ -36,7 +36,7 @@ class Verdict:
     """A judgement.
 
     Attributes:
-        good: True, False, or None where it cannot be told.
+        good: True, False, or None where it is fair or cannot be told.
         text: The judgement in a sentence or two, with what to do where it is bad.
     """
 
@@ -69,7 +69,7 @@ def _chains(terms: Diagnostics) -> Verdict:
         return Verdict(not lost, f"The chains have mixed: {numbers}.{more}")
     if rhat <= FAIR_RHAT and least >= FAIR_ESS:
         text = f"The chains agree well enough for means, less so for the ends of intervals: {numbers}.{more}"
-        return Verdict(terms.converged, text)
+        return Verdict(None, text)
     return Verdict(False, f"The chains have not mixed: {numbers}. Draw longer, or use another method.{more}")
 
 
