@@ -314,6 +314,6 @@ _COVERAGE = (
     "what chance alone allows."
 )
 _RELIABILITY = (
-    "Among rows with a given confidence, the share that was right. Below the diagonal: overconfident. Bars are one "
-    "standard error."
+    "Among rows with a given confidence, the share that was right. Below the diagonal: overconfident. The grey band is "
+    "what chance alone allows."
 )
