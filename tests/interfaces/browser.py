@@ -55,6 +55,7 @@ class Browser:
             os.close(end)
         os.set_blocking(self._from, False)
         self._buffer, self._number, self._session = b"", 0, None
+        self._loaded = False
         self.requests: list[str] = []
         self.complaints: list[str] = []
         self._attach()
@@ -64,6 +65,8 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.bringToFront")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
@@ -73,8 +76,12 @@ class Browser:
         self.complaints.clear()
         self._loaded = False
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        address = path.resolve().as_uri()
+        self.call("Page.navigate", url=address)
         self._wait(lambda: self._loaded)
+        end = time.monotonic() + PATIENCE
+        while self.evaluate("document.readyState + location.href") != f"complete{address}":
+            assert time.monotonic() < end, "the page does not load"
 
     def evaluate(self, expression: str):
         """The value of an expression of JavaScript in the page."""

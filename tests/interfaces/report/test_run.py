@@ -36,7 +36,8 @@ def test_every_part_is_there_in_its_order(made):
     assert fitted.target in report.title and fitted.name in report.title
     facts = dict(report.facts)
     assert facts["Method"] == fitted.method.cls_name and facts["Training rows"] == str(fitted.trained_on)
-    assert len(panels(report, "calibration")) == 1 and len(panels(report, "bars")) == 1
+    assert len(panels(report, "calibration")) == (2 if kind == "numbers" else 1)
+    assert len(panels(report, "bars")) == 1
     assert len(panels(report, "truth")) == (1 if kind == "numbers" else 0)
     assert len(panels(report, "dependence")) == len(fitted.kinds)
     assert len(panels(report, "lines")) == 1

@@ -15,7 +15,7 @@ from knowable.interfaces.report import quality, run_words
 from knowable.interfaces.report.content import Citation, Listing, Notice, Report, Section
 from knowable.interfaces.report.data_summary import data_listing
 from knowable.interfaces.report.dependence import dependence_panel
-from knowable.interfaces.report.from_predictions import coverage_panel, reliability_panel
+from knowable.interfaces.report.from_predictions import coverage_panel, quantile_panel, reliability_panel
 from knowable.interfaces.report.importance import Importance, Predict, importance_panel, importances
 from knowable.interfaces.report.outcomes import Outcomes
 from knowable.interfaces.report.panels import Panel
@@ -241,6 +241,7 @@ def _quality_section(fitted: FittedTable, judged: Judged) -> Section:
         most, least = extreme_rows(judged.prediction)
         panels = (
             coverage_panel("Are the intervals honest?", {name: (judged.prediction, held.y)}, caption=_COVERAGE),
+            quantile_panel("Too high or too low?", {name: (judged.prediction, held.y)}, caption=_QUANTILES),
             truth_panel(fitted.target, judged.prediction, held.y, held.lines, always=[*most, *least]),
             certainty_panel(judged.prediction, held.y),
         )
@@ -312,6 +313,10 @@ def _fit_section(fitted: FittedTable, judged: Judged) -> Section:
 _COVERAGE = (
     "How often intervals of a promised level held the outcome. Below the diagonal: overconfident. The grey band is "
     "what chance alone allows."
+)
+_QUANTILES = (
+    "How often the outcome was below a predicted quantile. Above the diagonal: predictions are too high. Steeper than "
+    "it in the middle: the spread is too wide; flatter: too narrow."
 )
 _RELIABILITY = (
     "Among rows with a given confidence, the share that was right. Below the diagonal: overconfident. The grey band is "
