@@ -1,12 +1,11 @@
 """Runs are folders: written whole or not at all, and nothing is overwritten unasked.
 
-
 - ``config.json``: the options of the command, and under ``made`` how the run was made;
 - ``schema.json``: what the columns are, as learned from the training rows;
 - ``estimator.json`` and ``posterior/``: the fitted estimator, numbers and text, never code;
 - ``history.csv``: the records of the training; only a header where there are none;
 - ``scores.json``: scores on the held-out rows with standard errors;
-- ``report.json`` and ``report.html``: the report as data, and for people (the latter only where matplotlib and jinja2 are
+- ``report.json`` and ``report.html``: the report as data, and for people (where matplotlib and jinja2 are
   installed).
 """
 

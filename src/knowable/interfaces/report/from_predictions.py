@@ -154,7 +154,7 @@ def coverage_line(name: str, prediction: RegressionPrediction, y: Tensor, levels
 def quantile_panel(
     title: str, predictions: Mapping[str, tuple[RegressionPrediction, Tensor]], *, points: int = 19, caption: str = ""
 ) -> CalibrationPanel:
-    """How often outcomes are below a predicted quantile, against its level: above the diagonal predictions are too high."""
+    """How often outcomes are below a predicted quantile, against its level; above the diagonal they are too high."""
     levels = torch.linspace(0, 1, points + 2, dtype=torch.float64)[1:-1]
     lines = tuple(quantile_line(name, prediction, y, levels) for name, (prediction, y) in predictions.items())
     return CalibrationPanel(
@@ -168,7 +168,7 @@ def quantile_panel(
 
 
 def quantile_line(name: str, prediction: RegressionPrediction, y: Tensor, levels: Tensor) -> Line:
-    r"""Share of outcomes y with :math:`F(y) \le q` at each level q, with the standard error :math:`\sqrt{q (1 - q) / n}`."""
+    r"""Share of outcomes with :math:`F(y) \le q` at each level q, with its error :math:`\sqrt{q (1 - q) / n}`."""
     places = prediction.cdf(y).double().flatten()  # the probability integral transform: uniform if F is right
     share = (places.unsqueeze(0) <= levels.unsqueeze(1)).double().mean(1)
     error = (levels * (1 - levels) / len(y)).sqrt()
