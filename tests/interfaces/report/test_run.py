@@ -95,7 +95,7 @@ def test_a_fit_that_was_warned_of_already_is_not_warned_of_twice():
 
 
 def test_why_a_method_was_chosen_is_said_where_it_was():
-    assert run_report(class_fit()).sections[0].lead == "Laplace was chosen for you: it is quick."
+    assert run_report(class_fit()).sections[0].lead == "MeanFieldVI was chosen for you: it is quick."
     assert "closed-form" in run_report(linear_fit()).sections[0].lead
 
 

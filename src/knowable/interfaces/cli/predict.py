@@ -36,14 +36,14 @@ def predict(
         from knowable.interfaces.cli.run_folder import check_file, finite, write_file
         from knowable.interfaces.cli.scoring import predict_file
 
-        to_file = out is not None and str(out) != "-"
-        if to_file:
-            check_file(out, force=force)
+        path = None if out is None or str(out) == "-" else out
+        if path is not None:
+            check_file(path, force=force)
         rows = predict_file(run, data, level=level, lenient=lenient, quiet=quiet)
         text = json.dumps(finite(rows), indent=1, allow_nan=False) + "\n" if as_json else as_csv(rows)
-        if not to_file:
+        if path is None:
             typer.echo(text, nl=False)
             return
-        write_file(out, text, force=force)
+        write_file(path, text, force=force)
         if not quiet:
-            say(f"{len(rows)} predictions in {out}")
+            say(f"{len(rows)} predictions in {path}")

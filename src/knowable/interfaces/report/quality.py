@@ -32,7 +32,7 @@ def quality_table(
 def findings(scores: Scores, baseline: Scores) -> tuple[str, ...]:
     """What the scores mean, in sentences."""
     gain, error = paired_gain(scores, baseline)
-    much = f"{abs(gain):.3g} ± {error:.2g} nats"
+    much = f"{_with_error(abs(gain), error)} nats"
     if gain > 2 * error:
         sentences = [f"The inputs help: the log density of a row rises by {much} over a guess without inputs."]
     elif gain < -2 * error:
@@ -52,7 +52,8 @@ def findings(scores: Scores, baseline: Scores) -> tuple[str, ...]:
 def paired_gain(scores: Scores, baseline: Scores) -> tuple[float, float]:
     """Mean gain in log density a row over the baseline, and its standard error (NaN with a single row)."""
     difference = baseline.per_row["nll"] - scores.per_row["nll"]
-    return difference.mean().item(), (difference.std() / math.sqrt(len(difference))).item()
+    error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
+    return difference.mean().item(), error
 
 
 def coverage_miss(scores: Scores) -> float:
@@ -73,13 +74,13 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     found, rows = [], len(scores.per_row["nll"])
     gain, error = paired_gain(scores, baseline)
     if not gain > 2 * error:
-        text = f"On {rows} held-out rows the fit is not clearly better than a guess that ignores the inputs"
-        found.append(Notice("Quality", f"{text} ({gain:.3g} ± {error:.2g} nats a row)."))
+        text = f"On {rows} rows the fit is not clearly better than a guess that ignores the inputs"
+        found.append(Notice("Quality", f"{text} ({_with_error(gain, error)} nats a row)."))
     if "coverage_90" in scores and coverage_miss(scores) < -3:
         text = f"The 90% intervals held only {scores['coverage_90']:.1%} of {rows} outcomes: they are too narrow."
         found.append(Notice("Coverage", text))
     if rows < 30:
-        found.append(Notice("Few rows", f"Scores rest on {rows} held-out rows: their standard errors are rough."))
+        found.append(Notice("Few rows", f"Scores rest on {rows} rows: their standard errors are rough."))
     return tuple(found)
 
 
@@ -122,6 +123,10 @@ _CLASS_COLUMNS = (
     Column("mean_entropy", "Entropy", better="none", help="Mean total uncertainty, in nats."),
     Column("mean_mutual_information", "Doubt", better="none", decimals=4, help="Its epistemic part, in nats."),
 )
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.3g} ± {error:.2g}" if math.isfinite(error) else f"{value:.3g}"
 
 
 def _decimals(value: float) -> int:
