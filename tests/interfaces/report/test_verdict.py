@@ -56,7 +56,7 @@ def test_training_is_drawn_where_there_is_some():
 def test_traces_are_the_outputs_of_the_draws_chain_by_chain(seed):
     x, y = torch.randn(12, 1), torch.randn(12, 1)
     model = kn.Model(nn.Linear(1, 1), kn.Gaussian(noise=0.5))
-    posterior = kn.HMC(chains=3, draws=20, warmup=20).fit(model, (x, y), seed=seed, progress=False)
+    posterior = kn.HMC(chains=3, draws=20, warmup=20, start="prior").fit(model, (x, y), seed=seed, progress=False)
     panel = traces_panel(posterior, x[:2], [4, 9])
     draws = posterior.function_draws(x[:2])
     assert [title for title, _ in panel.groups] == ["Row at line 4", "Row at line 9"]
