@@ -32,7 +32,7 @@ def truth(panel: TruthPanel) -> Figure:
             continue
         x, y = [panel.truth[i] for i in chosen], [panel.mean[i] for i in chosen]
         axes.vlines(x, [panel.low[i] for i in chosen], [panel.high[i] for i in chosen], color=colour, alpha=0.35, lw=1)
-        axes.plot(x, y, marker, color=colour, ms=4, alpha=crowd, label=label, ls="none")
+        axes.plot(x, y, marker, color=colour, ms=4, alpha=crowd, label=label)
     return finish(figure, axes, panel.axes.x, panel.axes.y)
 
 
