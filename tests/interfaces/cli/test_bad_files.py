@@ -51,7 +51,8 @@ BAD = {
     "target constant": (column("y", ["3"] * 40), "every row", "right column"),
     "target all missing": (column("y", [""] * 40), "no values", "right column"),
     "target with gaps": (cell(17, "y", ""), "line 17, column 'y'", "Remove such rows"),
-    "target mixed": (cell(9, "y", "high"), "", ""),
+    "target mixed": (cell(9, "y", "high"), "line 9, column 'y'", "Correct it"),
+    "a target of 1e9": (cell(21, "y", "1e9"), "line 21, column 'y'", "--kind y=numeric"),
     "target infinite": (cell(9, "y", "inf"), "line 9, column 'y'", "Correct it"),
     "inputs all missing": (
         "a,b,y\n" + "".join(f",,{i % 7}.5\n" for i in range(30)), "no column to learn from", "Check"
@@ -78,8 +79,7 @@ def test_a_bad_file_says_the_cause_and_a_way_out_on_one_line_and_writes_nothing(
     content, cause, way_out = BAD[kind]
     path = tmp_path / "bad.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    options = ("--task", "regression") if kind == "target mixed" else ()
-    result = call("fit", path, "--target", "y", "--out", tmp_path / "run", "--method", "map", "--budget", "2", *options)
+    result = call("fit", path, "--target", "y", "--out", tmp_path / "run", "--method", "map", "--budget", "2")
     assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr)
     assert result.stdout == "" and result.stderr.startswith("knowable: ") and result.stderr.count("\n") == 1
     assert cause in result.stderr and way_out in result.stderr
