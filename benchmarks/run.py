@@ -25,7 +25,12 @@ from benchmarks.study import Rows, write_study
 
 BENCHMARKS = ("step_time", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
 STUDIES = (
-    "gradients", "effective_samples", "uci_chains", "uci_tables", "chain_memory", "laplace_limits",
+    "gradients",
+    "effective_samples",
+    "uci_chains",
+    "uci_tables",
+    "chain_memory",
+    "laplace_limits",
     "compare_concrete",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
