@@ -125,7 +125,7 @@ def _dates(known: Series, name: str) -> Grid:
     points = pandas.date_range(days.min(), days.max(), periods=_GRID)
     written = pandas.api.types.is_datetime64_any_dtype(known)
     values = tuple(points) if written else tuple(point.isoformat(sep=" ", timespec="seconds") for point in points)
-    years = tuple(point.year + (point.dayofyear - 1) / 366 for point in points)
+    years = tuple(point.year + (point.day_of_year - 1) / 366 for point in points)
     return Grid(values, years, label=f"{name} (year)")
 
 
