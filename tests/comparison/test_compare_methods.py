@@ -100,7 +100,7 @@ def test_a_method_that_fails_is_shown_with_the_reason_and_the_others_go_on():
     _, data = linear_problem()
     found = compare(kn.Model(net, kn.Gaussian(0.3)), data, methods=["exact_linear", SHORT], cv=2)
     assert found.best == "MAP(epochs=3)" and set(found.failures("exact_linear")) == {0, 1}
-    assert "exact_linear, folds 1, 2" in repr(found)
+    assert "exact_linear, fold 1: " in repr(found) and "exact_linear, fold 2: " in repr(found)
     with pytest.raises(KnowableError, match=r"No method could be fitted\. The first, exact_linear"):
         compare(kn.Model(net, kn.Gaussian(0.3)), data, methods=["exact_linear"], cv=2)
 

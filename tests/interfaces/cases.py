@@ -74,7 +74,7 @@ def every_panel(generator, label="method"):
 def run_panels(generator, label):
     """One panel of each kind that only the report of a run has."""
     axes, line = Axes(f"{label} x", f"{label} y"), Line(label, (0.0, 0.5, 1.0), (1.0, 3.0, 2.0), (0.1, 0.2, 0.1))
-    common = {"title": label, "caption": label, "alt": label, "axes": axes}
+    common = {"title": label, "caption": label, "alt": f"{label} against the input, in words", "axes": axes}
     response = Response(label, (1.0, 2.0, 3.0), (0.5, 1.0, 2.0), (1.5, 3.0, 4.0))
     spread = {"level": 0.9, "x": (0.0, 1.0, 2.0), "aleatoric": (0.1, 0.2, 0.3), "epistemic": (0.3, 0.2, 0.1)}
     numbers, y = regression_prediction(9, generator=generator), torch.randn(9, generator=generator)
