@@ -3,9 +3,8 @@
 Five data sets, twenty standard splits, one hidden layer of 50 units, everything standardised on the training rows and
 scored in the units of the target. What has to be chosen is chosen on every split anew, without its test rows: a fifth
 of the training rows is held back, each setting of a small grid is fitted to the rest, and the one with the highest log
-likelihood of the held-back rows is fitted to all training rows. Dropout has a grid of its own; ensemble and SWAG, which
-begin where the point estimate does, take over its choice; Laplace has its noise and prior scales from the evidence and
-needs no validation rows.
+likelihood of the held-back rows is fitted to all training rows. SWAG begins at the point estimate and takes over its
+choice. Laplace has its noise and prior scales from the evidence and needs no validation rows.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _NOTE = (
 )
 _CHOSEN_NOTE = (
     "How often each setting was chosen, on validation rows of the split. Noise: one number, or an output of the "
-    "network. Prior: standard deviation of the weights. Rate: of dropout. The point estimate chooses for ensemble and "
-    "SWAG too. Seconds: median over the splits of all fits that a choice takes."
+    "network. Prior: standard deviation of the weights. Rate: of dropout. Steps are of all rows at once. The point "
+    "estimate chooses for SWAG too. Seconds: median over the splits of all fits that a choice takes."
 )
 
 
@@ -52,16 +51,18 @@ class Setting:
     Attributes:
         noise: ``"constant"``: one number, learned. ``"input"``: a second output of the network.
         prior: Standard deviation of the normal prior on weights.
+        epochs: Steps of training, each of all rows.
         rate: Of dropout.
     """
 
     noise: str = "constant"
     prior: float = 1.0
+    epochs: int = 1500
     rate: float | None = None
 
     def __str__(self) -> str:
         rate = "" if self.rate is None else f", rate {self.rate:g}"
-        return f"{self.noise} noise, prior {self.prior:g}{rate}"
+        return f"{self.noise} noise, prior {self.prior:g}, {self.epochs} steps{rate}"
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,9 @@ class Recipe:
     Attributes:
         point: Settings to choose from for the point estimate, ensemble and SWAG.
         dropout: Settings to choose from for dropout.
+        laplace: The setting of Laplace, where the evidence begins.
         hidden: Units of the hidden layers.
         activation: ``"tanh"`` or ``"relu"``.
-        epochs: Steps of training; each is one of all rows.
-        dropout_epochs: The same for dropout, whose gradients are noisy.
         learning_rate: Of Adam.
         structure: Of Laplace.
         members: Of the ensemble.
@@ -85,10 +85,9 @@ class Recipe:
 
     point: tuple[Setting, ...]
     dropout: tuple[Setting, ...]
+    laplace: Setting = Setting()
     hidden: tuple[int, ...] = (50,)
     activation: str = "relu"
-    epochs: int = 3000
-    dropout_epochs: int = 4000
     learning_rate: float = 0.01
     structure: str = "kron"
     members: int = 5
@@ -100,20 +99,30 @@ class Recipe:
         """The recipe without what does not concern a method: changing that does not make its rows old."""
         if method in ("MCDropout", "Laplace"):
             return replace(self, point=(), dropout=self.dropout if method == "MCDropout" else ())
-        return replace(self, dropout=(), dropout_epochs=0)
+        return replace(self, dropout=())
 
     def grid(self, method: str) -> tuple[Setting, ...]:
         """What a method chooses from; Laplace has no choice."""
         if method == "Laplace":
-            return (Setting(),)
+            return (self.laplace,)
         return self.dropout if method == "MCDropout" else self.point
 
 
-_POINT = tuple(Setting(noise, prior) for noise in ("constant", "input") for prior in (0.3, 1.0))
-_DROPOUT = tuple(Setting("constant", 1.0, rate) for rate in (0.005, 0.02, 0.1))
+_POINT = (
+    Setting("constant", 0.3, 200),
+    Setting("constant", 0.3, 600),
+    Setting("input", 0.15, 100),
+    Setting("input", 0.3, 200),
+)
+_DROPOUT = (
+    Setting("constant", 0.3, 1500, rate=0.2),
+    Setting("constant", 0.5, 1500, rate=0.05),
+    Setting("constant", 1.0, 1500, rate=0.005),
+)
 RECIPE = Recipe(_POINT, _DROPOUT)
 _QUICK = Recipe(
-    _POINT[-2:], _DROPOUT[:2], hidden=(4,), epochs=20, dropout_epochs=20, members=2, snapshots=3, samples=8
+    (Setting(epochs=20), Setting("input", epochs=20)), (Setting(epochs=20, rate=0.1), Setting(epochs=20, rate=0.2)),
+    laplace=Setting(epochs=20), hidden=(4,), members=2, snapshots=3, samples=8,
 )  # fmt: skip
 
 
@@ -139,11 +148,11 @@ def fit(method: str, split: Split, setting: Setting, recipe: Recipe, *, seed: in
     model = model_of(method, split.x.shape[1], setting, recipe, seed=seed)
     rows = scaler.scale_x(split.x), scaler.scale_y(split.y).unsqueeze(-1)
     common = {"seed": seed, "progress": False}
-    training = {"epochs": recipe.epochs, "learning_rate": recipe.learning_rate, "batch_size": len(split.x)}
+    training = {"epochs": setting.epochs, "learning_rate": recipe.learning_rate, "batch_size": len(split.x)}
     if method == "Laplace":
         return kn.Laplace(structure=recipe.structure, **training).fit(model, rows, **common)
     if method == "MCDropout":
-        return kn.MCDropout(setting.rate, **{**training, "epochs": recipe.dropout_epochs}).fit(model, rows, **common)
+        return kn.MCDropout(setting.rate, **training).fit(model, rows, **common)
     if method == "DeepEnsemble":
         return kn.DeepEnsemble(recipe.members, **training).fit(model, rows, **common)
     mode = kn.MAP(**training).fit(model, rows, **common)
@@ -223,10 +232,10 @@ def _words(row: Mapping[str, Any]) -> str:
 def _choice(
     name: str, number: int, method: str, split: Split, recipe: Recipe, quick: bool, rows: Rows
 ) -> dict[str, Any]:
-    """The choice of a method's family on a split, made once for all of the family."""
+    """The choice for a method on a split; that for SWAG is the point estimate's."""
     if len(recipe.grid(method)) == 1:
         return {"chosen": 0, "seconds": 0.0}
-    judge = "MCDropout" if method == "MCDropout" else "MAP"
+    judge = "MAP" if method == "SWAG" else method
     key = f"{name}, split {number}, choice of {judge}, {recipe.of(judge)}" + ", quick" * quick
     return rows.get(key) or rows.add(key, choose(judge, split, recipe, seed=number))
 
@@ -261,7 +270,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     results = table(
         f"One network of {layers} {recipe['activation']} units", _HEADER, [_cells(*e) for e in every], _NOTE
     )
-    judged = [(n, m, row) for n, m, row in every if m in ("MAP", "MCDropout") and row["splits"]]
+    judged = [(n, m, row) for n, m, row in every if m in ("MAP", "MCDropout", "DeepEnsemble") and row["splits"]]
     chosen = table(
         "What was chosen", ("data", "method", "settings", "seconds a choice"), [_chosen(*e) for e in judged],
         _CHOSEN_NOTE,
