@@ -98,6 +98,7 @@ def test_rows_outlive_changes_that_do_not_concern_them():
     assert changed.of("MAP") == TINY.of("MAP") and changed.of("MCDropout") != TINY.of("MCDropout")
     assert replace(TINY, point=()).of("MCDropout") == TINY.of("MCDropout")
     assert replace(TINY, hidden=(7,)).of("SWAG") != TINY.of("SWAG")
+    assert str(replace(TINY, splits=7).of("SWAG")) == str(TINY.of("SWAG"))  # more splits, the same rows
 
 
 def test_reached_means_within_one_standard_error_of_ours():
