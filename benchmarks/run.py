@@ -24,7 +24,15 @@ from benchmarks.report import describe_case, describe_run, to_markdown, write
 from benchmarks.study import Rows, write_study
 
 BENCHMARKS = ("step_time", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
-STUDIES = ("gradients", "effective_samples", "uci_chains", "chain_memory", "laplace_limits")
+STUDIES = (
+    "gradients",
+    "effective_samples",
+    "uci_chains",
+    "uci_methods",
+    "image_methods",
+    "chain_memory",
+    "laplace_limits",
+)
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"
 
