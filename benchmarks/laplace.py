@@ -74,7 +74,7 @@ class Peer:
         return f"laplace-torch, {self.backend}"
 
 
-# The first is the reference: the quickest of those that were tried, with the batch that suits it best.
+# The first is the reference: for kron of all weights the quickest of three. The others, and all batches, are guesses.
 FIT_PEERS = {
     ("kron", False): (Peer("BackPackGGN", 500), Peer("CurvlinopsGGN", 500), Peer("AsdlGGN", 500)),
     ("diag", False): (Peer("BackPackGGN", 100), Peer("AsdlGGN", 100)),

@@ -2,36 +2,28 @@
 
 The recipe of Sommer et al. (2025): chains that begin at the members of a deep ensemble and move by unadjusted MCLMC.
 Inputs and targets are standardised on the training rows; the log likelihood is that of the target in its own units,
-under the mixture of all draws of all chains. The splits are those of Hernández-Lobato and Adams (2015).
-
-The data is read from the folder that the environment variable ``KNOWABLE_DATA`` names: ``uci/<name>.npz`` with ``x``,
-``y`` and ``test_mask`` (splits, rows).
+under the mixture of all draws of all chains.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import statistics
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from benchmarks import uci_data
 from benchmarks.harness import one_line
 from benchmarks.study import Rows, describe, page, say, table
+from benchmarks.uci_data import SPLITS, Split, load, mean_and_error, scaler_of, synthetic
 
 PUBLISHED = {"energy": (-1.38, 0.05), "yacht": (-1.18, 0.05)}
 """Log likelihood and its standard error of deep ensembles (Lakshminarayanan, Pritzel and Blundell, 2017, table 1)."""
-SPLITS = 20
 _HEADER = (
     "data", "splits", "log likelihood", "published deep ensemble", "difference", "RMSE", "R-hat", "seconds a split",
 )  # fmt: skip
@@ -71,53 +63,15 @@ RECIPE = Recipe()
 _QUICK = Recipe(hidden=(4,), chains=2, warmup=2, draws=4, start="prior")
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Rows to learn from and rows to predict, in original units."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-
-def load(name: str, number: int) -> Split:
-    """A standard split of a data set."""
-    folder = os.environ.get("KNOWABLE_DATA")
-    if not folder:
-        raise FileNotFoundError("set KNOWABLE_DATA to the folder that holds uci/*.npz")
-    with np.load(Path(folder) / "uci" / f"{name}.npz") as file:
-        return cut(file["x"], file["y"], file["test_mask"][number])
-
-
-def cut(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> Split:
-    """Rows by a mask that is true for those to predict."""
-    tensors = (torch.from_numpy(each).float() for each in (x[~test], y[~test], x[test], y[test]))
-    return Split(*tensors)
-
-
-def synthetic() -> Split:
-    """A noisy plane, for quick runs."""
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((40, 3))
-    y = 100.0 + 10.0 * x.sum(1) + generator.standard_normal(40)
-    return cut(x, y, np.arange(40) % 4 == 0)
-
-
 def evaluate(split: Split, recipe: Recipe, *, seed: int) -> dict[str, float]:
     """Fit the chains and score them on the rows held out."""
     import knowable as kn
-    from knowable.datasets.scaling import Scaler
     from knowable.inference.sampling import MCLMC
 
-    scale = split.x.std(0, correction=0)
-    scaler = Scaler(
-        split.x.mean(0), torch.where(scale > 0, scale, 1.0), split.y.mean().item(), split.y.std(correction=0).item()
+    scaler = scaler_of(split)
+    model = kn.Model(
+        network(split.x.shape[1], recipe, seed=seed), kn.HeteroscedasticGaussian(), kn.Normal(recipe.prior)
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = network(split.x.shape[1], recipe)
-    model = kn.Model(net, kn.HeteroscedasticGaussian(), kn.Normal(recipe.prior))
     sampler = MCLMC(
         chains=recipe.chains, warmup=recipe.warmup, draws=recipe.draws, start=recipe.start, length=recipe.length,
         adjusted=False,
@@ -140,12 +94,9 @@ def evaluate(split: Split, recipe: Recipe, *, seed: int) -> dict[str, float]:
     }
 
 
-def network(inputs: int, recipe: Recipe) -> nn.Module:
+def network(inputs: int, recipe: Recipe, *, seed: int = 0) -> nn.Module:
     """A network with two outputs: mean and logarithm of the noise."""
-    widths, layers = (inputs, *recipe.hidden), []
-    for first, second in pairwise(widths):
-        layers += [nn.Linear(first, second), nn.Tanh() if recipe.activation == "tanh" else nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 2))
+    return uci_data.network(inputs, hidden=recipe.hidden, activation=recipe.activation, outputs=2, seed=seed)
 
 
 def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
@@ -183,12 +134,6 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ends = {name: mean_and_error([row[name] for row in good]) for name in ("log_likelihood", "rmse")}
     medians = {name: statistics.median(row[name] for row in good) for name in ("rhat", "seconds", "gradients")}
     return {"splits": len(good), "error": errors[0] if errors else None, **ends, **medians}
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and standard error of the mean (nan for one value)."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error
 
 
 def to_markdown(run: Mapping[str, Any]) -> str:

@@ -6,49 +6,12 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.study import Rows
-from benchmarks.uci_chains import (
-    PUBLISHED,
-    Recipe,
-    cut,
-    evaluate,
-    load,
-    mean_and_error,
-    network,
-    run,
-    summarise,
-    to_markdown,
-)
+from benchmarks.uci_chains import PUBLISHED, Recipe, evaluate, network, run, summarise, to_markdown
+from benchmarks.uci_data import cut
 
 from benchmarks import uci_chains
 
 TINY = Recipe(hidden=(3,), chains=2, warmup=2, draws=4, start="prior")
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A folder with a small data set of two splits."""
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((30, 2))
-    mask = np.zeros((2, 30), dtype=bool)
-    mask[0, :6], mask[1, 6:12] = True, True
-    (tmp_path / "uci").mkdir()
-    np.savez(tmp_path / "uci" / "yacht.npz", x=x, y=1000 + 50 * x[:, 0], test_mask=mask)
-    monkeypatch.setenv("KNOWABLE_DATA", str(tmp_path))
-
-
-@pytest.mark.usefixtures("data")
-def test_split_holds_out_the_rows_of_its_mask():
-    first, second = load("yacht", 0), load("yacht", 1)
-    assert first.x.shape == (24, 2) and first.test_y.shape == (6,)
-    assert torch.equal(first.test_x, torch.cat([first.test_x])) and not torch.equal(first.test_x, second.test_x)
-    whole = torch.cat([first.test_y, first.y])
-    torch.testing.assert_close(second.test_y, whole[6:12])
-
-
-def test_missing_folder_is_named(monkeypatch):
-    monkeypatch.delenv("KNOWABLE_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match="KNOWABLE_DATA"):
-        load("yacht", 0)
 
 
 def test_log_likelihood_is_in_the_units_of_the_target():
@@ -63,15 +26,9 @@ def test_log_likelihood_is_in_the_units_of_the_target():
 
 
 def test_network_gives_mean_and_log_noise():
-    net = network(5, Recipe(hidden=(7, 6), activation="relu"))
+    net = network(5, Recipe(hidden=(7, 6), activation="tanh"))
     assert net(torch.zeros(3, 5)).shape == (3, 2)
-    assert [type(layer).__name__ for layer in net] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
-
-
-def test_mean_and_error_are_those_of_the_splits():
-    assert mean_and_error([1.0, 2.0, 3.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
-    mean, error = mean_and_error([4.0])
-    assert mean == 4.0 and math.isnan(error)
+    assert [type(layer).__name__ for layer in net] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
 
 
 def test_failed_splits_are_counted_out_and_named():

@@ -42,7 +42,7 @@ class OutputInformation(ABC):
 
     def total(self, dim: int) -> Tensor:
         """The sum of all blocks, ``(features, features)``, where :meth:`couples_only` holds of ``dim``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} couples outputs across positions: there are no blocks.")
 
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Vectors v, each of the shape of the outputs, whose outer products row by row sum up to Λ.

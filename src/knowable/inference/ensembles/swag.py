@@ -20,6 +20,7 @@ from knowable.core.particles import Particles
 from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.start_values import means_for
 from knowable.core.training import Training, TrainingResult, train
 from knowable.core.types import Buffers, Params
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
@@ -238,14 +239,7 @@ def some_inputs(rows: Data, most: int, seed: int) -> Tensor:
 
 def _known(model: Model, posterior: Posterior, seed: int) -> Posterior:
     """The mean of another posterior of the same parameters, as a point."""
-    means = posterior.mean()
-    for name, value in model.params().items():
-        if name not in means or means[name].shape != value.shape:
-            found = f"shape {tuple(means[name].shape)}" if name in means else "nothing"
-            raise InvalidArgument(
-                f"start is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
-            )
-    means = {name: means[name].to(value) for name, value in model.params().items()}
+    means = means_for("start", model, posterior)
     stack = {name: means[name].unsqueeze(0) for name in model.random_names}
     points = {name: means[name] for name in model.point_names}
     return Particles(model, stack, points=points, buffers=posterior.buffers, seed=seed)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.uci_data import Split, cut, load, mean_and_error, network, scaler_of, validation_part
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder with a small data set of two splits."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((30, 2))
+    mask = np.zeros((2, 30), dtype=bool)
+    mask[0, :6], mask[1, 6:12] = True, True
+    (tmp_path / "uci").mkdir()
+    np.savez(tmp_path / "uci" / "yacht.npz", x=x, y=1000 + 50 * x[:, 0], test_mask=mask)
+    monkeypatch.setenv("KNOWABLE_DATA", str(tmp_path))
+
+
+def numbered(rows: int) -> Split:
+    """A split whose inputs are the numbers of its rows."""
+    x = np.arange(float(rows))[:, None]
+    return cut(x, 10 * x[:, 0], np.arange(rows) >= rows - 5)
+
+
+@pytest.mark.usefixtures("data")
+def test_split_holds_out_the_rows_of_its_mask():
+    first, second = load("yacht", 0), load("yacht", 1)
+    assert first.x.shape == (24, 2) and first.test_y.shape == (6,)
+    assert not torch.equal(first.test_x, second.test_x)
+    whole = torch.cat([first.test_y, first.y])
+    torch.testing.assert_close(second.test_y, whole[6:12])
+
+
+def test_missing_folder_is_named(monkeypatch):
+    monkeypatch.delenv("KNOWABLE_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match="KNOWABLE_DATA"):
+        load("yacht", 0)
+
+
+def test_validation_rows_are_training_rows_and_no_test_row_is_used(seed):
+    split = numbered(25)
+    part = validation_part(split, share=0.25, seed=seed)
+    assert len(part.test_x) == 5 and len(part.x) == 15
+    used = torch.cat([part.x, part.test_x]).flatten()
+    assert used.sort().values.tolist() == list(range(20))
+    assert torch.equal(part.test_y, 10 * part.test_x.flatten()) and torch.equal(part.y, 10 * part.x.flatten())
+
+
+def test_validation_rows_depend_on_the_seed_alone():
+    split = numbered(105)
+    first, same, other = (validation_part(split, share=0.2, seed=seed).test_x for seed in (1, 1, 2))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+def test_scaler_knows_the_training_rows_only():
+    split = numbered(25)
+    scaler = scaler_of(split)
+    scaled = scaler.scale_x(split.x)
+    assert scaler.x_mean.item() == pytest.approx(9.5) and scaler.y_mean == pytest.approx(95.0)
+    assert scaled.mean().item() == pytest.approx(0, abs=1e-6)
+    assert scaled.std(correction=0).item() == pytest.approx(1, rel=1e-6)
+
+
+def test_constant_inputs_are_left_finite():
+    x = np.column_stack([np.ones(8), np.arange(8.0)])
+    scaled = scaler_of(cut(x, x[:, 1], np.arange(8) == 0)).scale_x(torch.from_numpy(x).float())
+    assert scaled[:, 0].eq(0).all()
+
+
+def test_network_has_the_layers_asked_for_and_leaves_the_generator_alone():
+    before = torch.get_rng_state()
+    net, again, other = (
+        network(5, hidden=(7, 6), activation="relu", outputs=2, seed=seed) for seed in (3, 3, 4)
+    )  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), before)
+    assert net(torch.zeros(3, 5)).shape == (3, 2)
+    assert [type(layer).__name__ for layer in net] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert torch.equal(net[0].weight, again[0].weight) and not torch.equal(net[0].weight, other[0].weight)
+
+
+def test_mean_and_error_are_those_of_the_splits():
+    assert mean_and_error([1.0, 2.0, 3.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    mean, error = mean_and_error([4.0])
+    assert mean == 4.0 and math.isnan(error)
