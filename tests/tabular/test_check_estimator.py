@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
-from sklearn.utils.estimator_checks import check_estimator
 
-import knowable as kn
-from tests.tabular.cases import QUICK, small_network
+from tests.tabular.cases import QUICK
+from tests.tabular.every_check import outcomes_of
+
+SOONER = ("map", "laplace")
+METHODS = [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in (*QUICK, "default")]
 
 
-@pytest.mark.parametrize("method", QUICK)
-@pytest.mark.parametrize("cls", [kn.BayesianRegressor, kn.BayesianClassifier], ids=["regressor", "classifier"])
-def test_every_check_of_scikit_learn_passes(cls: type, method: str):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kn.KnowableWarning)  # of chains that are too short, on purpose
-        results = check_estimator(cls(QUICK[method], network=small_network, samples=16), on_fail="raise", on_skip=None)
-    outcomes = {each["check_name"]: each["status"] for each in results}
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls_name", ["BayesianRegressor", "BayesianClassifier"])
+def test_every_check_of_scikit_learn_passes(cls_name: str, method: str):
+    outcomes = outcomes_of(cls_name, method)
     assert len(outcomes) > 40
-    assert {name: status for name, status in outcomes.items() if status != "passed"} == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", [kn.BayesianRegressor, kn.BayesianClassifier], ids=["regressor", "classifier"])
-def test_every_check_of_scikit_learn_passes_as_they_come(cls: type):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kn.KnowableWarning)
-        results = check_estimator(cls(budget=None, method="map"), on_fail="raise", on_skip=None)
-    assert {each["status"] for each in results} == {"passed"}
+    assert {name: what for name, what in outcomes.items() if what != "passed"} == {}

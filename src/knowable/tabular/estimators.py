@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -173,7 +174,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _table(self, X: Any, *, reset: bool) -> Table:
         """Rows as a table whose columns have the names that they had in training."""
-        if isinstance(X, Table | Mapping | str | os.PathLike):
+        if isinstance(X, Table | Mapping | str | os.PathLike) and not issparse(X):  # one kind of which is a mapping
             X = read_table(X)
             if reset:
                 self.n_features_in_, self.feature_names_in_ = len(X.names), np.array(X.names, dtype=object)
