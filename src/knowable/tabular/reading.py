@@ -94,7 +94,7 @@ def _read_parquet(content: bytes, name: str) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingExtra("Parquet files need pyarrow: pip install 'knowable[parquet]', or save as CSV.") from None
+        raise MissingExtra("Parquet files need pyarrow: pip install 'knowable[data]', or save as CSV.") from None
     try:
         found = pyarrow.parquet.read_table(io.BytesIO(content)).to_pandas()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
