@@ -217,7 +217,7 @@ def test_training_keeps_a_limit_and_lets_its_rate_fall(clock: Clock, training: T
         result, _ = trained(Slow(clock, 0.1, first), training)
     assert 55 <= clock.now - began <= 60.2  # one step more at the most, and a fiftieth of the time less
     assert result.history[-1]["learning_rate"] < 0.01 * result.history[0]["learning_rate"]
-    assert "limit of time" in result.message
+    assert "limit of time" in result.message and result.out_of_time
 
 
 def test_training_that_was_cut_short_warns(clock: Clock):
@@ -274,7 +274,7 @@ def test_chains_keep_a_limit_and_half_of_it_for_draws(clock: Clock, draws: int |
         found = chains(kernel, draws=draws)
     assert clock.now - began <= 105  # a block takes a twentieth of what is left
     assert 45 <= found.draws.shape[1] <= 60
-    assert "time was up" in found.message
+    assert "time was up" in found.message and found.out_of_time
     assert kernel.warmups[-1].total <= 55
 
 
@@ -297,7 +297,7 @@ def test_chains_that_have_time_enough_run_as_without_a_limit(clock: Clock):
     with time_limit(1e6):
         found = chains(SlowChains(clock, 0.01), draws=60)
     assert torch.equal(found.draws, expected.draws)
-    assert found.message == expected.message
+    assert found.message == expected.message and not found.out_of_time
 
 
 def test_chains_without_time_for_a_single_draw_say_where_they_are(clock: Clock):

@@ -213,6 +213,23 @@ def test_auto_says_what_it_chose_and_why():
     assert "2,000 rows, 3 inputs" in model.choice_.why
 
 
+def test_a_method_that_was_not_asked_for_has_the_usual_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("knowable.tabular.estimators.USUAL_BUDGET", 0.5)
+    X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60.0)
+    with pytest.warns(kn.ConvergenceWarning):
+        assert kn.BayesianRegressor(random_state=0).fit(X, y).posterior_.diagnostics.out_of_time
+    asked = kn.BayesianRegressor(kn.MAP(epochs=3), random_state=0).fit(X, y)
+    assert not asked.posterior_.diagnostics.out_of_time
+
+
+def test_networks_made_here_have_a_prior_by_their_widths_and_others_the_usual_one():
+    X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20.0)
+    made = kn.BayesianRegressor(kn.MAP(epochs=1)).fit(X, y).model_.prior
+    assert made.prior_of("0.weight") == kn.Normal(0.5) and made.prior_of("0.bias") == kn.Normal(1.0)
+    given = kn.BayesianRegressor(kn.MAP(epochs=1), network=small_network).fit(X, y).model_.prior
+    assert given.prior_of("0.weight") == kn.Normal(1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "ensemble", "mfvi", "nuts", "laplace", "swag"])
 def test_a_budget_is_kept_within_a_fifth(method: str):

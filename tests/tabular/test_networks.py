@@ -12,6 +12,7 @@ import knowable as kn
 from knowable.tabular.networks import (
     ResidualMLP,
     default_network,
+    default_prior,
     embedding_size,
     network_from_json,
     network_to_json,
@@ -31,6 +32,23 @@ def test_many_rows_or_categories_get_a_residual_network():
     assert isinstance(net, ResidualMLP) and net.embedded == [(2, 12)]
     assert isinstance(default_network(12, 1, 100, categorical=[slice(2, 6)]), nn.Sequential)
     assert isinstance(wide := default_network(5, 1, 10**6), ResidualMLP) and wide.width == 128
+
+
+@pytest.mark.parametrize("rows", [300, 1_000, 10_000])
+def test_functions_of_the_prior_are_of_the_size_of_standardised_targets_whatever_the_width(rows: int, seed: int):
+    inputs, draws = 10, 400
+    net = default_network(inputs, 1, rows)
+    model = kn.Model(net, kn.Gaussian(noise=0.1), default_prior(net))
+    x = torch.randn(8, inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    functions = torch.stack(
+        [net_at(model, model.prior.sample(model.params(), generator=generator), x) for _ in range(draws)]
+    )
+    assert 0.8 < functions.square().mean().sqrt() < 2.5  # of N(0, 1) on all weights: 4 with 17 units, 10 with 100
+
+
+def net_at(model: kn.Model, params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return model.forward(params, x).flatten()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

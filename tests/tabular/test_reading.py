@@ -110,7 +110,7 @@ def test_a_parquet_file_without_pyarrow_names_the_extra(tmp_path: Path, monkeypa
         return real(name, *arguments, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(kn.MissingExtra, match=r"knowable\[parquet\]"):
+    with pytest.raises(kn.MissingExtra, match=r"knowable\[data\]"):
         read_table(file)
 
 

@@ -64,6 +64,7 @@ class ChainResult:
         terms: Numbers for the report.
         state: The kernel's last state.
         converged: Whether the chains have mixed; None where there are too few draws to tell.
+        out_of_time: Whether a limit of time ended the run.
     """
 
     draws: Tensor
@@ -76,6 +77,7 @@ class ChainResult:
     interrupted: bool
     message: str
     seconds: float
+    out_of_time: bool = False
 
 
 @dataclass
@@ -314,6 +316,7 @@ class ChainRun:
             info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
             state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
             message=self._message(interrupted, transitions, terms), seconds=seconds,
+            out_of_time=self.timed and not interrupted,
         )  # fmt: skip
 
     def _message(self, interrupted: bool, transitions: int, terms: dict[str, float]) -> str:

@@ -173,6 +173,7 @@ class Sampler(Method, Sampling):
         return Diagnostics(
             method=repr(self), terms=result.terms, converged=result.converged, interrupted=result.interrupted,
             message=result.message, seconds=result.seconds, notes=self.temperature_note(),
+            out_of_time=result.out_of_time,
         )  # fmt: skip
 
     def _best(self, target: Target, result: ChainResult) -> Params | None:

@@ -91,7 +91,7 @@ def _say(result: TrainingResult) -> None:
         warnings.warn(
             f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
         )
-    elif result.converged is False and "limit of time" in result.message:
+    elif result.converged is False and result.out_of_time:
         warnings.warn(
             f"The fit was {result.message}, before its objective had settled. Give it more time.",
             ConvergenceWarning, stacklevel=3,

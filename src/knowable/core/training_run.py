@@ -247,19 +247,19 @@ class TrainingRun:
 
     def result(self, interrupted: bool, seconds: float) -> TrainingResult:
         """How the run went."""
-        converged = False if interrupted else self.schedule.converged
+        converged, out_of_time = False if interrupted else self.schedule.converged, False
         if interrupted:
             message = f"stopped from the keyboard at step {self.step}"
         elif self.best and self.records_since_best >= self.training.patience:
             message, converged = f"stopped early at step {self.step}: no gain on the validation data", True
         elif self.schedule.timed:
-            message = f"ended by the limit of time after {self.step} steps"
+            message, out_of_time = f"ended by the limit of time after {self.step} steps", True
         elif self.schedule.forced:
             message = f"still improving after {self.step} steps"
         else:
             message = f"{'settled' if converged else 'ended'} after {self.step} steps"
         epochs = self.epoch + self.batch / self.per_epoch
-        return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds)
+        return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
 
 
 def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:

@@ -12,9 +12,9 @@ from knowable.inference.sampling import MCLMC
 from knowable.inference.variational import MeanFieldVI
 from knowable.tabular.targets import TASKS
 
-USUAL_BUDGET = 20.0  # seconds, by which is chosen where no budget is given
+USUAL_BUDGET = 20.0  # seconds, which a fit has where none are given
 _CHAINS = 8
-_GRADIENTS = 5_000  # of every chain, below which chains are not worth while
+_GRADIENTS = 3_000  # of every chain, below which chains are not worth while
 _STEPS = 5_000  # of training
 _OVERHEAD = 1e-3  # seconds of a gradient, whatever its size
 _OPERATIONS = 1e10  # a second, about what one core does in double precision
@@ -57,7 +57,7 @@ def choose(
         inputs: Numbers in a row.
         parameters: Weights of the network.
         task: ``"regression"`` or ``"classification"``.
-        budget: Seconds there are. None: about twenty.
+        budget: Seconds there are. None: twenty.
         updates: Whether the posterior is to become the prior of rows to come.
         weighted: Whether rows have weights that are not whole numbers.
 
@@ -73,7 +73,7 @@ def choose(
     check_choice("task", task, TASKS)
     time = USUAL_BUDGET if budget is None else check_number("budget", budget, above=0)
     size = f"{rows:,} rows, {inputs:,} inputs and {parameters:,} weights"
-    within = f"{time:g} s" if budget is not None else f"about {time:g} s"
+    within = f"{time:g} s"
     if updates:
         return Choice(MeanFieldVI(), f"its posterior can be the prior of the rows to come ({size})")
     needed = _GRADIENTS * _gradient_seconds(rows, parameters, _CHAINS)

@@ -29,9 +29,9 @@ from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupport
 from knowable.inference.exact import ExactLinear
 from knowable.registry import find_method
 from knowable.tabular import saving
-from knowable.tabular.auto import Choice, choose
+from knowable.tabular.auto import USUAL_BUDGET, Choice, choose
 from knowable.tabular.label_columns import CategoricalColumn
-from knowable.tabular.networks import default_network
+from knowable.tabular.networks import default_network, default_prior
 from knowable.tabular.reading import read_table
 from knowable.tabular.rows import canonical_order, checked_weights, weighed
 from knowable.tabular.schema import Schema
@@ -127,7 +127,9 @@ class BayesianEstimator(BaseEstimator):
         self.method_ = self.choice_.method
         likelihood = self.likelihood or self._default_likelihood(self.method_, len(table))
         linear = isinstance(self.method_, ExactLinear)
-        self.model_ = Model(self._make_network(likelihood, len(table), linear=linear), likelihood, self.prior)
+        net = self._make_network(likelihood, len(table), linear=linear)
+        ours = self.network is None and not linear
+        self.model_ = Model(net, likelihood, default_prior(net) if self.prior is None and ours else self.prior)
         self.posterior_ = self._run(table, y, weights, started)
 
     def _update(self, X: Any, y: Any, sample_weight: Any) -> None:
@@ -141,9 +143,8 @@ class BayesianEstimator(BaseEstimator):
     def _run(self, table: Table, y: np.ndarray, weights: np.ndarray | None, started: float) -> Posterior:
         x, target = torch.from_numpy(self.schema_.encode(table)), torch.from_numpy(self._scaled(y))
         data = Data((x, target), len(x), None if weights is None else torch.from_numpy(weights).to(self.model_.dtype))
-        left = None if self.budget is None else max(1e-3, self.budget - (time.monotonic() - started))
         try:
-            with time_limit(left):
+            with time_limit(self._seconds_left(started)):
                 return self.method_.fit(self.model_, data, seed=self.seed_, progress=None if self.verbose else False)
         except Unsupported as error:
             if weights is None:
@@ -152,6 +153,11 @@ class BayesianEstimator(BaseEstimator):
                 f"{type(self.method_).__name__} cannot take weights that are not whole numbers ({error}) Round "
                 f"sample_weight, or choose method='ensemble'."
             ) from error
+
+    def _seconds_left(self, started: float) -> float | None:
+        """What is left of the time that the fit may take; what was not chosen by the user has a limit of its own."""
+        budget = USUAL_BUDGET if self.budget is None and self.method == "auto" else self.budget
+        return None if budget is None else max(1e-3, budget - (time.monotonic() - started))
 
     def _admit(self, X: Any, y: Any, *, reset: bool) -> tuple[Table, np.ndarray, tuple[str, ...]]:
         """Inputs, targets and the targets' names; ``y`` may be the name of columns of ``X``."""

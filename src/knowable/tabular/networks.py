@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.checks import check_count
+from knowable.core.prior import Prior
 from knowable.errors import DamagedArtifact, InvalidArgument
+from knowable.priors import Normal
 
 _NARROWEST, _WIDEST = 16, 128
 _EMBEDDED_FROM = 8  # categories
 _DEEP_FROM = 5_000  # rows
+_GAIN = math.sqrt(2.0)
 
 
 def default_network(
@@ -43,6 +46,17 @@ def default_network(
     return nn.Sequential(
         nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
     ).to(dtype)
+
+
+def default_prior(net: nn.Module) -> dict[str, Prior]:
+    r"""The prior for a network of ours: :math:`w \sim \mathcal{N}(0, 2 / \text{inputs of its layer})`, biases N(0, 1).
+
+    Functions drawn from it then are of about the size of standardised targets, whatever the widths (Neal, 1996). With
+    N(0, 1) on every weight they would grow with the widths, and networks would be free to follow the noise.
+    """
+    layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+    weights = {f"{name}.weight": Normal(_GAIN / math.sqrt(layer.in_features)) for name, layer in layers}
+    return {**weights, "*": Normal(1.0)}
 
 
 class ResidualMLP(nn.Module):

@@ -12,13 +12,19 @@ from sklearn.utils.metaestimators import available_if
 from knowable.core.likelihood import Likelihood
 from knowable.core.method import Method
 from knowable.core.prediction import RegressionPrediction
+from knowable.core.sampler import Sampler
 from knowable.errors import Unsupported
+from knowable.inference.exact import ExactLinear
+from knowable.inference.laplace import Laplace
+from knowable.inference.sampling import ImportanceSampling
+from knowable.inference.variational import MeanFieldVI
 from knowable.likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from knowable.tabular.estimators import BayesianEstimator, can_update
 from knowable.tabular.targets import NumberTargets, Targets
 
-_NOISE_VARIES_FROM = 100  # rows
-_ONE_NOISE = ("ExactLinear", "Laplace", "ImportanceSampling")  # methods that do better with one noise for all rows
+_NOISE_VARIES_FROM = 100  # rows, for methods that average over the weights
+_TRAINED_NOISE_VARIES_FROM = 5_000  # rows, for trained networks: on fewer they would learn where they hit the targets
+_ONE_NOISE = (ExactLinear, Laplace, ImportanceSampling)  # methods that do better with one noise for all rows
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
@@ -33,9 +39,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
             the data, see :func:`~knowable.tabular.networks.default_network`.
         likelihood: What the network's output means, for standardised targets. None: a normal whose spread depends on
-            the input, or one spread for all with fewer than 100 rows and for methods that do better so.
-        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: ``Normal(1.0)``.
-        budget: Seconds that a fit may take, kept within 20%. None: until it has settled.
+            the input, or one spread for all with fewer than 100 rows (5,000 for methods that train networks rather than
+            average over them) and for methods that do better so.
+        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
+            widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
+        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
         samples: Draws of the weights that a prediction uses, at the most.
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
@@ -139,7 +147,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
         assert self.schema_.targets is not None
-        if rows >= _NOISE_VARIES_FROM and type(method).__name__ not in _ONE_NOISE:
+        averaging = method is None or isinstance(method, Sampler | MeanFieldVI)
+        enough = _NOISE_VARIES_FROM if averaging else _TRAINED_NOISE_VARIES_FROM
+        if rows >= enough and not isinstance(method, _ONE_NOISE):
             return HeteroscedasticGaussian()
         return Gaussian(outputs=self.schema_.targets.outputs)
 

@@ -110,12 +110,21 @@ def test_all_rows_can_be_fitted_and_the_report_warns_that_scores_do_not_count(tm
     assert not json.loads((tmp_path / "run" / "scores.json").read_text())["held_out"]
 
 
-def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path):
+def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("knowable.core.schedule._LONGEST", 100)
     path = write_csv(tmp_path / "n.csv", number_rows(60))
-    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--budget", "0.05")
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi")
     assert result.exit_code == 3, result.stderr
     assert "did not converge" in result.stderr
     assert (tmp_path / "run" / "report.html").is_file()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False
+
+
+def test_a_fit_that_its_budget_ends_is_good_and_says_that_it_had_not_settled(tmp_path):
+    path = write_csv(tmp_path / "n.csv", number_rows(60))
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--budget", "0.05")
+    assert result.exit_code == 0, result.stderr
+    assert "limit of time" in result.stderr and "ended before its objective had settled" in result.stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False
 
 

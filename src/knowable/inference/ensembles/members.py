@@ -196,4 +196,5 @@ def joint_diagnostics(method: Method, fits: Sequence[Posterior], asked: int) -> 
         message=f"{count} in turn: {'stopped from the keyboard' if interrupted else each[-1].message}",
         seconds=sum(one.seconds for one in each),
         notes=tuple(dict.fromkeys(note for one in each for note in one.notes)),
+        out_of_time=any(one.out_of_time for one in each),
     )

@@ -106,8 +106,9 @@ class Made:
 
     @property
     def failed(self) -> bool:
-        """Whether the fit is judged not to have converged."""
-        return verdict(self.fitted.posterior.diagnostics).good is False
+        """Whether the fit ended by itself and is judged not to have converged; its budget may end it at any time."""
+        diagnostics = self.fitted.posterior.diagnostics
+        return not diagnostics.out_of_time and verdict(diagnostics).good is False
 
     @property
     def interrupted(self) -> bool:
