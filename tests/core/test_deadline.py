@@ -278,6 +278,15 @@ def test_chains_keep_a_limit_and_half_of_it_for_draws(clock: Clock, draws: int |
     assert kernel.warmups[-1].total <= 55
 
 
+def test_chains_that_have_no_time_for_draws_warn(clock: Clock):
+    with time_limit(10), pytest.warns(kn.ConvergenceWarning, match="too few draws to tell"):
+        found = run_chains(
+            SlowChains(clock, 20.0), normal_target(), torch.zeros(3, 2, dtype=torch.float64), Sampling(chains=3),
+            warmup=500, monitor=lambda positions: positions.clone(),
+        )  # fmt: skip
+    assert found.converged is None and found.out_of_time
+
+
 def test_a_single_slow_block_does_not_end_the_warm_up(clock: Clock):
     """The compiler may take some seconds, once."""
 

@@ -41,14 +41,9 @@ def test_functions_of_the_prior_are_of_the_size_of_standardised_targets_whatever
     model = kn.Model(net, kn.Gaussian(noise=0.1), default_prior(net))
     x = torch.randn(8, inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(seed)
-    functions = torch.stack(
-        [net_at(model, model.prior.sample(model.params(), generator=generator), x) for _ in range(draws)]
-    )
+    weights = [model.prior.sample(model.params(), generator=generator) for _ in range(draws)]
+    functions = torch.stack([model.forward(each, x).flatten() for each in weights])
     assert 0.8 < functions.square().mean().sqrt() < 2.5  # of N(0, 1) on all weights: 4 with 17 units, 10 with 100
-
-
-def net_at(model: kn.Model, params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return model.forward(params, x).flatten()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
