@@ -80,6 +80,7 @@ def _assert_same_as(whole: kn.Comparison, out: Path, table: Path) -> None:
     assert [place.method for place in resumed.ranking()] == [place.method for place in whole.ranking()]
 
 
+@pytest.mark.slow
 def test_a_comparison_killed_at_random_moments_ends_with_the_same_scores(tmp_path, whole, seed):
     comparison, seconds = whole
     out, table = tmp_path / "fits.jsonl", tmp_path / "table.json"

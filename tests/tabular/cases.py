@@ -25,7 +25,7 @@ QUICK = {
     "mc_dropout": kn.MCDropout(0.05, epochs=100, learning_rate=0.05),
     "deep_ensemble": kn.DeepEnsemble(members=2, epochs=80, learning_rate=0.05),
     "swag": kn.SWAG(epochs=80, learning_rate=0.05, snapshots=5, rate=1e-4),
-    "nuts": kn.NUTS(chains=2, draws=5, warmup=25, start="map"),
+    "nuts": kn.NUTS(chains=2, draws=5, warmup=15, start="map", max_depth=3),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.tabular.cases import QUICK
 from tests.tabular.every_check import outcomes_of
 
-SOONER = ("map", "laplace")
+SOONER = ("map",)
 METHODS = [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in (*QUICK, "default")]
 
 
