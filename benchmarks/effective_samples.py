@@ -107,16 +107,15 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
 
 
 def _runs_of(contender: Contender, target: str, quick: bool, rows: Rows) -> list[Row]:
-    """The table's seeds, with the chain count that is best on the trial's."""
-    tried = [_QUICK] if quick else contender.settings[target]
-    best, *_ = (
-        tried
-        if len(tried) == 1
-        else sorted(
-            tried, key=lambda settings: _merit(_row(contender, target, settings, TRIAL, quick, rows)), reverse=True
-        )
-    )
-    return [_row(contender, target, best, seed, quick, rows) for seed in (SEEDS[:1] if quick else SEEDS)]
+    """The table's seeds, with the chain count that is best on the trial's; the trials alone where none has ended."""
+    if quick:
+        return [_row(contender, target, _QUICK, SEEDS[0], quick, rows)]
+    settings = contender.settings[target]
+    trials = [_row(contender, target, each, TRIAL, quick, rows) for each in settings]
+    if all(row["error"] for row in trials):
+        return trials
+    best, _ = max(zip(settings, trials, strict=True), key=lambda pair: _merit(pair[1]))
+    return [_row(contender, target, best, seed, quick, rows) for seed in SEEDS]
 
 
 def _merit(row: Row) -> tuple[bool, float]:
@@ -155,7 +154,7 @@ def measure(contender: Contender, target: str, settings: Settings, seed: int, *,
             "benchmarks.effective_samples_peers", [*arguments, str(file), *["--quick"] * quick], timeout=_TIMEOUT
         )
         if "error" in said:
-            return {"error": said["error"]}
+            return said
         return judge(np.load(file), said["seconds"], said["gradients"])
 
 

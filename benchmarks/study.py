@@ -57,9 +57,12 @@ class Rows:
         return self._rows.get(key)
 
     def add(self, key: str, row: dict[str, Any]) -> dict[str, Any]:
-        """Keep a row: one write of one line, on the disk before this returns. What failed is tried again next time."""
+        """Keep a row: one write of one line, on the disk before this returns.
+
+        What failed is tried again next time, but for what ran out of time.
+        """
         self._rows[key] = row
-        if self.path is not None and row.get("error") is None:
+        if self.path is not None and (row.get("error") is None or row.get("ran_out")):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -93,7 +96,7 @@ def own_process(module: str, arguments: Sequence[str], *, timeout: float) -> dic
                 command, capture_output=True, text=True, timeout=timeout, env=child_environment(cache), check=False
             )
         except subprocess.TimeoutExpired:
-            return {"error": f"took more than {timeout:.0f} s"}
+            return {"error": f"took more than {timeout:.0f} s", "ran_out": True}
     return last_line(done.stdout, done.returncode, done.stderr)
 
 

@@ -100,6 +100,19 @@ def test_chain_count_is_chosen_on_a_seed_that_is_not_in_the_table(monkeypatch, t
     assert sorted(asked) == [(2, 100), (4, 0), (4, 1), (4, 2), (4, 100), (8, 100)]
 
 
+def test_sampler_that_ends_in_no_trial_is_left_at_that(tmp_path, monkeypatch):
+    asked = []
+
+    def out_of_time(contender, target, settings, seed, *, quick):
+        asked.append((settings.chains, seed))
+        return {"error": "took more than 240 s", "ran_out": True}
+
+    monkeypatch.setattr(effective_samples, "measure", out_of_time)
+    contender = Contender("slow", "slow", {"toy": [Settings(2, 1, 1), Settings(4, 1, 1)]})
+    found = effective_samples._runs_of(contender, "toy", False, Rows(tmp_path / "rows.jsonl"))
+    assert asked == [(2, 100), (4, 100)] and [row["error"] for row in found] == ["took more than 240 s"] * 2
+
+
 def test_failures_stay_in_the_summary():
     failed = {"settings": {}, "label": "a", "seed": 0, "exact": True, "error": "ImportError: no"}
     summary = summarise({"absent": [failed], "half": [described(0), {**failed, "seed": 1}]})

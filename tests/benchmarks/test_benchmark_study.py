@@ -44,6 +44,13 @@ def test_failed_rows_are_tried_again_next_time(tmp_path):
     assert Rows(tmp_path / "rows.jsonl").get("a") is None
 
 
+def test_what_ran_out_of_time_is_not_tried_again(tmp_path):
+    out_of_time = own_process("timeit", ["-s", "import time", "time.sleep(60)"], timeout=0.5)
+    assert out_of_time == {"error": "took more than 0 s", "ran_out": True}
+    Rows(tmp_path / "rows.jsonl").add("a", out_of_time)
+    assert Rows(tmp_path / "rows.jsonl").get("a") == out_of_time
+
+
 def test_complete_run_leaves_no_rows_behind(tmp_path):
     rows = Rows(tmp_path / "rows.jsonl")
     rows.add("a", {"value": 1})
