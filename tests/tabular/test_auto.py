@@ -46,7 +46,7 @@ def test_weights_that_are_not_whole_go_to_networks_that_are_trained():
 
 def test_a_choice_says_what_and_why():
     choice = choose(300, 6, 500, "regression", 60)
-    assert str(choice) == f"MCLMC(chains=8): {choice.why}"
+    assert str(choice) == f"MCLMC(chains=8, adjusted=False): {choice.why}"
 
 
 @pytest.mark.parametrize(
