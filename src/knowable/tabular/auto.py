@@ -49,8 +49,8 @@ def choose(
 ) -> Choice:
     """Choose a method.
 
-    Chains where there is time for some thousand gradients of all of them: they follow the posterior wherever it goes, and
-    on small data that tells. Nothing of them is rejected, which leaves a small bias and gives far more draws in the time.
+    Chains where there is time for some thousand gradients of all of them: they follow the posterior wherever it goes,
+    and on small data that tells. None of their steps is rejected, which leaves a small bias and gives more draws.
     Else an ensemble of networks trained side by side; of large networks one, with a Laplace approximation around it.
 
     Args:
