@@ -166,8 +166,9 @@ def table_fingerprint(table: Any) -> str:
     """A hash of an array's or a data frame's values and column names."""
     values = table.numpy(force=True) if isinstance(table, Tensor) else np.asarray(table)
     digest = hashlib.sha256(f"{values.shape}".encode())
+    named: Any = table
     if type(table).__module__.partition(".")[0] in ("pandas", "polars") and values.ndim == 2:
-        digest.update(repr(list(map(str, table.columns))).encode())
+        digest.update(repr(list(map(str, named.columns))).encode())
     if values.dtype.kind in "biuf":
         digest.update(np.ascontiguousarray(values, dtype=np.float64).tobytes())
     else:

@@ -54,7 +54,8 @@ class Record:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Record:
         """Back from plain values."""
-        return cls(**(saved | {"warnings": tuple(saved["warnings"])}))
+        fields: dict[str, Any] = {**saved, "warnings": tuple(saved["warnings"])}
+        return cls(**fields)
 
 
 class Journal:

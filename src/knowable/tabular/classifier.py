@@ -142,7 +142,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         found = column_or_1d(y, warn=True)
         if found.dtype.kind == "c":
             raise InvalidArgument("Complex data not supported: y must hold labels.")
-        gaps = np.flatnonzero(find_missing(pd.Series(found))) if found.dtype.kind == "O" else ()
+        gaps = np.flatnonzero(find_missing(pd.Series(found))) if found.dtype.kind == "O" else np.arange(0)
         if len(gaps):
             raise InvalidData(f"y has no label in row {gaps[0]} (counting from 0). Drop such rows, or fill them in.")
         labels = label_array(found)

@@ -94,7 +94,9 @@ class Column(ABC):
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Column:
         """Back from plain values."""
-        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
+        }
         try:
             return Column.kinds[fields.pop("kind")](**fields)
         except (KeyError, TypeError) as error:

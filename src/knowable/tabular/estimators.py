@@ -186,12 +186,14 @@ class BayesianEstimator(BaseEstimator):
                 self.n_features_in_, self.feature_names_in_ = len(X.names), np.array(X.names, dtype=object)
             return X
         if _library(X) in ("pandas", "polars") and type(X).__name__ == "DataFrame":
-            validate_data(self, X, skip_check_array=True, reset=reset)
+            frame: Any = X
+            validate_data(self, frame, skip_check_array=True, reset=reset)
             table = read_table(X)
             if not len(table):
                 raise InvalidData(f"X has 0 samples (rows), {type(self).__name__} needs at least one.")
             return table
-        array = check_array(X, dtype=None, ensure_all_finite="allow-nan", estimator=self, input_name="X")
+        any_type: Any = {"dtype": None, "ensure_all_finite": "allow-nan"}
+        array = check_array(X, **any_type, estimator=self, input_name="X")
         validate_data(self, array, skip_check_array=True, reset=reset)
         names = [f"x{k}" for k in range(array.shape[1])] if reset else self.input_names_
         return read_table({name: array[:, k] for k, name in enumerate(names)})

@@ -196,7 +196,7 @@ def _levels(name: str, values: pd.Series, missing: np.ndarray, given: Any) -> tu
     elif isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
         levels = tuple(label_of(level) for level in dtype.categories)
     elif pd.api.types.is_numeric_dtype(dtype):
-        levels = tuple(label_of(level) for level in np.unique(values[~missing].to_numpy()))
+        levels = tuple(label_of(level) for level in np.unique(values.to_numpy()[~missing]))
     else:
         raise InvalidArgument(f"kinds[{name!r}]='ordinal' of texts needs their order: give a list, lowest first.")
     if len(set(levels)) < len(levels):

@@ -170,8 +170,8 @@ def as_seconds(table: Table, name: str) -> np.ndarray:
     if pd.api.types.is_numeric_dtype(values.dtype) and not missing.all():
         row = int(np.flatnonzero(~missing)[0])
         raise InvalidData(f"{table.where(row, name)}: {shown(values.iloc[row])} is not a date such as 2024-02-29.")
-    present = values[~missing]
-    dates = pd.to_datetime(present, errors="coerce", utc=True, format=None if _typed(present) else "ISO8601")
+    present: Any = values[~missing]
+    dates: Any = pd.to_datetime(present, errors="coerce", utc=True, format=None if _typed(present) else "ISO8601")
     if dates.isna().any() and not _typed(present):  # not as in the standard: as pandas guesses, one by one
         dates = pd.to_datetime(present, errors="coerce", utc=True, format="mixed")
     wrong = np.flatnonzero(dates.isna().to_numpy())

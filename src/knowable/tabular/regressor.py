@@ -132,7 +132,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     # --- what the estimators share calls -----------------------------------------------------------------------------
 
     def _checked_target(self, y: Any) -> np.ndarray:
-        found = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
+        number: Any = np.float64
+        found = check_array(y, ensure_2d=False, dtype=number, input_name="y", estimator=self)
         return found if found.ndim < 3 else found.reshape(len(found), -1)
 
     def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:

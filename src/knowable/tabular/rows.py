@@ -68,10 +68,15 @@ def _hashes(table: Table, name: str) -> np.ndarray:
         return _hash_numbers(values.to_numpy(dtype=float, na_value=np.nan))
     missing = find_missing(values)
     labels = ["" if gap else label for label, gap in zip(labels_of(values), missing, strict=True)]
-    return pd.util.hash_array(np.array(labels, dtype=object))
+    return _hash_array(np.array(labels, dtype=object))
 
 
 def _hash_numbers(values: np.ndarray) -> np.ndarray:
-    import pandas as pd
+    return _hash_array(np.asarray(values, dtype=float) + 0.0)  # so that -0 and 0 are the same
 
-    return pd.util.hash_array(np.asarray(values, dtype=float) + 0.0)  # so that -0 and 0 are the same
+
+def _hash_array(values: np.ndarray) -> np.ndarray:
+    from pandas import util
+
+    hash_array: Any = util.hash_array
+    return hash_array(values)

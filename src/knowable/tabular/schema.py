@@ -199,19 +199,19 @@ class Schema:
     def from_json(cls, saved: Mapping[str, Any] | str) -> Schema:
         """Back from plain values, or from the text of a JSON file."""
         try:
-            saved = json.loads(saved) if isinstance(saved, str) else saved
-            if saved["format"] > FORMAT:
+            content: Mapping[str, Any] = json.loads(saved) if isinstance(saved, str) else saved
+            if content["format"] > FORMAT:
                 raise DamagedArtifact(
-                    f"The schema has format {saved['format']}; this version of knowable reads up to {FORMAT}. Upgrade "
-                    f"knowable."
+                    f"The schema has format {content['format']}; this version of knowable reads up to {FORMAT}. "
+                    f"Upgrade knowable."
                 )
-            target = saved["target"]
+            target = content["target"]
             return cls(
-                columns=tuple(Column.from_json(column) for column in saved["columns"]),
-                dropped=dict(saved["dropped"]),
+                columns=tuple(Column.from_json(column) for column in content["columns"]),
+                dropped=dict(content["dropped"]),
                 targets=None if target is None else targets_from_json(target),
-                rows=saved["rows"],
-                version=saved["version"],
+                rows=content["rows"],
+                version=content["version"],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedArtifact(f"The schema cannot be read: {error!r}. Fit again.") from None

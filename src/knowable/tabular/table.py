@@ -47,7 +47,8 @@ class Table:
 
     def column(self, name: str) -> pd.Series:
         """The values of one column."""
-        return self.frame[self.find(name)]
+        values: Any = self.frame[self.find(name)]
+        return values
 
     def find(self, name: str) -> str:
         """``name`` if there is such a column, or an error that names the nearest."""
@@ -65,12 +66,12 @@ class Table:
         """The rows at these positions, or those that a mask keeps, in that order."""
         index = np.asarray(chosen)
         index = np.flatnonzero(index) if index.dtype == bool else index
-        lines = None if self.lines is None else [self.lines[row] for row in index]
+        lines = None if self.lines is None else [self.lines[int(row)] for row in index]
         return replace(self, frame=self.frame.iloc[index].reset_index(drop=True), lines=lines)
 
-    def where(self, row: int, name: str | None = None) -> str:
+    def where(self, row: int | np.integer, name: str | None = None) -> str:
         """How an error names a row, or a row and a column."""
-        place = f"row {row} (counting from 0)" if self.lines is None else f"line {self.lines[row]}"
+        place = f"row {row} (counting from 0)" if self.lines is None else f"line {self.lines[int(row)]}"
         start = "" if self.source == "the table" else f"{self.source}, "
         return f"{start}{place}" if name is None else f"{start}{place}, column {name!r}"
 

@@ -146,9 +146,10 @@ def infer_task(table: Table, names: tuple[str, ...]) -> str:
     """
     import pandas as pd
 
-    if len(names) > 1:
+    name, *more = names
+    if more:
         return "regression"
-    values = table.column(names[0])
+    values = table.column(name)
     present = values[~find_missing(values)]
     dtype: Any = values.dtype
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
@@ -168,9 +169,10 @@ def target_values(table: Table, names: tuple[str, ...], task: str) -> np.ndarray
     if task == "regression":
         found = [as_numbers(table, name, expected="a number, and the target must be one") for name in names]
         return found[0] if len(found) == 1 else np.column_stack(found)
-    if len(names) > 1:
+    name, *more = names
+    if more:
         raise InvalidData(f"Classification has one target, got {listed(names)}. Fit one classifier for each.")
-    return label_array(table.column(names[0]).to_numpy())
+    return label_array(table.column(name).to_numpy())
 
 
 def label_array(values: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from knowable.errors import InvalidArgument
 from knowable.interfaces.cli import run_folder
@@ -30,7 +31,7 @@ def _report_on(run: Path, data: str, *, lenient: bool, quiet: bool) -> Report:
     with spoken_for_the_shell():
         table.find(opened.target)
         y = outcome_tensor(opened.estimator, opened.estimator.schema_.target_of(table))
-    inputs = table.frame[[column.name for column in opened.estimator.schema_.columns]]
+    inputs: Any = table.frame[[column.name for column in opened.estimator.schema_.columns]]
     fitted = as_fitted(
         opened.estimator,
         name=table.source,

@@ -23,7 +23,8 @@ def data_listing(frame: DataFrame, kinds: Mapping[str, str], target: str) -> Lis
     """
     others = [name for name in frame.columns if name != target]
     shown = [target, *others][: _MOST + 1]
-    rows = tuple(_row(str(name), frame[name], _kind(name, kinds, target)) for name in shown)
+    columns: dict[Any, Any] = {name: frame[name] for name in shown}
+    rows = tuple(_row(str(name), column, _kind(name, kinds, target)) for name, column in columns.items())
     left = len(others) + 1 - len(shown)
     note = f"{left} more columns are not listed." if left else ""
     return Listing("Columns", ("Column", "Kind", "Missing", "Distinct", "Holds"), rows, note)

@@ -74,7 +74,8 @@ def dependence_panel(
     Returns:
         The panel, or None where the input takes fewer than two values.
     """
-    grid = grid_of(frame[name], kind, name)
+    values: Any = frame[name]
+    grid = grid_of(values, kind, name)
     if len(grid.values) < 2:
         return None
     chosen = np.random.default_rng(seed).choice(len(frame), min(_BACKGROUND, len(frame)), replace=False)

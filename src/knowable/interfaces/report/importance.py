@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -83,7 +83,8 @@ def _moving(rows: DataFrame, prediction: Prediction, inputs: list[str]) -> list[
     if len(inputs) <= _MOST_INPUTS:
         return inputs
     level = prediction.samples.mean(0).double().reshape(len(prediction), -1)[:, -1].numpy()
-    share = {name: _explained(rows[name], level) for name in inputs}
+    columns: dict[str, Any] = {name: rows[name] for name in inputs}
+    share = {name: _explained(column, level) for name, column in columns.items()}
     chosen = set(sorted(inputs, key=lambda name: -share[name])[:_MOST_INPUTS])
     return [name for name in inputs if name in chosen]
 
@@ -92,9 +93,10 @@ def _explained(values: Series, level: np.ndarray) -> float:
     """Share of the variance of ``level`` between groups of rows with like values (the correlation ratio)."""
     import pandas
 
+    groups: Any = values
     if pandas.api.types.is_numeric_dtype(values) and values.nunique() > 8:
-        values = pandas.qcut(values, 8, labels=False, duplicates="drop")
-    means = pandas.Series(level).groupby(values.to_numpy(), dropna=False).transform("mean")
+        groups = pandas.qcut(values, 8, labels=False, duplicates="drop")
+    means = pandas.Series(level).groupby(groups.to_numpy(), dropna=False).transform("mean")
     return float(means.var() / max(level.var(), 1e-300))
 
 
