@@ -29,9 +29,11 @@ STUDIES = (
     "effective_samples",
     "uci_chains",
     "uci_methods",
+    "uci_tables",
     "image_methods",
     "chain_memory",
     "laplace_limits",
+    "compare_concrete",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"

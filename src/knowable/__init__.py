@@ -17,10 +17,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
+from knowable.comparison import Comparison, compare
 from knowable.core.chain_diagnostics import ChainDiagnostics
 from knowable.core.chain_posterior import ChainPosterior
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
+from knowable.core.deadline import time_limit
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
 from knowable.core.kronecker_normal import KroneckerNormal
@@ -104,7 +106,8 @@ from knowable.priors import (
 from knowable.registry import cite
 
 if TYPE_CHECKING:
-    from knowable import datasets, testing
+    from knowable import datasets, tabular, testing
+    from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
     # the model
@@ -183,10 +186,17 @@ __all__ = [
     # running
     "Checkpoint",
     "Engine",
+    "time_limit",
+    # tables
+    "BayesianRegressor",
+    "BayesianClassifier",
+    "tabular",
     # evaluation
     "evaluate",
     "Scores",
     "metrics",
+    "compare",
+    "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
     "trace_plot",
@@ -210,10 +220,17 @@ __all__ = [
     "Interrupted",
 ]
 
-_LAZY = ("datasets", "testing")
+_LAZY = {
+    "datasets": "knowable.datasets",
+    "tabular": "knowable.tabular",
+    "testing": "knowable.testing",
+    "BayesianRegressor": "knowable.tabular.regressor",
+    "BayesianClassifier": "knowable.tabular.classifier",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return importlib.import_module(f"knowable.{name}")
+        module = importlib.import_module(_LAZY[name])
+        return module if module.__name__ == f"knowable.{name}" else getattr(module, name)
     raise AttributeError(f"module 'knowable' has no attribute {name!r}")

@@ -21,6 +21,12 @@ STEPS = {"step_size": 0.1, "length": 0.2}
 BATCHES = {"batch_size": 8, "steps": 2}
 SNAPSHOTS = {"snapshots": 3, "rank": 2}
 
+# settings other than a method's own are tried on these; on all networks in the slow run
+ALIKE = [
+    pytest.param(name, marks=() if name in ("mlp", "residual", "transformer") else pytest.mark.slow)
+    for name in NETWORKS
+]
+
 # One line for each method: quick settings, and what it declares of itself.
 SUBJECTS = {
     "maximum_likelihood": Subject(kn.MaximumLikelihood(**QUICK)),
@@ -89,13 +95,13 @@ def test_method_conforms(subject: Subject, check: Check):
     check(subject)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ALIKE)
 @pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ALIKE)
 @pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])  # "kron" is above
 def test_every_structure_of_the_curvature_fits_every_network(structure, network):
     check_network(Subject(kn.Laplace(**QUICK, structure=structure, polish=0)), network)
@@ -105,12 +111,12 @@ def test_start_from_the_mode_conforms():
     check_network(Subject(kn.MeanFieldVI(**QUICK, start="map")), "batchnorm_cnn")
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ALIKE)
 def test_ensembles_of_points_fit_every_network(network):
     check_network(Subject(kn.EnsembleOf(kn.MAP(**QUICK), 2)), network)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ALIKE)
 def test_adversarial_training_fits_every_network_whose_inputs_can_be_moved(network):
     if network != "tied":  # its inputs are words
         check_network(Subject(kn.DeepEnsemble(2, **QUICK, adversarial=0.01)), network)
@@ -121,7 +127,7 @@ def test_members_trained_in_turn_resume_exactly(check):
     check(Subject(kn.DeepEnsemble(2, **QUICK, vectorise=False)))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ALIKE)
 @pytest.mark.parametrize(
     "method",
     [

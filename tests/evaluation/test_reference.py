@@ -14,7 +14,7 @@ import knowable as kn
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.particles import Particles
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.evaluation.reference import compare_to_reference, distances
+from knowable.evaluation.reference import compare_predictions, compare_to_reference, distances
 
 X = torch.linspace(-1, 1, 7, dtype=torch.float64).unsqueeze(1)
 
@@ -178,3 +178,11 @@ def test_what_cannot_be_compared_is_refused():
         compare_to_reference(posterior, normal_bias(bias_model(outputs=2), 0.0, 1.0), X)
     with pytest.raises(InvalidArgument, match="samples"):
         compare_to_reference(posterior, posterior, X, samples=1)
+
+
+def test_two_predictions_are_compared_like_the_posteriors_they_come_from():
+    model = bias_model()
+    one, two = normal_bias(model, 1.0, 3.0, 0), normal_bias(model, 0.0, 2.0, 1)
+    found = compare_predictions(one.predict(X, samples=100), two.predict(X, samples=100))
+    expected = compare_to_reference(one, two, X, samples=100)
+    assert dict(found) == dict(expected) and found.draws == (100, 100)

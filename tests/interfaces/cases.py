@@ -5,6 +5,7 @@ import math
 import torch
 
 from knowable.interfaces.report import Citation, Column, Notice, Report, Section, score_table
+from knowable.interfaces.report.content import Listing
 from knowable.interfaces.report.from_predictions import (
     band_panel,
     coverage_panel,
@@ -13,7 +14,16 @@ from knowable.interfaces.report.from_predictions import (
     pictures_panel,
     reliability_panel,
 )
-from knowable.interfaces.report.panels import Axes
+from knowable.interfaces.report.panels import (
+    Axes,
+    BarsPanel,
+    DependencePanel,
+    Line,
+    LinesPanel,
+    Response,
+    TracesPanel,
+)
+from knowable.interfaces.report.rows import truth_panel
 from knowable.likelihoods import Categorical, HeteroscedasticGaussian
 
 HOSTILE = "<script>alert('$x^2$ & \"quotes\"')</script>"
@@ -48,6 +58,7 @@ def every_panel(generator, label="method"):
         coverage_panel(label, {label: (numbers, y)}, caption=label),
         reliability_panel(label, {label: (classes, labels), "other": (classes, labels)}, caption=label),
         curves_panel(label, {label: records}, caption=label),
+        *run_panels(generator, label),
         pictures_panel(
             label,
             classes,
@@ -57,6 +68,31 @@ def every_panel(generator, label="method"):
             classes=(label, "b", "c"),
             caption=label,
         ),
+    )
+
+
+def run_panels(generator, label):
+    """One panel of each kind that only the report of a run has."""
+    axes, line = Axes(f"{label} x", f"{label} y"), Line(label, (0.0, 0.5, 1.0), (1.0, 3.0, 2.0), (0.1, 0.2, 0.1))
+    common = {"title": label, "caption": label, "alt": f"{label} against the input, in words", "axes": axes}
+    response = Response(label, (1.0, 2.0, 3.0), (0.5, 1.0, 2.0), (1.5, 3.0, 4.0))
+    spread = {"level": 0.9, "x": (0.0, 1.0, 2.0), "aleatoric": (0.1, 0.2, 0.3), "epistemic": (0.3, 0.2, 0.1)}
+    numbers, y = regression_prediction(9, generator=generator), torch.randn(9, generator=generator)
+    return (
+        truth_panel(label, numbers, y, range(2, 11)),
+        LinesPanel(**common, lines=(line, line), percent=True),
+        BarsPanel(**common, names=(label, "b"), values=(2.0, 1.0), errors=(0.1, 0.2)),
+        DependencePanel(
+            **common,
+            **spread,
+            responses=(response,),
+            low=(0.0, 0.5, 1.0),
+            high=(2.0, 4.0, 5.0),
+            unit="sd",
+            seen=(0.5, 1.5),
+        ),
+        DependencePanel(**common, **spread, categories=(label, "b", "c"), responses=(response, response), unit="nats"),
+        TracesPanel(**common, groups=((label, (line, line)),)),
     )
 
 
@@ -70,7 +106,8 @@ def whole_report(generator, label="method"):
         note=label,
         standard_errors={label: {"nll": 0.1}, "other": {"nll": 0.1}},
     )
-    section = Section(label, label, (label,), (table,), every_panel(generator, label), notes=(label,))
+    listing = Listing(label, (label, label), ((label, label), ("line 3", label)), label, (2, 3))
+    section = Section(label, label, (label,), (table,), every_panel(generator, label), (listing,), (label,))
     return Report(
         title=label,
         lead=label,

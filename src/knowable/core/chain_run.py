@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.checkpoint import Checkpoint
+from knowable.core.deadline import ChainTime
 from knowable.core.draw_store import STORES, DrawStore
 from knowable.core.free_memory import give_back_free_memory
 from knowable.core.kernel import Block, Kernel, State, WarmUp
@@ -27,6 +29,9 @@ Monitor = Callable[[Tensor], Tensor]
 
 _BLOCK = 50  # transitions between two looks at the clock
 _BLOCK_BYTES = 32 * 2**20
+_FIRST_BLOCK = 5  # transitions, where time is limited
+_BLOCK_SHARE = 0.05  # of the time that is left, for a block
+_WARMUP_SHARE = 0.5  # of the time, at the most
 FEW = 100  # draws of a chain: where the user asks for fewer, nothing is said of mixing
 
 
@@ -59,6 +64,7 @@ class ChainResult:
         terms: Numbers for the report.
         state: The kernel's last state.
         converged: Whether the chains have mixed; None where there are too few draws to tell.
+        out_of_time: Whether a limit of time ended the run.
     """
 
     draws: Tensor
@@ -71,6 +77,7 @@ class ChainResult:
     interrupted: bool
     message: str
     seconds: float
+    out_of_time: bool = False
 
 
 @dataclass
@@ -91,12 +98,15 @@ class ChainRun:
     values: list[Tensor] = field(default_factory=list)
     info: dict[str, list[Tensor]] = field(default_factory=dict)
     sampling_from: int = 0  # gradients taken when the warm-up ended
+    timed: bool = False  # ended by a limit of time
     _compiled: bool = False
+    _each: float = math.inf  # seconds of a transition in the last block of the warm-up
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def begin(self, start: Tensor) -> None:
         """Put the chains at their first positions."""
+        self.time = ChainTime.within_limit()
         self.generator = generator_for(self.seed, "transitions", device=start.device)
         self._make_store(start)
         self.state = self.kernel.init(self.target, start, generator=self.generator)
@@ -121,7 +131,8 @@ class ChainRun:
             spill=self.settings.spill,
         )
         each = chains * dimension * start.element_size()
-        self.block_size = max(1, min(_BLOCK, _BLOCK_BYTES // each))
+        self.largest_block = max(1, min(_BLOCK, _BLOCK_BYTES // each))
+        self.block_size = self.largest_block if self.time is None else min(_FIRST_BLOCK, self.largest_block)
 
     # --- transitions -------------------------------------------------------------------------------------------------
 
@@ -133,6 +144,7 @@ class ChainRun:
         if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
             self._compiled = True
             bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
+        began = time.monotonic()
         self.state, block = self.kernel.advance(
             self.target, self.state, count, generator=self.generator,
             warmup=WarmUp(self.done, self.warmup) if warming else None,
@@ -141,12 +153,13 @@ class ChainRun:
         if not warming:
             self._keep(block)
         self.done += count
-        if self.done == self.warmup:
+        self._mind_the_time(warming, (time.monotonic() - began) / count)
+        if warming and self.done >= self.warmup:
             self.sampling_from = self.target.gradients
-        if not warming and self.done >= end:
+        if not warming and not self.finished and self.done >= end:
             self._look()
         self._keep_good()
-        if self.block_size < _BLOCK:  # positions are large
+        if self.largest_block < _BLOCK:  # positions are large
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
         bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
@@ -179,6 +192,20 @@ class ChainRun:
         self.converged = self._mixed(found)
         if self.settings.draws is None and self.converged:
             self.finished = True
+
+    def _mind_the_time(self, warming: bool, each: float) -> None:
+        """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition takes."""
+        if self.time is None:
+            return
+        each = max(each, 1e-9)
+        self.block_size = min(self.largest_block, max(1, int(_BLOCK_SHARE * self.time.left / each)))
+        if warming:  # by the quicker of two blocks: one may have had to wait for the compiler
+            usual, self._each = min(each, self._each), each
+            self.warmup = min(self.warmup, self.done + int(self.time.left_of(_WARMUP_SHARE) / usual))
+        if self.time.left == 0:
+            self.finished = self.timed = True
+            if self.monitored:
+                self.converged = self._mixed(mixing_terms(torch.cat(self.monitored).transpose(0, 1)))
 
     def _mixed(self, found: dict[str, float]) -> bool | None:
         if found["rhat"] != found["rhat"] or (self.settings.draws or FEW) < FEW:
@@ -227,6 +254,7 @@ class ChainRun:
         content = {
             "done": self.done, "finished": self.finished, "converged": self.converged,
             "sampling_from": self.sampling_from, "store": [self.store.seen, self.store.stride],
+            "warmup": self.warmup, "timed": self.timed,
             "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
         }  # fmt: skip
         tensors = {f"state.{name}": value for name, value in self.state.items()}
@@ -244,6 +272,7 @@ class ChainRun:
         content, tensors = saved
         draws = tensors.pop("draws")
         tensors = {name: value.clone() for name, value in tensors.items()}  # else they hold on to the file in memory
+        self.time = ChainTime.within_limit()
         self.generator = generator_for(self.seed, "transitions", device=start.device)
         self.generator.set_state(tensors["generator"])
         self._make_store(start)
@@ -254,6 +283,7 @@ class ChainRun:
         restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from = content["sampling_from"]
+        self.warmup, self.timed = content.get("warmup", self.warmup), content.get("timed", False)
         self._restore_counts(content["gradients"])
         history = {k.removeprefix("history."): v for k, v in tensors.items() if k.startswith("history.")}
         self.monitored = [history["monitored"]] if "monitored" in history else []
@@ -286,12 +316,15 @@ class ChainRun:
             info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
             state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
             message=self._message(interrupted, transitions, terms), seconds=seconds,
+            out_of_time=self.timed and not interrupted,
         )  # fmt: skip
 
     def _message(self, interrupted: bool, transitions: int, terms: dict[str, float]) -> str:
         if interrupted:
             return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
         outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]
+        if self.timed:
+            outcome += " when time was up,"
         return f"{outcome} after {transitions} transitions of {self.store.chains} chains"
 
 

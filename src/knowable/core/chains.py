@@ -101,6 +101,11 @@ def _say(result: ChainResult) -> None:
             f"less sure than they look.",
             ConvergenceWarning, stacklevel=5,
         )  # fmt: skip
+    elif result.converged is None and result.out_of_time:
+        warnings.warn(
+            f"The chains {result.message}: too few draws to tell whether they have mixed. Give them more time.",
+            ConvergenceWarning, stacklevel=5,
+        )  # fmt: skip
     share = terms.get("divergences", 0.0) / max(1, result.values.numel())
     if share > 0.01 and result.monitored.shape[1] >= FEW:
         warnings.warn(

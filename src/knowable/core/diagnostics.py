@@ -46,6 +46,7 @@ class Diagnostics(Mapping[str, float]):
         message: One sentence on how the fit ended.
         seconds: Time taken.
         notes: What the user should know: a target that is not Bayes, a divergence survived.
+        out_of_time: Whether a limit of time ended the fit, see :func:`~knowable.core.deadline.time_limit`.
     """
 
     method: str = ""
@@ -56,6 +57,7 @@ class Diagnostics(Mapping[str, float]):
     message: str = ""
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    out_of_time: bool = False
 
     def __getitem__(self, key: str) -> float:
         return self.terms[key]

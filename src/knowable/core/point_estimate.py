@@ -129,6 +129,7 @@ def training_diagnostics(
     return Diagnostics(
         method=repr(method), terms={**last, **own, **(terms or {})}, history=result.history, converged=result.converged,
         interrupted=result.interrupted, message=result.message, seconds=result.seconds, notes=notes,
+        out_of_time=result.out_of_time,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from knowable.core.chains import run_chains
 from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.checks import check_count
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.diagnostics import Diagnostics
 from knowable.core.draw_store import STORES, rows_within
 from knowable.core.engine import Engine, as_engine
@@ -152,11 +153,12 @@ class Sampler(Method, Sampling):
         self, target: Target, start: Tensor, monitor: Monitor, mixing: Mixing, seed: int, progress: bool | None,
         checkpoint: Checkpoint | None, identity: dict[str, Any],
     ) -> ChainResult:  # fmt: skip
-        return run_chains(
-            self.kernel(target.layout.size), target, start, self, monitor=monitor, mixing=mixing, seed=seed,
-            warmup=self.default_warmup if self.warmup is None else self.warmup, progress=progress,
-            checkpoint=checkpoint, label=type(self).__name__, identity=identity,
-        )  # fmt: skip
+        with share_of_time(0.95):  # the rest is for diagnostics
+            return run_chains(
+                self.kernel(target.layout.size), target, start, self, monitor=monitor, mixing=mixing, seed=seed,
+                warmup=self.default_warmup if self.warmup is None else self.warmup, progress=progress,
+                checkpoint=checkpoint, label=type(self).__name__, identity=identity,
+            )  # fmt: skip
 
     def _posterior(
         self, model: Model, target: Target, start: Start, result: ChainResult, seed: int
@@ -171,6 +173,7 @@ class Sampler(Method, Sampling):
         return Diagnostics(
             method=repr(self), terms=result.terms, converged=result.converged, interrupted=result.interrupted,
             message=result.message, seconds=result.seconds, notes=self.temperature_note(),
+            out_of_time=result.out_of_time,
         )  # fmt: skip
 
     def _best(self, target: Target, result: ChainResult) -> Params | None:

@@ -66,6 +66,8 @@ class Schedule:
         scale: Factor on the rate, halved after a divergence.
         shape: ``"fall"`` or ``"constant"``.
         cycles: How often the rate falls.
+        most: How many steps there is time for, where there is a limit.
+        timed: Whether the limit has cut the run short.
     """
 
     fixed_steps: int | None
@@ -75,6 +77,8 @@ class Schedule:
     forced: bool = False  # the longest run was reached before the loss settled
     shape: str = "fall"
     cycles: int = 1
+    most: int | None = None
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if self.fixed_steps is not None and self.fall_from is None:
@@ -83,6 +87,11 @@ class Schedule:
     @property
     def total_steps(self) -> int:
         """How many steps there will be, as far as is known now."""
+        return self._planned_steps if self.most is None else min(self._planned_steps, self.most)
+
+    @property
+    def _planned_steps(self) -> int:
+        """How many there would be without a limit of time."""
         if self.fixed_steps is not None:
             return self.fixed_steps
         if self.fall_from is None:
@@ -97,7 +106,7 @@ class Schedule:
 
         It cannot be told of fewer than ten records, nor where the loss rises with every cycle.
         """
-        if self.forced:
+        if self.forced or (self.timed and self.fixed_steps is None):
             return False
         if self.fixed_steps is None:
             return self.fall_from is not None
@@ -131,15 +140,40 @@ class Schedule:
         self.settling.add(loss)
         if self.fall_from is None and (self.settling.settled or step >= _LONGEST):
             self.forced = not self.settling.settled
-            self.fall_from = step
+            self.fall_from, self.timed = step, False
+
+    def limit(self, step: int, possible: int) -> None:
+        """There is time for ``possible`` steps in all: let the rate fall in time, or end.
+
+        Without a fixed number of steps the falls begin where they would no longer fit in; M of them take M / (M + 2) of
+        all steps at the most. Once several have begun their lengths stay as they are.
+        """
+        if self.cycles > 1 and self.most is not None and self.fall_from is not None:
+            self.most = step if possible <= step else self.most
+        else:
+            self.most = possible
+        if self.fixed_steps is not None:
+            self.timed = self.fixed_steps > self.most
+            if self.fall_from is not None and step < self.fall_from:
+                self.fall_from = min(self.fall_from, max(step, self.most // 2))
+        elif self.fall_from is None and self.shape == "constant":
+            self.timed = True
+        elif self.fall_from is None:
+            wanted = self.cycles * max(_SHORTEST_FALL, step // 2)
+            if step + min(wanted, self.most * self.cycles // (self.cycles + 2)) >= self.most:
+                self.fall_from, self.timed = step, not self.settling.settled
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        return {"fall_from": self.fall_from, "scale": self.scale, "forced": self.forced, "losses": self.settling.losses}
+        return {
+            "fall_from": self.fall_from, "scale": self.scale, "forced": self.forced, "timed": self.timed,
+            "losses": self.settling.losses,
+        }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up a saved state."""
         self.fall_from, self.scale, self.forced = state["fall_from"], state["scale"], state["forced"]
+        self.timed = state.get("timed", False)
         self.settling.losses = list(state["losses"])
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from knowable.core.checkpoint import Checkpoint, part_of
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.ensemble_objective import EnsembleObjective
 from knowable.core.fresh_start import fresh_start
 from knowable.core.method import Method, identity_of
@@ -26,6 +27,7 @@ from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument, Unsupported
 
 _STEPS = 1000  # of training before the chains begin
+_SHARE = 0.3  # of the time, where it is limited
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,11 @@ def starting_points(
     points, buffers = {name: model.params()[name] for name in model.point_names}, model.buffers()
     known: Params = model.params()
     if start == "map" or (points and not isinstance(start, Posterior)):
-        best = fit_point(
-            method, model, data, training=training, use_prior=True, validation=validation, seed=seed,
-            progress=progress, checkpoint=part_of(checkpoint, "points"),
-        )  # fmt: skip
+        with share_of_time(_SHARE):
+            best = fit_point(
+                method, model, data, training=training, use_prior=True, validation=validation, seed=seed,
+                progress=progress, checkpoint=part_of(checkpoint, "points"),
+            )  # fmt: skip
         _stop_if(best.diagnostics.interrupted)
         known = best.mean()
         points, buffers = {name: known[name] for name in points}, best.buffers
@@ -86,11 +89,12 @@ def starting_points(
         model, data.size, initial_weights(model, layout, chains, seed), points=points, buffers=buffers,
         mode="eager" if mode == "eager" else "traced",
     )  # fmt: skip
-    result = train(
-        ensemble, data, training, validation=validation, seed=seed, progress=progress,
-        checkpoint=part_of(checkpoint, "start"), label=f"starting {chains} chains",
-        identity=identity_of(method, model, data, validation),
-    )  # fmt: skip
+    with share_of_time(_SHARE):
+        result = train(
+            ensemble, data, training, validation=validation, seed=seed, progress=progress,
+            checkpoint=part_of(checkpoint, "start"), label=f"starting {chains} chains",
+            identity=identity_of(method, model, data, validation),
+        )  # fmt: skip
     _stop_if(result.interrupted)
     return Start(ensemble.positions.detach().clone(), points, buffers)
 

@@ -1,8 +1,8 @@
 """The one optimisation loop: every method that follows a gradient of an objective runs in it.
 
-Progress, history, early stopping, divergence, Ctrl-C, precision, checkpoint and resume live here and nowhere else. A
-run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds everything the next step
-depends on, and the order of the data depends only on the seed and the epoch.
+Progress, history, early stopping, divergence, limits of time, Ctrl-C, precision, checkpoint and resume live here and
+nowhere else. A run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds
+everything the next step depends on, and the order of the data depends only on the seed and the epoch.
 """
 
 from __future__ import annotations
@@ -91,3 +91,8 @@ def _say(result: TrainingResult) -> None:
         warnings.warn(
             f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
         )
+    elif result.converged is False and result.out_of_time:
+        warnings.warn(
+            f"The fit was {result.message}, before its objective had settled. Give it more time.",
+            ConvergenceWarning, stacklevel=3,
+        )  # fmt: skip

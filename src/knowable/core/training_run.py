@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
+from knowable.core.deadline import Pace
 from knowable.core.engine import Engine
 from knowable.core.objective import Objective
 from knowable.core.progress import Bar
@@ -55,6 +56,7 @@ class TrainingRun:
             None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.training.schedule,
             cycles=self.training.cycles,
         )  # fmt: skip
+        self.pace = Pace.within_limit()
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         self.good = self._snapshot()
@@ -69,6 +71,7 @@ class TrainingRun:
                 going_on = self._one_step(*batch)
                 if going_on:
                     self._close_epoch_and_cycle()
+                    self._mind_the_time()
                 if going_on and (self.step % self.window == 0 or self.step >= self.schedule.total_steps):
                     going_on = self._close_window(saver, bar)
                 if not going_on:
@@ -116,6 +119,12 @@ class TrainingRun:
             self.objective.end_of_epoch()
         if self.schedule.ends_cycle(self.step):
             self.objective.end_of_cycle()
+
+    def _mind_the_time(self) -> None:
+        """Plan for as many steps as there is time for."""
+        possible = None if self.pace is None else self.pace.possible(self.step)
+        if possible is not None:
+            self.schedule.limit(self.step, possible)
 
     def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
         """Record the window and keep the state to go back to. False where the steps end here."""
@@ -238,17 +247,19 @@ class TrainingRun:
 
     def result(self, interrupted: bool, seconds: float) -> TrainingResult:
         """How the run went."""
-        converged = False if interrupted else self.schedule.converged
+        converged, out_of_time = False if interrupted else self.schedule.converged, False
         if interrupted:
             message = f"stopped from the keyboard at step {self.step}"
         elif self.best and self.records_since_best >= self.training.patience:
             message, converged = f"stopped early at step {self.step}: no gain on the validation data", True
+        elif self.schedule.timed:
+            message, out_of_time = f"ended by the limit of time after {self.step} steps", True
         elif self.schedule.forced:
             message = f"still improving after {self.step} steps"
         else:
             message = f"{'settled' if converged else 'ended'} after {self.step} steps"
         epochs = self.epoch + self.batch / self.per_epoch
-        return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds)
+        return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
 
 
 def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:

@@ -77,6 +77,7 @@ class TrainingResult:
         history: One record per 100 steps: step, epoch, learning rate, mean loss and terms, validation log likelihood.
         converged: Whether the loss had settled at the end (None if the run was too short to tell).
         message: One sentence for people.
+        out_of_time: Whether a limit of time ended it.
     """
 
     history: list[dict[str, float]]
@@ -86,3 +87,4 @@ class TrainingResult:
     interrupted: bool
     message: str
     seconds: float
+    out_of_time: bool = False

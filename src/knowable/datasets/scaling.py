@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import Components, RegressionPrediction
+from knowable.core.affine_prediction import restored
+from knowable.core.prediction import RegressionPrediction
 from knowable.datasets.dataset import Dataset
-from knowable.errors import InvalidData, Unsupported
+from knowable.errors import InvalidData
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,50 +66,7 @@ class Scaler:
 
         Exact, not a change of two moments: densities gain the Jacobian 1 / s_y and every quantile moves with the map.
         """
-        if prediction.components.discrete and (self.y_mean, self.y_scale) != (0.0, 1.0):
-            raise Unsupported(
-                "A prediction of counts has no other units. Standardise the inputs only and leave y as it is."
-            )
-        within = None if prediction.within is None else prediction.within * self.y_scale**2
-        return RegressionPrediction(
-            AffineComponents(prediction.components, self.y_mean, self.y_scale),
-            prediction.log_weights,
-            within=within,
-            samples=self.restore_y(prediction.samples),
-        )
-
-
-class AffineComponents:
-    """The components of a prediction after y = shift + scale · y', with scale > 0."""
-
-    def __init__(self, inner: Components, shift: float, scale: float):
-        self.inner, self.shift, self.scale = inner, shift, scale
-        self.discrete = inner.discrete
-
-    @property
-    def mean(self) -> Tensor:
-        """Expected outcome of each component, ``(K, batch, ...)``."""
-        return self.inner.mean * self.scale + self.shift
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of each component, ``(K, batch, ...)``."""
-        return self.inner.variance * self.scale**2
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` under each component: that of the inner one, less log scale."""
-        return self.inner.log_prob(self._inverse(y)) - torch.tensor(self.scale, dtype=y.dtype).log()
-
-    def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` under each component."""
-        return self.inner.cdf(self._inverse(y))
-
-    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index``, which names the component to draw from."""
-        return self.inner.sample(index, generator=generator) * self.scale + self.shift
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return (y - self.shift) / self.scale
+        return restored(prediction, self.y_mean, self.y_scale)
 
 
 def _varies(scale: Tensor, mean: Tensor) -> Tensor:

@@ -117,7 +117,21 @@ def compare_to_reference(
         if not isinstance(value, Posterior):
             raise InvalidType(f"{name} must be a posterior, what fit returns; got {type(value).__name__}.")
     found, truth = posterior.predict(x, samples=samples), reference.predict(x, samples=samples)
-    figures, one, two = _prepared(found, truth)
+    return compare_predictions(found, truth)
+
+
+@torch.no_grad()
+def compare_predictions(prediction: Prediction, reference: Prediction) -> ReferenceComparison:
+    """The same for two predictions at the same inputs, draw against draw; see :func:`compare_to_reference`.
+
+    Args:
+        prediction: What a posterior or an estimator predicts.
+        reference: The one to be compared with.
+
+    Raises:
+        InvalidArgument: If they do not predict the same kind of outcome, or the reference has no spread.
+    """
+    figures, one, two = _prepared(prediction, reference)
     per_input = figures(one, two)
     values = {name: value.mean().item() for name, value in per_input.items()}
     return ReferenceComparison(

@@ -74,7 +74,8 @@ def test_a_report_is_plain_data(generator):
     again = json.loads(json.dumps(content))
     assert again["sections"][0]["tables"][0]["rows"][0][0] == "label"
     kinds = [panel["kind"] for panel in again["sections"][0]["panels"]]
-    assert kinds == ["band", "noise", "calibration", "calibration", "curves", "pictures"]
+    own = ["truth", "lines", "bars", "dependence", "dependence", "traces"]
+    assert kinds == ["band", "noise", "calibration", "calibration", "curves", *own, "pictures"]
 
 
 @pytest.mark.parametrize("arguments", [{"better": "target"}, {"target": 0.9}, {"better": "smaller"}])

@@ -14,6 +14,8 @@ from knowable.interfaces.report.from_predictions import (
     local_spread,
     noise_panel,
     pictures_panel,
+    quantile_line,
+    quantile_panel,
     reliability_panel,
 )
 from knowable.interfaces.report.panels import Axes
@@ -78,6 +80,18 @@ def test_coverage_of_far_outcomes_is_zero(generator):
     prediction = regression_prediction(20, generator=generator)
     (line,) = coverage_panel("t", {"m": (prediction, torch.full((20,), 1e6))}).lines
     assert set(line.y) == {0.0}
+
+
+def test_quantiles_count_the_outcomes_below_them_as_the_distribution_function_says(generator):
+    y = torch.randn(200, 1, generator=generator)
+    prediction = Gaussian(noise=2.0).predict(torch.full((1, 200, 1), 1.0), {}, torch.zeros(1))
+    levels = torch.tensor([0.1, 0.5, 0.8], dtype=torch.float64)
+    line = quantile_line("m", prediction, y, levels)
+    bounds = stats.norm(1.0, 2.0).ppf(levels.numpy())
+    assert line.y == pytest.approx([(y.flatten().numpy() <= bound).mean() for bound in bounds])
+    # predictions that are one too high: more outcomes are below the median than half, Φ(1) = 84%, s.e. 2.6%
+    assert abs(line.y[1] - stats.norm.cdf(1.0)) < 4 * 0.026
+    assert f"{line.y[1]:.1%} of the outcomes" in quantile_panel("t", {"m": (prediction, y)}).alt
 
 
 def test_reliability_counts_what_was_right_in_each_bin():

@@ -12,6 +12,7 @@ from torch import Tensor
 from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.checks import check_choice, check_count, check_type
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.engine import as_engine
 from knowable.core.fresh_start import fresh_start
 from knowable.core.method import Method, admit
@@ -102,10 +103,11 @@ class EnsembleOf(Method):
         for k in range(self.members):
             start = given if k == 0 or self.start == "network" else given.starting_at(*fresh_start(given, seed, k))
             try:
-                fit = self.method.fit(
-                    start, data, validation=validation, seed=seed if k == 0 else derive_seed(seed, "member", k),
-                    progress=progress, checkpoint=part_of(saver, f"member {k}"), engine=engine,
-                )  # fmt: skip
+                with share_of_time(1 / (self.members - k)):
+                    fit = self.method.fit(
+                        start, data, validation=validation, seed=seed if k == 0 else derive_seed(seed, "member", k),
+                        progress=progress, checkpoint=part_of(saver, f"member {k}"), engine=engine,
+                    )  # fmt: skip
             except KeyboardInterrupt:  # this member had nothing to return yet
                 if not fits:
                     raise

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from knowable.core.checkpoint import Checkpoint, part_of
 from knowable.core.data import Batch, Data
+from knowable.core.deadline import share_of_time
 from knowable.core.diagnostics import Diagnostics
 from knowable.core.engine import Engine
 from knowable.core.ensemble_objective import EnsembleObjective
@@ -78,7 +79,8 @@ class MemberTraining:
             return self._finished(self._one(model, rows, self.seed, "member 0"), rows)
         points, given = {}, model
         if model.point_names:
-            trained = self._one(model, replace(rows, weights=None) if each_its_own else rows, self.seed, "points")
+            with share_of_time(0.3):
+                trained = self._one(model, replace(rows, weights=None) if each_its_own else rows, self.seed, "points")
             if trained.diagnostics.interrupted:
                 return trained
             points, given = trained.points, model.given(trained.points, trained.buffers)
@@ -152,7 +154,8 @@ class MemberTraining:
             own = rows
             if rows.weights is not None and rows.weights.dim() == 2:
                 own = replace(rows, weights=rows.weights[:, k].contiguous())
-            fit = self._one(start, own, self.seed if k == 0 else derive_seed(self.seed, "member", k), f"member {k}")
+            with share_of_time(1 / (len(starts) - k)):
+                fit = self._one(start, own, self.seed if k == 0 else derive_seed(self.seed, "member", k), f"member {k}")
             if not fit.diagnostics.interrupted or not fits:
                 fits.append(fit)
             if fit.diagnostics.interrupted:
@@ -193,4 +196,5 @@ def joint_diagnostics(method: Method, fits: Sequence[Posterior], asked: int) -> 
         message=f"{count} in turn: {'stopped from the keyboard' if interrupted else each[-1].message}",
         seconds=sum(one.seconds for one in each),
         notes=tuple(dict.fromkeys(note for one in each for note in one.notes)),
+        out_of_time=any(one.out_of_time for one in each),
     )

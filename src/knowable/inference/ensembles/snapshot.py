@@ -9,6 +9,7 @@ from torch import Tensor
 
 from knowable.core.checkpoint import as_checkpoint, part_of
 from knowable.core.checks import check_count
+from knowable.core.deadline import share_of_time
 from knowable.core.engine import as_engine
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
@@ -68,10 +69,11 @@ class SnapshotEnsemble(Method, Training):
         saver, engine = as_checkpoint(checkpoint), as_engine(engine)
         points, given = {}, model
         if model.point_names:
-            trained = fit_point(
-                self, model, rows, training=self._one_fall(), use_prior=True, seed=seed, progress=progress,
-                checkpoint=part_of(saver, "points"), engine=engine,
-            )  # fmt: skip
+            with share_of_time(0.3):
+                trained = fit_point(
+                    self, model, rows, training=self._one_fall(), use_prior=True, seed=seed, progress=progress,
+                    checkpoint=part_of(saver, "points"), engine=engine,
+                )  # fmt: skip
             if trained.diagnostics.interrupted:
                 return trained
             points = trained.points

@@ -11,6 +11,7 @@ from torch import Tensor
 from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.engine import Engine, as_engine
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
@@ -129,10 +130,11 @@ class SWAG(Method, Training):
             stack = {name: start[name].unsqueeze(0) for name in model.random_names}
             return Particles(model, stack, points={name: start[name] for name in model.point_names}, seed=seed)
         plain = Training(**{each.name: getattr(self, each.name) for each in fields(Training)})
-        return fit_point(
-            self, model, rows, training=plain, use_prior=True, validation=held_out, seed=seed, progress=progress,
-            checkpoint=part_of(saver, "mode"), engine=engine, label=f"{type(self).__name__}, mode",
-        )  # fmt: skip
+        with share_of_time(0.5):
+            return fit_point(
+                self, model, rows, training=plain, use_prior=True, validation=held_out, seed=seed, progress=progress,
+                checkpoint=part_of(saver, "mode"), engine=engine, label=f"{type(self).__name__}, mode",
+            )  # fmt: skip
 
     def _wandering(self, model: Model, rows: Data, seed: int) -> Training:
         """How SGD goes on from the mode."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.diagnostics import LogEvidence
 from knowable.core.engine import Engine
 from knowable.core.method import Method, admit, identity_of
@@ -98,14 +99,15 @@ class MeanFieldVI(Method, Training):
     ) -> DiagonalNormal:
         """Maximise the bound; see :meth:`knowable.core.method.Method.fit`."""
         rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
-        with own_randomness(derive_seed(seed, "start")):
+        with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
             first = next(iter(rows))[0]
             start = self._start(model, rows, held_out, seed, progress, engine)
             objective = self.objective(model, first, rows.size, start=start)
-        result = train(
-            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-            engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
-        )  # fmt: skip
+        with share_of_time(0.9):  # the rest is for the bound
+            result = train(
+                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+                engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
+            )  # fmt: skip
         loc, scale = objective.loc_and_scale()
         points = objective.point_params()
         bound, terms = _final_bound(objective, rows, seed)

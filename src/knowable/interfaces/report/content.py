@@ -96,11 +96,21 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of words: headings and rows, the first cell of a row naming it."""
+    """A table of words: headings and rows, the first cell of a row naming it.
+
+    Attributes:
+        title: What is listed.
+        headings: Names of the columns.
+        rows: The cells of each row.
+        note: How to read it.
+        lines: Where in the file each row comes from, for tables of rows of data: the figures mark the same row.
+    """
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,41 +6,67 @@ Nothing global is touched: no pyplot, no backend switch, settings only within a 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from knowable.errors import MissingExtra, Unsupported
-from knowable.interfaces.report import style
+from knowable.interfaces.report import run_drawings, style
+from knowable.interfaces.report.canvas import POINTS, finish, new_figure, per_cent
+from knowable.interfaces.report.marks import Mark, marks_of
 from knowable.interfaces.report.panels import BandPanel, CalibrationPanel, CurvesPanel, Line, NoisePanel, Panel
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.4  # inches; narrow enough to stay readable on a phone
+
+@dataclass(frozen=True)
+class PlacedMark:
+    """A point that can be read, in the units of the drawing: from its upper left corner, in points."""
+
+    x: float
+    y: float
+    text: str
+    row: int | None = None
 
 
-def svg(panel: Panel, *, key: str) -> str:
+@dataclass(frozen=True)
+class Drawing:
+    """An ``<svg>`` element with a text alternative, and what can be read off it."""
+
+    svg: str
+    marks: tuple[PlacedMark, ...]
+
+
+def draw(panel: Panel, *, key: str) -> Drawing:
     """Draw a panel.
 
     Args:
         panel: What to draw.
         key: A prefix, unique on the page, for the identifiers inside the drawing.
 
-    Returns:
-        An ``<svg>`` element with a text alternative.
-
     Raises:
         MissingExtra: If matplotlib is not installed.
     """
-    draw = _DRAWINGS.get(panel.kind)
-    if draw is None:
+    drawing = _DRAWINGS.get(panel.kind)
+    if drawing is None:
         raise Unsupported(f"There is no drawing of kind {panel.kind!r}; there are {', '.join(sorted(_DRAWINGS))}.")
     matplotlib = _matplotlib()
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style.RC, "backend": "agg"}):
-        return _inline(_markup(draw(panel)), alt=panel.alt, key=key)
+    settings = {**matplotlib.rcParamsDefault, **style.RC, "backend": "agg"}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box; the words are in the text
+        figure = drawing(panel)
+        markup = _inline(_markup(figure), alt=panel.alt, key=key)
+        return Drawing(markup, tuple(_placed(figure, marks_of(panel))))
+
+
+def svg(panel: Panel, *, key: str) -> str:
+    """The ``<svg>`` element of a panel; see :func:`draw`."""
+    return draw(panel, key=key).svg
 
 
 def _matplotlib() -> Any:
@@ -53,12 +79,6 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _new_figure(height: float = 3.5) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(WIDTH, height), layout="constrained")
-
-
 def _markup(figure: Figure) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -66,6 +86,18 @@ def _markup(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return buffer.getvalue()
+
+
+def _placed(figure: Figure, marks: tuple[Mark, ...]) -> Iterator[PlacedMark]:
+    """Marks where the figure, already laid out, has them; those outside its axes are left out."""
+    height = figure.get_size_inches()[1] * POINTS
+    for mark in marks:
+        if not (math.isfinite(mark.x) and math.isfinite(mark.y)):
+            continue
+        axes = figure.axes[mark.plot]
+        x, y = axes.transData.transform((mark.x, mark.y))
+        if axes.bbox.padded(1.0).contains(x, y):
+            yield PlacedMark(round(float(x), 1), round(float(height - y), 1), mark.text, mark.row)
 
 
 def _inline(markup: str, *, alt: str, key: str) -> str:
@@ -88,10 +120,10 @@ def _inline(markup: str, *, alt: str, key: str) -> str:
 
 
 def _band(panel: BandPanel) -> Figure:
-    figure = _new_figure()
+    figure = new_figure()
     axes = figure.add_subplot()
-    per_cent = f"{panel.level:.0%}"
-    axes.fill_between(panel.x, panel.low, panel.high, color=style.ALEATORIC_BAND, lw=0, label=f"total, {per_cent}")
+    share = f"{panel.level:.0%}"
+    axes.fill_between(panel.x, panel.low, panel.high, color=style.ALEATORIC_BAND, lw=0, label=f"total, {share}")
     if any(high > low for low, high in zip(panel.epistemic_low, panel.epistemic_high, strict=True)):
         axes.fill_between(
             panel.x,
@@ -99,18 +131,18 @@ def _band(panel: BandPanel) -> Figure:
             panel.epistemic_high,
             color=style.EPISTEMIC_BAND,
             lw=0,
-            label=f"epistemic, {per_cent}",
+            label=f"epistemic, {share}",
         )
     if panel.truth:
         axes.plot(panel.x, panel.truth, color=style.INK, ls="--", lw=1.2, label="truth")
     axes.plot(panel.x, panel.mean, color=style.MEAN, label="mean")
     if panel.data_x:
         axes.plot(panel.data_x, panel.data_y, ".", color=style.DATA, ms=4, alpha=0.8, label="data")
-    return _finish(figure, axes, panel.axes.x, panel.axes.y)
+    return finish(figure, axes, panel.axes.x, panel.axes.y)
 
 
 def _noise(panel: NoisePanel) -> Figure:
-    figure = _new_figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     axes.plot(panel.x, panel.noise, color="#0072b2", label="predicted noise sd")
     axes.errorbar(
@@ -125,11 +157,11 @@ def _noise(panel: NoisePanel) -> Figure:
         label="residual sd nearby (± 1 s.e.)",
     )
     axes.set_ylim(bottom=0)
-    return _finish(figure, axes, panel.axes.x, panel.axes.y)
+    return finish(figure, axes, panel.axes.x, panel.axes.y)
 
 
 def _calibration(panel: CalibrationPanel) -> Figure:
-    figure = _new_figure(4.3)
+    figure = new_figure(4.3)
     axes = figure.add_subplot()
     widest = max(panel.lines, key=lambda line: max(line.error, default=0.0))
     if len({line.x for line in panel.lines}) == 1 and widest.error:
@@ -144,13 +176,14 @@ def _calibration(panel: CalibrationPanel) -> Figure:
             axes.errorbar(line.x, line.y, yerr=line.error, color=colour, ls="none", lw=1, capsize=2)
         axes.plot(line.x, line.y, color=colour, ls=dash, marker=marker, ms=4, lw=1.4, label=line.name)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    _per_cent(axes)
-    return _finish(figure, axes, panel.axes.x, panel.axes.y)
+    per_cent(axes.xaxis)
+    per_cent(axes.yaxis)
+    return finish(figure, axes, panel.axes.x, panel.axes.y)
 
 
 def _curves(panel: CurvesPanel) -> Figure:
     count = len(panel.groups)
-    figure = _new_figure(0.5 + 2.1 * count)
+    figure = new_figure(0.5 + 2.1 * count)
     for number, (method, lines) in enumerate(panel.groups):
         axes = figure.add_subplot(count, 1, number + 1)
         for place, line in enumerate(lines):
@@ -172,24 +205,14 @@ def _settled_range(lines: tuple[Line, ...]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _finish(figure: Figure, axes: Axes, x: str, y: str) -> Figure:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=2 if len(labels) > 3 else len(labels))
-    return figure
-
-
-def _per_cent(axes: Axes) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
 _DRAWINGS: dict[str, Callable[[Any], Any]] = {
     "band": _band,
-    "noise": _noise,
+    "bars": run_drawings.bars,
     "calibration": _calibration,
     "curves": _curves,
+    "dependence": run_drawings.dependence,
+    "lines": run_drawings.lines,
+    "noise": _noise,
+    "traces": run_drawings.traces,
+    "truth": run_drawings.truth,
 }

@@ -151,6 +151,30 @@ def coverage_line(name: str, prediction: RegressionPrediction, y: Tensor, levels
     return Line(name, _numbers(curve.levels), _numbers(curve.coverage), _numbers(error), (len(y),) * len(levels))
 
 
+def quantile_panel(
+    title: str, predictions: Mapping[str, tuple[RegressionPrediction, Tensor]], *, points: int = 19, caption: str = ""
+) -> CalibrationPanel:
+    """How often outcomes are below a predicted quantile, against its level; above the diagonal they are too high."""
+    levels = torch.linspace(0, 1, points + 2, dtype=torch.float64)[1:-1]
+    lines = tuple(quantile_line(name, prediction, y, levels) for name, (prediction, y) in predictions.items())
+    return CalibrationPanel(
+        title=title,
+        caption=caption,
+        alt=f"{title}. "
+        + " ".join(f"{line.name}: {line.y[points // 2]:.1%} of the outcomes are below their median." for line in lines),
+        axes=Axes("level of the quantile", "share of outcomes below it"),
+        lines=lines,
+    )
+
+
+def quantile_line(name: str, prediction: RegressionPrediction, y: Tensor, levels: Tensor) -> Line:
+    r"""Share of outcomes with :math:`F(y) \le q` at each level q, with its error :math:`\sqrt{q (1 - q) / n}`."""
+    places = prediction.cdf(y).double().flatten()  # the probability integral transform: uniform if F is right
+    share = (places.unsqueeze(0) <= levels.unsqueeze(1)).double().mean(1)
+    error = (levels * (1 - levels) / len(y)).sqrt()
+    return Line(name, _numbers(levels), _numbers(share), _numbers(error), (len(y),) * len(levels))
+
+
 def reliability_panel(
     title: str, predictions: Mapping[str, tuple[ClassPrediction, Tensor]], *, bins: int = 10, caption: str = ""
 ) -> CalibrationPanel:

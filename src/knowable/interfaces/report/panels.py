@@ -121,3 +121,92 @@ class PicturesPanel(Panel):
 
     kind: str = "pictures"
     pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesPanel(CurvesPanel):
+    """What the draws of several chains say of a few quantities, one small plot for each quantity."""
+
+    kind: str = "traces"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinesPanel(Panel):
+    """Named curves on one pair of axes; where ``percent`` is set the first axis is a share."""
+
+    kind: str = "lines"
+    axes: Axes
+    lines: tuple[Line, ...]
+    percent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarsPanel(Panel):
+    """Named values with standard errors, the largest first."""
+
+    kind: str = "bars"
+    axes: Axes  # x: what the values are; y: what the names are
+    names: tuple[str, ...]
+    values: Numbers
+    errors: Numbers = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruthPanel(Panel):
+    """Predictions with their intervals against what was observed, one point a row."""
+
+    kind: str = "truth"
+    axes: Axes
+    level: float
+    truth: Numbers
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+    rows: tuple[int, ...]  # where each row is in the file
+
+    @property
+    def inside(self) -> tuple[bool, ...]:
+        """Whether the interval of each row holds what was observed."""
+        return tuple(low <= truth <= high for low, truth, high in zip(self.low, self.truth, self.high, strict=True))
+
+
+@dataclass(frozen=True)
+class Response:
+    """A mean that changes along an input, with what the model doubts about it."""
+
+    name: str
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependencePanel(Panel):
+    """A prediction along one input, averaged over the rows, and its uncertainty split in two.
+
+    Attributes:
+        axes: Names of the input and of what is predicted.
+        level: Level of the bands.
+        x: Values of the input; ``0, 1, ...`` where it has categories.
+        categories: Names of the values, where the input is one of several.
+        responses: The mean, or the probability of each class.
+        low: Lower end of the total band; empty for classes.
+        high: Upper end of the total band.
+        aleatoric: Noise, in ``unit``.
+        epistemic: Doubt, in ``unit``.
+        unit: What the two are measured in.
+        seen: Values of the input in the data, where it is a number.
+    """
+
+    kind: str = "dependence"
+    axes: Axes
+    level: float
+    x: Numbers
+    categories: tuple[str, ...] = ()
+    responses: tuple[Response, ...]
+    low: Numbers = ()
+    high: Numbers = ()
+    aleatoric: Numbers
+    epistemic: Numbers
+    unit: str
+    seen: Numbers = ()

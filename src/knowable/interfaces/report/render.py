@@ -1,9 +1,17 @@
-"""A report as one self-contained HTML page: no network, no scripts, readable on a phone and on paper."""
+"""A report as one self-contained HTML page: no network, readable on a phone, on paper and without a pointer.
+
+The page carries a content security policy that forbids every request and every script but its own, which is named by
+its hash. So nothing leaves the page even if a word from outside should ever slip through the escaping.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import tempfile
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +34,34 @@ def render(report: Report) -> str:
     """
     environment = _environment()
     drawings = {
-        (i, j): figures.svg(panel, key=f"s{i}f{j}")
+        (i, j): figures.draw(panel, key=f"s{i}f{j}")
         for i, section in enumerate(report.sections)
         for j, panel in enumerate(section.panels)
         if panel.kind != "pictures"
     }
+    script = script_text() if any(drawing.marks for drawing in drawings.values()) else ""
     template = environment.get_template("report.html.jinja")
-    return template.render(report=report, drawings=drawings, colours=style, generator=GENERATOR)
+    return template.render(
+        report=report,
+        drawings=drawings,
+        marks={place: _as_json(drawing) for place, drawing in drawings.items()},
+        colours=style,
+        generator=GENERATOR,
+        script=script,
+        policy=policy(script),
+    )
+
+
+def script_text() -> str:
+    """The one script of a page: it reads values off figures for the pointer and the arrow keys."""
+    return resources.files("knowable.interfaces.report").joinpath("templates/report.js").read_text(encoding="utf-8")
+
+
+def policy(script: str) -> str:
+    """The content security policy of a page with this script: styles of its own, the script, and nothing else."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"'sha256-{digest}'" if script else "'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:
@@ -49,6 +78,12 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
         os.unlink(file.name)
         raise
     return path
+
+
+def _as_json(drawing: figures.Drawing) -> str:
+    """The marks of a drawing for the script: ``[x, y, text]`` or ``[x, y, text, row]`` each."""
+    marks = [[m.x, m.y, m.text] if m.row is None else [m.x, m.y, m.text, m.row] for m in drawing.marks]
+    return json.dumps(marks, ensure_ascii=False, separators=(",", ":")) if marks else ""
 
 
 def _umask() -> int:

@@ -1,0 +1,74 @@
+"""Seconds for a whole comparison, shared out between its fits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+_LEAST = 0.05  # seconds: less is no time for a fit
+_OVERRUN = 1.2  # times its share: a method that takes longer does not heed it
+
+
+class Budget:
+    """A clock that deals out what is left.
+
+    Every fit gets an equal share of the time that is left, so that what a quick one leaves goes to those after it.
+    Of its share a fit may use what predicting and scoring, as they have gone so far, do not take.
+
+    Args:
+        seconds: For everything, or None for no limit.
+        fits: How many fits are still to be made.
+        spent: Seconds that earlier runs of the same comparison took.
+        clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self, seconds: float | None, fits: int, *, spent: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ):
+        self._clock = clock
+        self._end = math.inf if seconds is None else clock() + seconds - spent
+        self._fits = fits
+        self._besides: list[float] = []  # seconds beside the fit, of every one so far
+        self._needs: dict[str, float] = {}  # seconds of methods that do not heed their share
+
+    @property
+    def left(self) -> float:
+        """Seconds left, 0 where there are none; infinite without a limit."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def for_fit(self) -> float | None:
+        """Seconds that the next fit may take; None without a limit."""
+        return None if math.isinf(self._end) else max(_LEAST, self._share - self._beside)
+
+    def allows(self, method: str) -> bool:
+        """Whether there is time to begin a fit of this method."""
+        return self.left > max(self._beside, self._needs.get(method, 0.0))
+
+    def count(self, method: str, *, began: float, fit: float) -> None:
+        """A fit is done.
+
+        Args:
+            method: Which.
+            began: What :attr:`left` was before it.
+            fit: Seconds that it took by itself, without predicting and scoring.
+        """
+        taken = began - self.left
+        if math.isfinite(taken):
+            self._besides.append(max(0.0, taken - fit))
+            if taken > _OVERRUN * began / max(1, self._fits):
+                self._needs[method] = min(taken, self._needs.get(method, math.inf))
+        self._fits -= 1
+
+    def skip(self) -> None:
+        """A fit will not be made: there is one less to share with."""
+        self._fits -= 1
+
+    @property
+    def _share(self) -> float:
+        return self.left / max(1, self._fits)
+
+    @property
+    def _beside(self) -> float:
+        return sum(self._besides) / len(self._besides) if self._besides else 0.0

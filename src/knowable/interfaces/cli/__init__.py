@@ -1,0 +1,9 @@
+"""The command line: ``knowable demo | fit | predict | evaluate | compare | report | methods | cite``.
+
+One file a command, registered in :mod:`.front_door`. Heavy things are imported inside the commands, so that
+``knowable --help`` and completion are quick.
+"""
+
+from knowable.interfaces.cli.front_door import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,174 @@
+"""The classifier for scikit-learn users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import ClassifierMixin
+from sklearn.utils import column_or_1d
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+
+from knowable.core.likelihood import Likelihood
+from knowable.core.method import Method
+from knowable.core.prediction import ClassPrediction
+from knowable.errors import InvalidArgument, InvalidData, Unsupported
+from knowable.likelihoods import Bernoulli, Categorical
+from knowable.tabular.columns import find_missing
+from knowable.tabular.estimators import BayesianEstimator, can_update
+from knowable.tabular.targets import ClassTargets, Targets, label_array
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """Classification with a Bayesian network, by the conventions of scikit-learn.
+
+    Numbers, categories, dates and gaps in the inputs are taken care of; labels may be texts, numbers or truth values,
+    two of them or more. How sure a prediction is, and why, is in :meth:`predict_dist`.
+
+    Args:
+        method: ``"auto"`` (chosen by the size of the data and the budget; ``choice_`` says why), the name of a method
+            (``"mfvi"``, ``"laplace"``, ``"ensemble"``, ``"nuts"``, ...) or a method such as ``kn.MAP(epochs=200)``.
+        network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
+            the data, see :func:`~knowable.tabular.networks.default_network`.
+        likelihood: ``Categorical()``, which is the default, or for two classes ``Bernoulli()``.
+        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
+            widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
+        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
+        samples: Draws of the weights that a prediction uses, at the most.
+        random_state: Fixes everything random.
+        kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
+        precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.
+        verbose: Show a progress bar on a terminal.
+
+    Attributes:
+        classes_: The labels, in order.
+        posterior_: The posterior of the weights.
+        schema_: What the columns are.
+        model_: Network, likelihood and prior.
+        method_: The method that was used.
+        choice_: That, and why.
+        n_features_in_: How many columns the inputs have.
+        feature_names_in_: Their names, where they have any.
+
+    Example:
+        >>> import numpy as np
+        >>> import knowable as kn
+        >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
+        >>> y = np.where(X[:, 0] > 0, "up", "down")
+        >>> model = kn.BayesianClassifier(kn.MAP(epochs=100), random_state=0).fit(X, y)
+        >>> model.predict_proba(X).shape
+        (40, 2)
+        >>> model.predict([[0.9]]).tolist()
+        ['up']
+    """
+
+    task = "classification"
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianClassifier:
+        """Fit the posterior.
+
+        Args:
+            X: Rows: an array, a data frame of pandas or polars, or anything else that
+                :func:`~knowable.tabular.reading.read_table` takes.
+            y: Labels ``(rows,)``, or the name of a column of ``X``.
+            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are heeded by
+                methods that train networks.
+        """
+        self._known_classes = None
+        self._fit(X, y, sample_weight)
+        return self
+
+    @available_if(can_update)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> BayesianClassifier:
+        """Learn from more rows: the posterior so far is their prior. The first call is a fit.
+
+        What was learned of the columns in the first call stays. It is there for methods whose posterior has a density
+        that can be a prior: ``MeanFieldVI``, ``Laplace``; ``"auto"`` takes the first of them.
+
+        Args:
+            X: Rows, as for :meth:`fit`.
+            y: Labels.
+            classes: All labels that there will ever be, in the first call; None where its rows have all of them.
+            sample_weight: How often each row counts.
+        """
+        if "posterior_" in vars(self):
+            self._update(X, y, sample_weight)
+            return self
+        self._known_classes = None if classes is None else np.unique(label_array(np.asarray(classes)))
+        self._fit(X, y, sample_weight, updates=True)
+        return self
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The labels, in order."""
+        if "schema_" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no classes_ before it is fitted.")
+        assert isinstance(self.schema_.targets, ClassTargets)
+        return np.array(self.schema_.targets.classes)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label of each row."""
+        probs = self.predict_proba(X)
+        assert isinstance(self.schema_.targets, ClassTargets)
+        return self.schema_.targets.labels(probs.argmax(1))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, in the order of ``classes_``, averaged over the posterior."""
+        probs = self.predict_dist(X).probs.double().cpu().numpy()
+        probs = probs.reshape(len(probs), -1)
+        return probs if probs.shape[1] > 1 else np.column_stack([1.0 - probs, probs])
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of :meth:`predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict_dist(self, X: Any) -> ClassPrediction:
+        """The predictive distribution of each row: its classes are numbered in the order of ``classes_``.
+
+        Args:
+            X: Rows with the columns of the training rows.
+        """
+        prediction = super().predict_dist(X)
+        if not isinstance(prediction, ClassPrediction):
+            raise Unsupported(f"likelihood={self.likelihood!r} is for numbers. Use BayesianRegressor.")
+        return prediction
+
+    # --- what the estimators share calls -----------------------------------------------------------------------------
+
+    def _checked_target(self, y: Any) -> np.ndarray:
+        found = column_or_1d(y, warn=True)
+        if found.dtype.kind == "c":
+            raise InvalidArgument("Complex data not supported: y must hold labels.")
+        gaps = np.flatnonzero(find_missing(pd.Series(found))) if found.dtype.kind == "O" else np.arange(0)
+        if len(gaps):
+            raise InvalidData(f"y has no label in row {gaps[0]} (counting from 0). Drop such rows, or fill them in.")
+        labels = label_array(found)
+        check_classification_targets(labels)
+        return labels
+
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
+        if self._known_classes is None:
+            return ClassTargets.learn(y, names)
+        learned = ClassTargets.learn(self._known_classes, names)
+        learned.codes(y)  # refuses others
+        return learned
+
+    def _scaled(self, y: np.ndarray) -> np.ndarray:
+        assert isinstance(self.schema_.targets, ClassTargets)
+        return self.schema_.targets.codes(y)
+
+    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
+        return Categorical()
+
+    def _outputs(self, likelihood: Likelihood) -> int:
+        assert self.schema_.targets is not None
+        if not isinstance(likelihood, Bernoulli):
+            return self.schema_.targets.outputs
+        if self.schema_.targets.outputs > 2:
+            raise InvalidArgument(
+                f"likelihood=Bernoulli() is for two classes, there are {self.schema_.targets.outputs}. Leave it out."
+            )
+        return 1

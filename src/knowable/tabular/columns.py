@@ -1,0 +1,263 @@
+"""Kinds of columns: what a column of a table is, and how its values become numbers for a network.
+
+Each kind is a small frozen class that is learned from the training rows, encodes any rows, and goes to JSON and back.
+Values that are missing are filled in, and where the training rows had any, one more number says that they were.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidData, KnowableWarning
+from knowable.tabular.csv_file import is_missing, parse_number
+from knowable.tabular.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRUE, FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+ISO_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
+_MOSTLY = 0.8  # of the values that are numbers, beyond which a text among them is taken for a slip
+
+
+@dataclass(frozen=True)
+class Column(ABC):
+    """What was learned of one column.
+
+    Attributes:
+        name: Its name.
+        gaps: Whether training rows had missing values, and so one more number says which rows have.
+    """
+
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Column]]] = {}
+
+    name: str
+    gaps: bool
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Column.kinds[cls.kind] = cls
+
+    @classmethod
+    @abstractmethod
+    def learn(cls, table: Table, name: str, given: Any = None) -> Column:
+        """Learn from the training rows; ``given`` is what the user said of the column, if anything."""
+
+    @abstractmethod
+    def _features(self) -> tuple[str, ...]:
+        """Names of the numbers that a value becomes, without the one for gaps."""
+
+    @abstractmethod
+    def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
+        """Values as ``(rows, features)``, what is missing filled in."""
+
+    def check(self, table: Table) -> list[str]:
+        """Refuse values of the wrong type, naming the place; what is merely suspicious comes back in words."""
+        return []
+
+    @property
+    def constant(self) -> bool:
+        """Whether the training rows all had the same value, and no gaps to tell them apart."""
+        return False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers that a value becomes."""
+        return (*self._features(), *((f"{self.name} is missing",) if self.gaps else ()))
+
+    def encode(self, table: Table) -> np.ndarray:
+        """The column of ``table`` as numbers, ``(rows, width)`` in double precision."""
+        values = table.column(self.name)
+        missing = find_missing(values)
+        if missing.any() and not self.gaps:
+            count = int(missing.sum())
+            warnings.warn(
+                f"Column {self.name!r} has {count} missing value{'s' * (count > 1)}, and had none in training: the "
+                f"usual value is taken.",
+                KnowableWarning, stacklevel=4,
+            )  # fmt: skip
+        found = self._encode(values, missing, table)
+        return np.column_stack([found, missing]) if self.gaps else found
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"kind": self.kind, **asdict(self)}
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Column:
+        """Back from plain values."""
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
+        }
+        try:
+            return Column.kinds[fields.pop("kind")](**fields)
+        except (KeyError, TypeError) as error:
+            raise DamagedArtifact(f"The schema has a column that cannot be read: {error}. Fit again.") from None
+
+
+# --- what a column is ------------------------------------------------------------------------------------------------
+
+
+def learn_column(table: Table, name: str, given: Any = None) -> Column | str:
+    """Learn one column, of the kind that is ``given`` or else told from its values; or say why it is left out.
+
+    Args:
+        table: The training rows.
+        name: The column.
+        given: ``"numeric"``, ``"categorical"``, ``"boolean"``, ``"date"``, ``"ordinal"``, a list (the levels of an
+            ordinal column, lowest first), ``"ignore"``, or None.
+    """
+    if given == "ignore":
+        return "it is to be ignored"
+    values = table.column(name)
+    if find_missing(values).all():
+        return "it has no values"
+    kind = _given_kind(name, given) if given is not None else infer_kind(table, name)
+    if kind is None:
+        return "it has another text in nearly every row"
+    column = Column.kinds[kind].learn(table, name, given)
+    return "it is the same in every row" if column.constant else column
+
+
+def infer_kind(table: Table, name: str) -> str | None:
+    """The kind of a column, told from its values; None for a text that only names the rows."""
+    import pandas as pd
+
+    values = table.column(name)
+    dtype: Any = values.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "ordinal" if dtype.ordered else "categorical"
+    if pd.api.types.is_bool_dtype(dtype):
+        return "boolean"
+    if pd.api.types.is_numeric_dtype(dtype):
+        return "numeric"
+    if pd.api.types.is_datetime64_any_dtype(dtype):
+        return "date"
+    present = [value for value, gap in zip(values, find_missing(values), strict=True) if not gap]
+    if all(isinstance(value, bool | np.bool_) for value in present):
+        return "boolean"
+    texts = [str(value).strip() for value in present]
+    numbers = sum(parse_number(text) is not None for text in texts)
+    if numbers == len(texts):
+        return "numeric"
+    if mostly_numbers(texts):
+        row = _first_where(values, lambda text: parse_number(text) is None)
+        raise InvalidData(
+            f"{table.where(row, name)}: {shown(values.iloc[row])} is not a number, and {numbers / len(texts):.0%} of "
+            f"the column are. Correct it, or say kinds={{{name!r}: 'categorical'}}."
+        )
+    return _kind_of_texts(texts)
+
+
+def mostly_numbers(values: Iterable[Any]) -> bool:
+    """Whether so many values are numbers that the others look like slips."""
+    found = [parse_number(str(value)) is not None for value in values]
+    return bool(found) and sum(found) >= _MOSTLY * len(found)
+
+
+def _kind_of_texts(texts: Sequence[str]) -> str | None:
+    distinct = set(texts)
+    if len(distinct) == 2 and {text.lower() for text in distinct} <= TRUE | FALSE and _opposite(distinct):
+        return "boolean"
+    if all(ISO_DATE.fullmatch(text) for text in distinct):
+        return "date"
+    return None if len(texts) >= 20 and len(distinct) > 0.9 * len(texts) else "categorical"
+
+
+def _opposite(texts: set[str]) -> bool:
+    return len({text.lower() in TRUE for text in texts}) == 2
+
+
+def _given_kind(name: str, given: Any) -> str:
+    if isinstance(given, str) and given in Column.kinds:
+        return given
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1:
+        return "ordinal"
+    raise InvalidArgument(
+        f"kinds[{name!r}] must be one of {', '.join(map(repr, Column.kinds))}, 'ignore', or a list of levels from the "
+        f"lowest to the highest; got {given!r}."
+    )
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def find_missing(values: pd.Series) -> np.ndarray:
+    """Which values are missing: what pandas calls so, and texts that stand for nothing."""
+    import pandas as pd
+
+    missing = values.isna().to_numpy(dtype=bool)
+    dtype: Any = values.dtype
+    texts = pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)
+    if isinstance(dtype, pd.CategoricalDtype) or not texts:
+        return missing
+    return missing | np.fromiter((isinstance(v, str) and is_missing(v) for v in values), dtype=bool, count=len(values))
+
+
+def as_numbers(table: Table, name: str, expected: str = "a number") -> np.ndarray:
+    """A column as double-precision numbers with NaN for what is missing, or an error naming the first that is none."""
+    import pandas as pd
+
+    values = table.column(name)
+    missing = find_missing(values)
+    if pd.api.types.is_complex_dtype(values.dtype):
+        raise InvalidData(f"Column {name!r} has complex numbers. Give their parts as two columns.")
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        found = values.to_numpy(dtype=float, na_value=np.nan)
+    else:
+        found = np.full(len(values), np.nan)
+        for row in np.flatnonzero(~missing):
+            number = parse_number(str(values.iloc[row]))
+            if number is None:
+                raise InvalidData(
+                    f"{table.where(row, name)}: {shown(values.iloc[row])} is not {expected}. Correct it, or remove the "
+                    f"row."
+                )
+            found[row] = number
+    infinite = np.flatnonzero(np.isinf(found))
+    if len(infinite):
+        raise InvalidData(
+            f"{table.where(infinite[0], name)} is infinite. Correct it, or leave it empty if it is not known."
+        )
+    return found
+
+
+def label_of(value: Any) -> str:
+    """A value as the name of a category: whole numbers alike whether they were read as such or not."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    return repr(value) if isinstance(value, str) else label_of(value)
+
+
+def labels_of(values: pd.Series) -> list[str]:
+    """All values as names of categories."""
+    return [label_of(value) for value in values.astype(object)]
+
+
+def warn_of_unseen(name: str, labels: set[str], instead: str) -> None:
+    """Say which categories were not there in training."""
+    shown = sorted(labels)
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    warnings.warn(
+        f"Column {name!r} has categories that were not in the training rows: {', '.join(map(repr, shown[:5]))}{more}. "
+        f"{instead}",
+        KnowableWarning, stacklevel=5,
+    )  # fmt: skip
+
+
+def _first_where(values: pd.Series, holds: Callable[[str], bool]) -> int:
+    missing = find_missing(values)
+    return next(row for row in range(len(values)) if not missing[row] and holds(str(values.iloc[row])))

@@ -1,0 +1,299 @@
+"""What the two estimators share: from a table to a posterior, and from rows to a prediction."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.data import Data
+from knowable.core.deadline import time_limit
+from knowable.core.likelihood import Likelihood
+from knowable.core.method import Method
+from knowable.core.model import Model
+from knowable.core.posterior import Posterior
+from knowable.core.prediction import Prediction
+from knowable.core.randomness import derive_seed, own_randomness
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+from knowable.inference.exact import ExactLinear
+from knowable.registry import find_method
+from knowable.tabular import saving
+from knowable.tabular.auto import USUAL_BUDGET, Choice, choose
+from knowable.tabular.label_columns import CategoricalColumn
+from knowable.tabular.networks import default_network, default_prior
+from knowable.tabular.reading import read_table
+from knowable.tabular.rows import canonical_order, checked_weights, weighed
+from knowable.tabular.schema import Schema
+from knowable.tabular.table import Table
+from knowable.tabular.targets import Targets, refuse_hopeless, target_values
+
+PRECISIONS = {"double": torch.float64, "single": torch.float32}
+UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
+
+
+class BayesianEstimator(BaseEstimator):
+    """A Bayesian network for tables, by the conventions of scikit-learn.
+
+    The two kinds are :class:`~knowable.tabular.regressor.BayesianRegressor` and
+    :class:`~knowable.tabular.classifier.BayesianClassifier`, which document their parameters.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "auto",
+        *,
+        network: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        likelihood: Likelihood | None = None,
+        prior: Any = None,
+        budget: float | None = None,
+        samples: int = 64,
+        random_state: Any = None,
+        kinds: Any = None,
+        precision: str = "double",
+        verbose: bool = False,
+    ):
+        self.method = method
+        self.network = network
+        self.likelihood = likelihood
+        self.prior = prior
+        self.budget = budget
+        self.samples = samples
+        self.random_state = random_state
+        self.kinds = kinds
+        self.precision = precision
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # gaps are filled in
+        tags.input_tags.string = True
+        return tags
+
+    # --- what the two kinds define -----------------------------------------------------------------------------------
+
+    task: str
+
+    @abstractmethod
+    def _checked_target(self, y: Any) -> np.ndarray:
+        """Targets as an array, or an error."""
+
+    @abstractmethod
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
+        """What is to be predicted."""
+
+    @abstractmethod
+    def _scaled(self, y: np.ndarray) -> np.ndarray:
+        """Targets as the likelihood wants them."""
+
+    @abstractmethod
+    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
+        """The likelihood where none is given."""
+
+    @abstractmethod
+    def _outputs(self, likelihood: Likelihood) -> int:
+        """How many numbers the likelihood wants of the network."""
+
+    # --- fitting -----------------------------------------------------------------------------------------------------
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, updates: bool = False) -> None:
+        started = time.monotonic()
+        self._check_settings()
+        vars(self).pop("posterior_", None)  # a fit that fails leaves nothing that looks fitted
+        table, y, names = self._admit(X, y, reset=True)
+        table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
+        if len(table) < 2:
+            raise InvalidData(f"{type(self).__name__} needs at least 2 rows with a weight, got 1 sample.")
+        order = canonical_order(table, y if y.dtype.kind in "biuf" else np.unique(y, return_inverse=True)[1], weights)
+        table, y, weights = table.rows(order), y[order], None if weights is None else weights[order]
+        kinds = self.kinds
+        if isinstance(kinds, Mapping):  # which may also speak of the target
+            kinds = {name: kind for name, kind in kinds.items() if name in table.names or name not in names}
+        columns = Schema.learn(table, None, kinds=kinds)
+        self.schema_ = columns.predicting(self._learn_targets(y, names))
+        self.input_names_ = table.names
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.choice_ = self._choose(len(table), updates=updates, weighted=weights is not None)
+        self.method_ = self.choice_.method
+        likelihood = self.likelihood or self._default_likelihood(self.method_, len(table))
+        linear = isinstance(self.method_, ExactLinear)
+        net = self._make_network(likelihood, len(table), linear=linear)
+        ours = self.network is None and not linear
+        self.model_ = Model(net, likelihood, default_prior(net) if self.prior is None and ours else self.prior)
+        self.posterior_ = self._run(table, y, weights, started)
+
+    def _update(self, X: Any, y: Any, sample_weight: Any) -> None:
+        started = time.monotonic()
+        self._check_settings()
+        table, y, _ = self._admit(X, y, reset=False)
+        table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
+        self.model_ = Model(self.model_.net, self.model_.likelihood, self.posterior_)
+        self.posterior_ = self._run(table, y, weights, started)
+
+    def _run(self, table: Table, y: np.ndarray, weights: np.ndarray | None, started: float) -> Posterior:
+        x, target = torch.from_numpy(self.schema_.encode(table)), torch.from_numpy(self._scaled(y))
+        data = Data((x, target), len(x), None if weights is None else torch.from_numpy(weights).to(self.model_.dtype))
+        try:
+            with time_limit(self._seconds_left(started)):
+                return self.method_.fit(self.model_, data, seed=self.seed_, progress=None if self.verbose else False)
+        except Unsupported as error:
+            if weights is None:
+                raise
+            raise Unsupported(
+                f"{type(self.method_).__name__} cannot take weights that are not whole numbers ({error}) Round "
+                f"sample_weight, or choose method='ensemble'."
+            ) from error
+
+    def _seconds_left(self, started: float) -> float | None:
+        """What is left of the time that the fit may take; what was not chosen by the user has a limit of its own."""
+        budget = USUAL_BUDGET if self.budget is None and self.method == "auto" else self.budget
+        return None if budget is None else max(1e-3, budget - (time.monotonic() - started))
+
+    def _admit(self, X: Any, y: Any, *, reset: bool) -> tuple[Table, np.ndarray, tuple[str, ...]]:
+        """Inputs, targets and the targets' names; ``y`` may be the name of columns of ``X``."""
+        if y is None:
+            raise InvalidArgument(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None."
+            )
+        named = (y,) if isinstance(y, str) else tuple(y) if _all_texts_in(y, X) else ()
+        if named:
+            whole = read_table(X)
+            named = tuple(whole.find(name) for name in named)
+            found = target_values(whole, named, self.task)
+            if reset:
+                refuse_hopeless(whole, named, found, self.task, self.kinds)
+            return self._table(whole.without(named), reset=reset), found, named
+        table = self._table(X, reset=reset)
+        found = self._checked_target(y)
+        check_consistent_length(table.frame, found)
+        return table, found, _names_of(y)
+
+    def _table(self, X: Any, *, reset: bool) -> Table:
+        """Rows as a table whose columns have the names that they had in training."""
+        if isinstance(X, Table | Mapping | str | os.PathLike) and not issparse(X):  # one kind of which is a mapping
+            X = read_table(X)
+            if reset:
+                self.n_features_in_, self.feature_names_in_ = len(X.names), np.array(X.names, dtype=object)
+            return X
+        if _library(X) in ("pandas", "polars") and type(X).__name__ == "DataFrame":
+            frame: Any = X
+            validate_data(self, frame, skip_check_array=True, reset=reset)
+            table = read_table(X)
+            if not len(table):
+                raise InvalidData(f"X has 0 samples (rows), {type(self).__name__} needs at least one.")
+            return table
+        any_type: Any = {"dtype": None, "ensure_all_finite": "allow-nan"}
+        array = check_array(X, **any_type, estimator=self, input_name="X")
+        validate_data(self, array, skip_check_array=True, reset=reset)
+        names = [f"x{k}" for k in range(array.shape[1])] if reset else self.input_names_
+        return read_table({name: array[:, k] for k, name in enumerate(names)})
+
+    def _choose(self, rows: int, *, updates: bool, weighted: bool) -> Choice:
+        if isinstance(self.method, Method):
+            return Choice(self.method, "it was asked for")
+        if self.method != "auto":
+            return Choice(find_method(self.method).cls(), "it was asked for")
+        likelihood = self.likelihood or self._default_likelihood(None, rows)
+        size = sum(value.numel() for value in self._make_network(likelihood, rows).parameters())
+        inputs = len(self.schema_.feature_names)
+        return choose(rows, inputs, size, self.task, self.budget, updates=updates, weighted=weighted)
+
+    def _make_network(self, likelihood: Likelihood, rows: int, *, linear: bool = False) -> nn.Module:
+        if isinstance(self.network, nn.Module):
+            return self.network
+        inputs, outputs = len(self.schema_.feature_names), self._outputs(likelihood)
+        with own_randomness(derive_seed(self.seed_, "network")):
+            if self.network is not None:
+                return self.network(inputs, outputs)
+            if linear:
+                return nn.Linear(inputs, outputs).to(PRECISIONS[self.precision])
+            groups = self.schema_.groups
+            categories = [groups[each.name] for each in self.schema_.columns if isinstance(each, CategoricalColumn)]
+            return default_network(inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision])
+
+    def _check_settings(self) -> None:
+        if not isinstance(self.method, str | Method):
+            raise InvalidType(
+                f"method must be 'auto', the name of a method or a method such as MAP(), got {self.method!r}."
+            )
+        if self.network is not None and not isinstance(self.network, nn.Module) and not callable(self.network):
+            raise InvalidType(
+                f"network must be a torch.nn.Module, a function of the numbers of inputs and outputs that makes one, "
+                f"or None; got {type(self.network).__name__}."
+            )
+        if self.likelihood is not None and not isinstance(self.likelihood, Likelihood):
+            raise InvalidType(f"likelihood must be one such as Gaussian(), or None; got {self.likelihood!r}.")
+        if self.budget is not None:
+            check_number("budget", self.budget, above=0)
+        check_count("samples", self.samples)
+        check_choice("precision", self.precision, PRECISIONS)
+
+    # --- predicting --------------------------------------------------------------------------------------------------
+
+    def predict_dist(self, X: Any) -> Prediction:
+        """The predictive distribution of each row, in the units of the training targets.
+
+        Args:
+            X: Rows with the columns of the training rows.
+        """
+        check_is_fitted(self, "posterior_")
+        x = torch.from_numpy(self.schema_.encode(self._table(X, reset=False)))
+        assert self.schema_.targets is not None
+        return self.schema_.targets.restore(self.posterior_.predict(x, samples=self.samples))
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Any:
+        """Write a folder that :meth:`load` reads: the schema as JSON and the posterior, without code in it."""
+        check_is_fitted(self, "posterior_")
+        return saving.save_estimator(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], network: nn.Module | None = None) -> Any:
+        """Read a folder written by :meth:`save`.
+
+        Args:
+            path: The folder.
+            network: The network it was fitted with, if that was one of your own that is not made of plain layers.
+        """
+        return saving.load_estimator(cls, path, network)
+
+
+def can_update(estimator: BayesianEstimator) -> bool:
+    """Whether ``partial_fit`` is there: the method's posterior can be the prior of the next rows."""
+    method = vars(estimator).get("method_", estimator.method)
+    if method == "auto":
+        return True
+    name = type(method).__name__ if isinstance(method, Method) else find_method(method).cls_name
+    if name in UPDATING:
+        return True
+    raise Unsupported(
+        f"The posterior of {name} has no density, so that it cannot be the prior of the next rows. Methods with "
+        f"partial_fit: {', '.join(UPDATING)}."
+    )
+
+
+def _all_texts_in(y: Any, X: Any) -> bool:
+    """Whether ``y`` is a list of names of columns, for a table with names."""
+    return isinstance(X, Table) and isinstance(y, list | tuple) and len(y) > 0 and set(map(str, y)) <= set(X.names)
+
+
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _names_of(y: Any) -> tuple[str, ...]:
+    if _library(y) not in ("pandas", "polars"):
+        return ()
+    names = list(y.columns) if type(y).__name__ == "DataFrame" else [y.name]
+    return tuple(str(name) for name in names) if all(isinstance(name, str) and name for name in names) else ()

@@ -1,0 +1,204 @@
+"""Columns of categories, of ordered levels, and of yes and no."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from knowable.errors import InvalidArgument, InvalidData
+from knowable.tabular.columns import (
+    FALSE,
+    TRUE,
+    Column,
+    find_missing,
+    label_of,
+    labels_of,
+    shown,
+    warn_of_unseen,
+)
+from knowable.tabular.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST = 255  # categories with a place of their own
+
+
+@dataclass(frozen=True)
+class CategoricalColumn(Column):
+    """Categories: one number for each, 1 where the row has it and 0 elsewhere, and one for all others.
+
+    Others are categories that were not in training, and the rarest where there are more than 255. No training row tells
+    what an unseen category does, so that predictions for it are as uncertain as the prior. What is missing becomes the
+    most frequent category.
+
+    Attributes:
+        categories: Those with a place of their own, in alphabetical order.
+        usual: The most frequent one.
+        rare: How many share the place of all others.
+    """
+
+    kind: ClassVar[str] = "categorical"
+
+    categories: tuple[str, ...]
+    usual: str
+    rare: int
+
+    @classmethod
+    def learn(cls, table: Table, name: str, given: Any = None) -> CategoricalColumn:
+        """Count the categories."""
+        values = table.column(name)
+        missing = find_missing(values)
+        counts = Counter(label for label, gap in zip(labels_of(values), missing, strict=True) if not gap)
+        ordered = sorted(counts, key=lambda label: (-counts[label], label))
+        return cls(name, bool(missing.any()), tuple(sorted(ordered[:_MOST])), ordered[0], max(0, len(ordered) - _MOST))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the training rows all had the same category, and no gaps to tell them apart."""
+        return len(self.categories) == 1 and not self.gaps
+
+    def _features(self) -> tuple[str, ...]:
+        return (*(f"{self.name} = {category}" for category in self.categories), f"{self.name} = other")
+
+    def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
+        place = {category: number for number, category in enumerate(self.categories)}
+        labels = [self.usual if gap else label for label, gap in zip(labels_of(values), missing, strict=True)]
+        other = len(self.categories)
+        codes = np.array([place.get(label, other) for label in labels], dtype=int)
+        unseen = {label for label in set(labels) if label not in place}
+        if unseen and not self.rare:  # else they may be some of the rare ones
+            warn_of_unseen(self.name, unseen, "They share the place of all others.")
+        return np.eye(other + 1)[codes]
+
+
+@dataclass(frozen=True)
+class OrdinalColumn(Column):
+    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level.
+
+    Attributes:
+        levels: From the lowest to the highest.
+        middle: Number of the median level in training.
+        centre: Mean number in training.
+        scale: Standard deviation of the numbers in training.
+    """
+
+    kind: ClassVar[str] = "ordinal"
+
+    levels: tuple[str, ...]
+    middle: float
+    centre: float
+    scale: float
+
+    @classmethod
+    def learn(cls, table: Table, name: str, given: Any = None) -> OrdinalColumn:
+        """Take the order from ``given``, from the data frame, or from numbers."""
+        values = table.column(name)
+        missing = find_missing(values)
+        levels = _levels(name, values, missing, given)
+        labels = labels_of(values)
+        for row in np.flatnonzero(~missing):
+            if labels[row] not in levels:
+                raise InvalidData(
+                    f"{table.where(row, name)}: {labels[row]!r} is not one of its levels ({', '.join(levels)}). "
+                    f"Correct it, or add it to kinds[{name!r}]."
+                )
+        ranks = np.array([levels.index(labels[row]) for row in np.flatnonzero(~missing)], dtype=float)
+        middle = float(np.sort(ranks)[len(ranks) // 2])
+        return cls(name, bool(missing.any()), levels, middle, float(ranks.mean()), float(ranks.std()))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the training rows all had the same level, and no gaps to tell them apart."""
+        return self.scale == 0.0 and not self.gaps
+
+    def _features(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
+        rank = {level: float(number) for number, level in enumerate(self.levels)}
+        labels = labels_of(values)
+        unseen = {label for label, gap in zip(labels, missing, strict=True) if not gap and label not in rank}
+        if unseen:
+            warn_of_unseen(self.name, unseen, "The middle level is taken for them.")
+        found = np.array(
+            [self.middle if gap else rank.get(label, self.middle) for label, gap in zip(labels, missing, strict=True)]
+        )
+        return ((found - self.centre) / (self.scale or 1.0))[:, None]
+
+
+@dataclass(frozen=True)
+class BooleanColumn(Column):
+    """Yes or no: one number, centred and scaled. What is missing becomes the more frequent one.
+
+    Attributes:
+        share: Share of yes in the training rows.
+    """
+
+    kind: ClassVar[str] = "boolean"
+
+    share: float
+
+    @classmethod
+    def learn(cls, table: Table, name: str, given: Any = None) -> BooleanColumn:
+        """Count."""
+        found = as_truth(table, name)
+        return cls(name, bool(np.isnan(found).any()), float(np.nanmean(found)))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the training rows all said the same, and no gaps tell them apart."""
+        return self.share in (0.0, 1.0) and not self.gaps
+
+    def check(self, table: Table) -> list[str]:
+        """Values must be yes or no, in one of the ways to say it."""
+        as_truth(table, self.name)
+        return []
+
+    def _features(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
+        found = np.where(missing, float(self.share >= 0.5), as_truth(table, self.name))
+        scale = (self.share * (1 - self.share)) ** 0.5
+        return ((found - self.share) / (scale or 1.0))[:, None]
+
+
+def as_truth(table: Table, name: str) -> np.ndarray:
+    """A column of yes and no as 1 and 0, with NaN for what is missing."""
+    values = table.column(name)
+    missing = find_missing(values)
+    found = np.full(len(values), np.nan)
+    for row in np.flatnonzero(~missing):
+        label = label_of(values.iloc[row]).lower()
+        if label in TRUE or label == "1":
+            found[row] = 1.0
+        elif label in FALSE or label == "0":
+            found[row] = 0.0
+        else:
+            raise InvalidData(
+                f"{table.where(row, name)}: {shown(values.iloc[row])} is neither yes nor no. Write true or false, or "
+                f"say kinds={{{name!r}: 'categorical'}}."
+            )
+    return found
+
+
+def _levels(name: str, values: pd.Series, missing: np.ndarray, given: Any) -> tuple[str, ...]:
+    import pandas as pd
+
+    dtype: Any = values.dtype
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        levels = tuple(label_of(level) for level in given)
+    elif isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
+        levels = tuple(label_of(level) for level in dtype.categories)
+    elif pd.api.types.is_numeric_dtype(dtype):
+        levels = tuple(label_of(level) for level in np.unique(values.to_numpy()[~missing]))
+    else:
+        raise InvalidArgument(f"kinds[{name!r}]='ordinal' of texts needs their order: give a list, lowest first.")
+    if len(set(levels)) < len(levels):
+        raise InvalidArgument(f"kinds[{name!r}] must name every level once, got {list(levels)}.")
+    return levels

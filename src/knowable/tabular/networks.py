@@ -1,0 +1,140 @@
+"""Networks that suit small tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.checks import check_count
+from knowable.core.prior import Prior
+from knowable.errors import DamagedArtifact, InvalidArgument
+from knowable.priors import Normal
+
+_NARROWEST, _WIDEST = 16, 128
+_EMBEDDED_FROM = 8  # categories
+_DEEP_FROM = 5_000  # rows
+_GAIN = math.sqrt(2.0)
+
+
+def default_network(
+    inputs: int, outputs: int, rows: int, *, categorical: Sequence[slice] = (), dtype: torch.dtype = torch.float64
+) -> nn.Module:
+    """A network sized to the data.
+
+    A perceptron with two hidden layers of tanh, whose width grows with the square root of the number of rows from 16 to
+    128: 16 up to 256 rows, 32 for 1,000, 100 for 10,000. With 5,000 rows or more, or with a column of 8 categories or
+    more, a :class:`ResidualMLP` of that width, which embeds such columns.
+
+    Args:
+        inputs: Numbers in a row.
+        outputs: Numbers that the likelihood wants.
+        rows: Training rows.
+        categorical: Which of the inputs are the categories of one column, for each such column.
+        dtype: Precision of the weights.
+    """
+    check_count("inputs", inputs)
+    check_count("outputs", outputs)
+    check_count("rows", rows)
+    width = min(_WIDEST, max(_NARROWEST, round(math.sqrt(rows))))
+    embedded = [block for block in categorical if block.stop - block.start >= _EMBEDDED_FROM]
+    if embedded or rows >= _DEEP_FROM:
+        return ResidualMLP(inputs, outputs, width=width, embedded=[(b.start, b.stop) for b in embedded]).to(dtype)
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
+    ).to(dtype)
+
+
+def default_prior(net: nn.Module) -> dict[str, Prior]:
+    r"""The prior for a network of ours: :math:`w \sim \mathcal{N}(0, 2 / \text{inputs of its layer})`, biases N(0, 1).
+
+    Functions drawn from it then are of about the size of standardised targets, whatever the widths (Neal, 1996). With
+    N(0, 1) on every weight they would grow with the widths, and networks would be free to follow the noise.
+    """
+    layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+    weights = {f"{name}.weight": Normal(_GAIN / math.sqrt(layer.in_features)) for name, layer in layers}
+    return {**weights, "*": Normal(1.0)}
+
+
+class ResidualMLP(nn.Module):
+    r"""Hidden layers that add to what came before, and embeddings for columns of many categories.
+
+    .. math:: h_0 = W_0 z, \qquad h_{l+1} = h_l + B_l\, \sigma(A_l h_l + a_l), \qquad f = W \sigma(h_L) + b
+
+    where z holds the inputs, those of a column of categories replaced by their embedding. An embedding is a linear map
+    of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear
+    layers knows it.
+
+    Args:
+        inputs: Numbers in a row.
+        outputs: Numbers in the output.
+        width: Of the hidden layers.
+        depth: How many layers add to what came before.
+        embedded: First input and the one after the last, of each column of categories that is to be embedded.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, width: int = 64, depth: int = 2, embedded: Sequence[tuple[int, int]] = ()
+    ):
+        super().__init__()
+        self.inputs, self.outputs, self.width, self.depth = inputs, outputs, width, depth
+        self.embedded = [(int(first), int(last)) for first, last in embedded]
+        if any(not 0 <= first < last <= inputs for first, last in self.embedded):
+            raise InvalidArgument(f"embedded must name ranges within {inputs} inputs, got {self.embedded}.")
+        inside = {place for first, last in self.embedded for place in range(first, last)}
+        self.plain = [place for place in range(inputs) if place not in inside]
+        sizes = [embedding_size(last - first) for first, last in self.embedded]
+        self.embeddings = nn.ModuleList(
+            nn.Linear(last - first, size, bias=False) for (first, last), size in zip(self.embedded, sizes, strict=True)
+        )
+        self.first = nn.Linear(len(self.plain) + sum(sizes), width)
+        self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.outer = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.last = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows ``(batch, inputs)`` to ``(batch, outputs)``."""
+        parts = [embed(x[:, first:last]) for embed, (first, last) in zip(self.embeddings, self.embedded, strict=True)]
+        if self.embedded:
+            x = torch.cat([x[:, self.plain], *parts], dim=1)
+        hidden = self.first(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            hidden = hidden + outer(torch.tanh(inner(hidden)))
+        return self.last(torch.tanh(hidden))
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, as plain values."""
+        return {
+            "inputs": self.inputs, "outputs": self.outputs, "width": self.width, "depth": self.depth,
+            "embedded": [list(each) for each in self.embedded],
+        }  # fmt: skip
+
+
+def embedding_size(categories: int) -> int:
+    """How many numbers a category becomes: the square root of how many there are, at most 16."""
+    return min(16, max(2, round(math.sqrt(categories))))
+
+
+def network_to_json(net: nn.Module) -> dict[str, Any] | None:
+    """How to make a network of ours again; None for any other, which the artifact describes if it can."""
+    if type(net) is not ResidualMLP:
+        return None
+    dtype = next(net.parameters()).dtype
+    return {"network": "ResidualMLP", "dtype": str(dtype).removeprefix("torch."), **net.settings()}
+
+
+def network_from_json(saved: Mapping[str, Any] | None) -> nn.Module | None:
+    """The network that was described, with weights not yet filled in."""
+    if saved is None:
+        return None
+    try:
+        dtype = {"float32": torch.float32, "float64": torch.float64}[saved["dtype"]]
+        return ResidualMLP(
+            saved["inputs"], saved["outputs"], width=saved["width"], depth=saved["depth"],
+            embedded=[(first, last) for first, last in saved["embedded"]],
+        ).to(dtype)  # fmt: skip
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise DamagedArtifact(f"The saved network cannot be made: {error!r}. Pass network= instead.") from None

@@ -1,0 +1,164 @@
+"""The regressor for scikit-learn users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array
+from sklearn.utils.metaestimators import available_if
+
+from knowable.core.likelihood import Likelihood
+from knowable.core.method import Method
+from knowable.core.prediction import RegressionPrediction
+from knowable.core.sampler import Sampler
+from knowable.errors import Unsupported
+from knowable.inference.exact import ExactLinear
+from knowable.inference.laplace import Laplace
+from knowable.inference.sampling import ImportanceSampling
+from knowable.inference.variational import MeanFieldVI
+from knowable.likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
+from knowable.tabular.estimators import BayesianEstimator, can_update
+from knowable.tabular.targets import NumberTargets, Targets
+
+_NOISE_VARIES_FROM = 100  # rows, for methods that average over the weights
+_TRAINED_NOISE_VARIES_FROM = 5_000  # rows, for trained networks: on fewer they would learn where they hit the targets
+_ONE_NOISE = (ExactLinear, Laplace, ImportanceSampling)  # methods that do better with one noise for all rows
+
+
+class BayesianRegressor(RegressorMixin, BayesianEstimator):
+    """Regression with a Bayesian network, by the conventions of scikit-learn.
+
+    Numbers, categories, dates and gaps in the inputs are taken care of, and everything that is predicted is in the
+    units of the training targets. One target or several.
+
+    Args:
+        method: ``"auto"`` (chosen by the size of the data and the budget; ``choice_`` says why), the name of a method
+            (``"mfvi"``, ``"laplace"``, ``"ensemble"``, ``"nuts"``, ...) or a method such as ``kn.MAP(epochs=200)``.
+        network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
+            the data, see :func:`~knowable.tabular.networks.default_network`.
+        likelihood: What the network's output means, for standardised targets. None: a normal whose spread depends on
+            the input, or one spread for all with fewer than 100 rows (5,000 for methods that train networks rather than
+            average over them) and for methods that do better so.
+        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
+            widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
+        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
+        samples: Draws of the weights that a prediction uses, at the most.
+        random_state: Fixes everything random.
+        kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
+        precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.
+        verbose: Show a progress bar on a terminal.
+
+    Attributes:
+        posterior_: The posterior of the weights.
+        schema_: What the columns are.
+        model_: Network, likelihood and prior.
+        method_: The method that was used.
+        choice_: That, and why.
+        n_features_in_: How many columns the inputs have.
+        feature_names_in_: Their names, where they have any.
+
+    Example:
+        >>> import numpy as np
+        >>> import knowable as kn
+        >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
+        >>> model = kn.BayesianRegressor(kn.MAP(epochs=100), random_state=0).fit(X, 3 * X[:, 0])
+        >>> mean, std = model.predict(X, return_std=True)
+        >>> mean.shape, std.shape
+        ((40,), (40,))
+    """
+
+    task = "regression"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
+        """Fit the posterior.
+
+        Args:
+            X: Rows: an array, a data frame of pandas or polars, or anything else that
+                :func:`~knowable.tabular.reading.read_table` takes.
+            y: Targets ``(rows,)`` or ``(rows, outputs)``, or the name of a column of ``X``.
+            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are heeded by
+                methods that train networks.
+        """
+        self._fit(X, y, sample_weight)
+        return self
+
+    @available_if(can_update)
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
+        """Learn from more rows: the posterior so far is their prior. The first call is a fit.
+
+        What was learned of the columns in the first call stays. It is there for methods whose posterior has a density
+        that can be a prior: ``MeanFieldVI``, ``Laplace``, ``ExactLinear``; ``"auto"`` takes the first of them.
+
+        Args:
+            X: Rows, as for :meth:`fit`.
+            y: Targets.
+            sample_weight: How often each row counts.
+        """
+        if "posterior_" in vars(self):
+            self._update(X, y, sample_weight)
+        else:
+            self._fit(X, y, sample_weight, updates=True)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The expected target of each row, and with ``return_std`` also its standard deviation."""
+        prediction = self.predict_dist(X)
+        mean = self._shaped(prediction.mean)
+        return (mean, self._shaped(prediction.std)) if return_std else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval that holds each target with probability ``level``: its lower and upper ends."""
+        low, high = self.predict_dist(X).interval(level)
+        return self._shaped(low), self._shaped(high)
+
+    def predict_dist(self, X: Any) -> RegressionPrediction:
+        """The predictive distribution of each row, in the units of the training targets.
+
+        Args:
+            X: Rows with the columns of the training rows.
+        """
+        prediction = super().predict_dist(X)
+        if not isinstance(prediction, RegressionPrediction):
+            raise Unsupported(f"likelihood={self.likelihood!r} is for labels. Use BayesianClassifier.")
+        return prediction
+
+    # --- what the estimators share calls -----------------------------------------------------------------------------
+
+    def _checked_target(self, y: Any) -> np.ndarray:
+        number: Any = np.float64
+        found = check_array(y, ensure_2d=False, dtype=number, input_name="y", estimator=self)
+        return found if found.ndim < 3 else found.reshape(len(found), -1)
+
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
+        learned = NumberTargets.learn(y, names)
+        if isinstance(self.likelihood, Poisson):  # counts have no other units
+            return NumberTargets((0.0,) * learned.outputs, (1.0,) * learned.outputs, learned.flat, names)
+        return learned
+
+    def _scaled(self, y: np.ndarray) -> np.ndarray:
+        assert isinstance(self.schema_.targets, NumberTargets)
+        return self.schema_.targets.scale(y)
+
+    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
+        assert self.schema_.targets is not None
+        averaging = method is None or isinstance(method, Sampler | MeanFieldVI)
+        enough = _NOISE_VARIES_FROM if averaging else _TRAINED_NOISE_VARIES_FROM
+        if rows >= enough and not isinstance(method, _ONE_NOISE):
+            return HeteroscedasticGaussian()
+        return Gaussian(outputs=self.schema_.targets.outputs)
+
+    def _outputs(self, likelihood: Likelihood) -> int:
+        assert self.schema_.targets is not None
+        return self.schema_.targets.outputs * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+
+    def _shaped(self, values: Any) -> np.ndarray:
+        assert isinstance(self.schema_.targets, NumberTargets)
+        found = values.double().cpu().numpy().reshape(len(values), -1)
+        return found[:, 0] if self.schema_.targets.flat else found

@@ -1,0 +1,151 @@
+"""Estimators on disk: a folder with the schema as JSON and the posterior, without code in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from knowable.core.artifact import build_object, describe_object
+from knowable.core.likelihood import Likelihood
+from knowable.core.method import Method
+from knowable.core.prior import Prior
+from knowable.core.storage import as_path
+from knowable.errors import DamagedArtifact, InvalidArgument
+from knowable.loading import load
+from knowable.registry import METHODS, find_method
+from knowable.tabular.auto import Choice
+from knowable.tabular.networks import network_from_json, network_to_json
+from knowable.tabular.schema import Schema
+
+if TYPE_CHECKING:
+    from knowable.tabular.estimators import BayesianEstimator
+
+FORMAT = 1
+DESCRIPTION, POSTERIOR = "estimator.json", "posterior"
+_PLAIN = ("budget", "samples", "precision", "verbose")
+
+
+def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str]) -> Path:
+    """Write a fitted estimator to a folder, the posterior first."""
+    folder = as_path(path)
+    _check_place(folder)
+    estimator.posterior_.save(folder / POSTERIOR)
+    content = {
+        "format": FORMAT,
+        "estimator": type(estimator).__name__,
+        "schema": estimator.schema_.to_json(),
+        "network": network_to_json(estimator.model_.net),
+        "inputs": list(estimator.input_names_),
+        "named": "feature_names_in_" in vars(estimator),
+        "seed": estimator.seed_,
+        "choice": {"method": _describe_method(estimator.method_), "why": estimator.choice_.why},
+        "settings": _describe_settings(estimator),
+    }
+    partial = folder / f"{DESCRIPTION}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(partial, folder / DESCRIPTION)
+    return folder
+
+
+def load_estimator(cls: type, path: str | os.PathLike[str], network: nn.Module | None) -> Any:
+    """Read an estimator of the class ``cls``."""
+    import numpy as np
+
+    file = as_path(path) / DESCRIPTION
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] > FORMAT:
+            raise DamagedArtifact(f"{file} has format {content['format']}, newer than {FORMAT}. Upgrade knowable.")
+        if content["estimator"] != cls.__name__:
+            raise InvalidArgument(f"{file.parent} holds a {content['estimator']}: write {content['estimator']}.load.")
+        estimator = cls(**_build_settings(content["settings"], network))
+        estimator.schema_ = Schema.from_json(content["schema"])
+        estimator.input_names_ = tuple(content["inputs"])
+        estimator.n_features_in_ = len(estimator.input_names_)
+        if content["named"]:
+            estimator.feature_names_in_ = np.array(estimator.input_names_, dtype=object)
+        estimator.seed_ = content["seed"]
+        estimator.method_ = _build_method(content["choice"]["method"])
+        estimator.choice_ = Choice(estimator.method_, content["choice"]["why"])
+        made = network_from_json(content["network"]) if network is None else network
+        estimator.posterior_ = load(file.parent / POSTERIOR, made)
+        estimator.model_ = estimator.posterior_.model
+        return estimator
+    except FileNotFoundError:
+        raise DamagedArtifact(f"{file.parent} is not a saved estimator: it has no {DESCRIPTION}.") from None
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DamagedArtifact(f"{file} cannot be read: {error!r}. Save it again.") from None
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a file, and a folder of other things."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"path {str(folder)!r} is a file: give the name of a folder.")
+    foreign = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    foreign = [name for name in foreign if name != POSTERIOR and not name.startswith(DESCRIPTION)]
+    if foreign:
+        raise InvalidArgument(
+            f"path {str(folder)!r} is a folder with something else in it ({min(foreign)}): give a new or empty one."
+        )
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:
+    settings = {name: getattr(estimator, name) for name in _PLAIN}
+    whole = isinstance(estimator.random_state, int)
+    settings["random_state"] = estimator.random_state if whole else None
+    settings["method"] = estimator.method if isinstance(estimator.method, str) else _describe_method(estimator.method)
+    settings["likelihood"] = None if estimator.likelihood is None else describe_object(estimator.likelihood)
+    settings["prior"] = _describe_prior(estimator.prior)
+    kinds = {} if estimator.kinds is None else dict(estimator.kinds)
+    settings["kinds"] = {name: each if isinstance(each, str) else list(each) for name, each in kinds.items()} or None
+    return settings
+
+
+def _build_settings(saved: Mapping[str, Any], network: nn.Module | None) -> dict[str, Any]:
+    settings = {name: saved[name] for name in (*_PLAIN, "random_state", "kinds")}
+    method, likelihood, prior = saved["method"], saved["likelihood"], saved["prior"]
+    settings["method"] = method if isinstance(method, str) else _build_method(method)
+    settings["likelihood"] = None if likelihood is None else build_object(likelihood, Likelihood)
+    if prior is not None and "globs" in prior:
+        settings["prior"] = {glob: build_object(each, Prior) for glob, each in prior["globs"].items()}
+    else:
+        settings["prior"] = None if prior is None else build_object(prior, Prior)
+    return {**settings, "network": network}
+
+
+def _describe_prior(prior: Any) -> Any:
+    """A prior as plain values; None for a posterior, which the artifact holds."""
+    if isinstance(prior, Prior):
+        return describe_object(prior)
+    if isinstance(prior, Mapping):
+        return {"globs": {glob: describe_object(each) for glob, each in prior.items()}}
+    return None
+
+
+def _describe_method(method: Method) -> dict[str, Any]:
+    """A method by name, with those of its settings that are plain values."""
+    name = next((name for name, entry in METHODS.items() if entry.cls_name == type(method).__name__), None)
+    if name is None:
+        raise InvalidArgument(f"{method!r} is not a method of knowable's, so that it cannot be saved by name.")
+    settings = {each.name: getattr(method, each.name) for each in fields(method)}  # type: ignore[arg-type]
+    plain = {key: value for key, value in settings.items() if _is_plain(value)}
+    inner = {key: _describe_method(value) for key, value in settings.items() if isinstance(value, Method)}
+    return {"name": name, "settings": {**plain, **inner}}
+
+
+def _build_method(saved: Mapping[str, Any]) -> Method:
+    settings = {key: _build_method(v) if isinstance(v, Mapping) else v for key, v in saved["settings"].items()}
+    return find_method(saved["name"]).cls(**settings)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,220 @@
+"""What is predicted: numbers in the user's units, or classes with the user's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from knowable.core.affine_prediction import restored
+from knowable.core.prediction import Prediction, RegressionPrediction
+from knowable.errors import DamagedArtifact, InvalidData
+from knowable.tabular.columns import as_numbers, find_missing, mostly_numbers, shown
+from knowable.tabular.number_columns import middle_and_unit, refuse_slips
+from knowable.tabular.table import Table, listed
+
+TASKS = ("regression", "classification")
+
+
+@dataclass(frozen=True)
+class NumberTargets:
+    r"""Numbers, one or several for each row, centred and scaled for the network: :math:`y' = (y - m) / s`.
+
+    Predictions come back in the user's units, densities included.
+
+    Attributes:
+        means: m of each output.
+        scales: s of each output; 1 for a constant one.
+        flat: Whether targets were one number a row, and not a column of one.
+        names: Names of the outputs, where they have any.
+    """
+
+    means: tuple[float, ...]
+    scales: tuple[float, ...]
+    flat: bool = True
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def learn(cls, y: np.ndarray, names: tuple[str, ...] = ()) -> NumberTargets:
+        """Measure targets ``(rows,)`` or ``(rows, outputs)``."""
+        columns = y.reshape(len(y), -1)
+        means, scales = columns.mean(0), columns.std(0)
+        varies = scales > 1e-12 * np.maximum(1e-300, np.abs(means))
+        return cls(
+            tuple(map(float, means)), tuple(map(float, np.where(varies, scales, 1.0))), flat=y.ndim == 1, names=names
+        )
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a row has."""
+        return len(self.means)
+
+    def scale(self, y: np.ndarray) -> np.ndarray:
+        """Targets for the network, ``(rows, outputs)``."""
+        return (y.reshape(len(y), -1) - np.array(self.means)) / np.array(self.scales)
+
+    def restore(self, prediction: Prediction) -> Prediction:
+        """A prediction of the network's in the user's units."""
+        if not isinstance(prediction, RegressionPrediction) or prediction.components.discrete:
+            return prediction
+        means, scales = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.scales))
+        return restored(prediction, means, scales)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "task": "regression", "means": list(self.means), "scales": list(self.scales), "flat": self.flat,
+            "names": list(self.names),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClassTargets:
+    """Classes, in the order of their labels.
+
+    Attributes:
+        classes: The labels: all texts, all numbers, or False and True.
+        names: The name of the target, where it has one.
+    """
+
+    classes: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def learn(cls, y: np.ndarray, names: tuple[str, ...] = ()) -> ClassTargets:
+        """Find the classes in labels ``(rows,)``."""
+        labels = np.unique(y)
+        if len(labels) < 2:
+            raise InvalidData(
+                f"The target has one class only ({listed(labels)}): there is nothing to tell apart. Give rows of two "
+                f"classes or more."
+            )
+        return cls(tuple(labels.tolist()), names)
+
+    @property
+    def outputs(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    def codes(self, y: np.ndarray) -> np.ndarray:
+        """Labels as whole numbers from 0."""
+        place = {label: code for code, label in enumerate(self.classes)}
+        unseen = sorted({str(label) for label in np.unique(y).tolist() if label not in place})
+        if unseen:
+            raise InvalidData(
+                f"y has classes that were not there before: {listed(unseen)}. The classes are {listed(self.classes)}."
+            )
+        return np.array([place[label] for label in y.tolist()], dtype=np.int64)
+
+    def labels(self, codes: np.ndarray) -> np.ndarray:
+        """Whole numbers from 0 as labels."""
+        return np.array(self.classes)[codes]
+
+    def restore(self, prediction: Prediction) -> Prediction:
+        """The prediction as it is: classes have no units."""
+        return prediction
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"task": "classification", "classes": list(self.classes), "names": list(self.names)}
+
+
+Targets = NumberTargets | ClassTargets
+
+
+def targets_from_json(saved: Mapping[str, Any]) -> Targets:
+    """Back from plain values."""
+    try:
+        names = tuple(saved["names"])
+        if saved["task"] == "classification":
+            return ClassTargets(tuple(saved["classes"]), names)
+        return NumberTargets(tuple(saved["means"]), tuple(saved["scales"]), saved["flat"], names)
+    except (KeyError, TypeError) as error:
+        raise DamagedArtifact(f"The schema's target cannot be read: {error}. Fit again.") from None
+
+
+# --- targets that are columns of a table -----------------------------------------------------------------------------
+
+
+def infer_task(table: Table, names: tuple[str, ...]) -> str:
+    """Classification for texts, for yes and no, and for two whole numbers; regression for other numbers.
+
+    A text among many numbers is a slip, and does not make them classes.
+    """
+    import pandas as pd
+
+    name, *more = names
+    if more:
+        return "regression"
+    values = table.column(name)
+    present = values[~find_missing(values)]
+    dtype: Any = values.dtype
+    if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
+        return "classification"
+    if not pd.api.types.is_numeric_dtype(dtype):
+        return "regression" if mostly_numbers(present) else "classification"
+    distinct = pd.unique(present)
+    return (
+        "classification" if len(distinct) == 2 and all(float(each).is_integer() for each in distinct) else "regression"
+    )
+
+
+def target_values(table: Table, names: tuple[str, ...], task: str) -> np.ndarray:
+    """The target of every row: numbers ``(rows,)`` or ``(rows, outputs)``, or labels ``(rows,)``."""
+    for name in names:
+        _refuse_gaps(table, name)
+    if task == "regression":
+        found = [as_numbers(table, name, expected="a number, and the target must be one") for name in names]
+        return found[0] if len(found) == 1 else np.column_stack(found)
+    name, *more = names
+    if more:
+        raise InvalidData(f"Classification has one target, got {listed(names)}. Fit one classifier for each.")
+    return label_array(table.column(name).to_numpy())
+
+
+def label_array(values: np.ndarray) -> np.ndarray:
+    """Labels as an array of one plain type: whole numbers, numbers, truth values, or texts."""
+    if values.dtype.kind in "biuf":
+        return values
+    kinds = {type(value) for value in values.tolist()}
+    if kinds <= {bool} or kinds <= {int} or kinds <= {int, float}:
+        return np.array(values.tolist())
+    return np.array([str(value) for value in values.tolist()], dtype=object)
+
+
+def refuse_hopeless(
+    table: Table, names: tuple[str, ...], y: np.ndarray, task: str, kinds: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a target from which nothing can be learned, or with a value out of all proportion."""
+    if len(table) < 2:
+        raise InvalidData(f"{table.source} has 1 sample: at least 2 rows are needed.")
+    if task == "regression":
+        for name, column in zip(names, y.reshape(len(y), -1).T, strict=True):
+            if (column == column[0]).all():
+                raise InvalidData(
+                    f"The target {name!r} is {shown(column[0])} in every row: there is nothing to learn. Is it the "
+                    f"right column?"
+                )
+            if name not in (kinds or {}):
+                refuse_slips(table, name, column, *middle_and_unit(column))
+        return
+    classes = len(set(y.tolist()))
+    if classes > 50 and classes > len(y) / 2:
+        raise InvalidData(
+            f"The target {names[0]!r} has {classes} classes in {len(y)} rows. Is it a number, or an identifier? "
+            f"Choose another target, or task='regression'."
+        )
+
+
+def _refuse_gaps(table: Table, name: str) -> None:
+    gaps = np.flatnonzero(find_missing(table.column(name)))
+    if len(gaps) == len(table):
+        raise InvalidData(f"The target {name!r} has no values in {table.source}. Is it the right column?")
+    if len(gaps):
+        more = f" (and {len(gaps) - 1} other{'s' * (len(gaps) > 2)})" if len(gaps) > 1 else ""
+        raise InvalidData(
+            f"{table.where(int(gaps[0]), name)}{more}: the target is missing. Remove such rows, or fill them in."
+        )

@@ -1,0 +1,33 @@
+"""The printed table: ranked, aligned, with the reasons below it."""
+
+from __future__ import annotations
+
+from knowable.comparison.text import as_text
+from tests.comparison.cases import THREE, made_up
+
+
+def test_rows_are_ranked_with_ties_marked_and_numbers_have_their_errors():
+    lines = as_text(made_up(THREE, facts={"Rows": "1,030"})).splitlines()
+    assert lines[0] == "Comparison of 3 methods on 1,030 rows, 3 folds"
+    rows = [line.split() for line in lines[3:6]]
+    assert [row[:2] for row in rows] == [["1", "a"], ["2=", "b"], ["3", "c"]]
+    assert "2.00 ± 0.58" in lines[3] and lines[3].endswith("best")
+    assert "+0.100 ± 0.058" in lines[4] and "+3 ± 0" in lines[5]
+
+
+def test_columns_line_up():
+    lines = as_text(made_up({"a": [1.0, 2.0], "a much longer name": [100.0, 300.0]})).splitlines()
+    header, first, second = lines[2:5]
+    end = header.index("nll") + len("nll")
+    assert first[end - 1] != " " and second[end - 1] != " " and first[end] == second[end] == " "
+
+
+def test_missing_folds_are_counted_and_their_reasons_come_last():
+    found = made_up({"a": [1.0, 2.0], "b": [1.0, float("nan")]}, not_run=(("b", 1),), notices=("Mind the gap.",))
+    text = as_text(found)
+    assert "(1 of 2 folds)" in text and "Mind the gap." in text
+    assert text.splitlines()[-1] == "b, fold 2: not run: the budget was spent"
+
+
+def test_a_comparison_prints_as_its_table():
+    assert repr(made_up(THREE)) == as_text(made_up(THREE))
