@@ -95,9 +95,10 @@ def _say(result: ChainResult) -> None:
         return
     if result.converged is False:
         least = min(terms.get("ess_bulk", 0.0), terms.get("ess_tail", 0.0))
+        longer = "Ask for more draws or a longer warmup, or reparameterise"
         warnings.warn(
             f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, least effective sample size "
-            f"{least:.0f}. Ask for more draws or a longer warmup, or reparameterise; averages over these draws are "
+            f"{least:.0f}. {'Give them more time' if result.out_of_time else longer}; averages over these draws are "
             f"less sure than they look.",
             ConvergenceWarning, stacklevel=5,
         )  # fmt: skip

@@ -55,8 +55,8 @@ def default_prior(net: nn.Module) -> dict[str, Prior]:
     N(0, 1) on every weight they would grow with the widths, and networks would be free to follow the noise.
     """
     layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
-    weights = {f"{name}.weight": Normal(_GAIN / math.sqrt(layer.in_features)) for name, layer in layers}
-    return {**weights, "*": Normal(1.0)}
+    scales = {name: float(f"{_GAIN / math.sqrt(layer.in_features):.4g}") for name, layer in layers}
+    return {**{f"{name}.weight": Normal(scale) for name, scale in scales.items()}, "*": Normal(1.0)}
 
 
 class ResidualMLP(nn.Module):
