@@ -89,7 +89,7 @@ class FamilyModule(nn.Module, ABC):
         return Drawn(values, log_density, self.entropy(), self.moments())
 
     def held_log_density(self, values: Tensor) -> Tensor | None:
-        r"""Log q up to a constant, ``(K,)``, at ``values`` ``(K, D)``: differentiable in them, with q's parameters held.
+        r"""Log q up to a constant, ``(K,)``, at ``values`` ``(K, D)``: differentiable in these, q itself is held.
 
         Its gradient through reparameterised draws is that of :math:`E_q[\log q]` without the term whose mean is zero
         (Roeder et al., 2017): its noise and that of the log joint cancel where q is the posterior. None where a family
@@ -99,5 +99,5 @@ class FamilyModule(nn.Module, ABC):
 
     @property
     def prefers_path(self) -> bool:
-        """Whether the gradient of :meth:`held_log_density` is the better one to train with, where it is free to choose."""
+        """Whether the gradient of :meth:`held_log_density` is the better one to train with, if nothing was asked for."""
         return False

@@ -68,22 +68,24 @@ class LowRankModule(FamilyModule):
 
     def draw(self, count: int) -> tuple[Tensor, None]:
         """See :meth:`FamilyModule.draw`."""
-        return self.draw_with_terms(count).values, None
+        return self._draw(count, self._along(count) @ self.factor), None
 
     def entropy(self) -> Tensor:
         """From the determinant of the covariance."""
-        return self._entropy(FactorTerms.apply(self.factor, self._along(1))[2])
+        return self._entropy(torch.logdet(_inner(self.factor)))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and diagonal of the covariance."""
-        return self.loc, self._variances(FactorTerms.apply(self.factor, self._along(1))[1])
+        return self.loc, self._variances(self.factor.square().sum(0))
 
     def draw_with_terms(self, count: int) -> Drawn:
         """All from one pass over the factor, and one back."""
         shift, squares, log_det = FactorTerms.apply(self.factor, self._along(count))
+        return Drawn(self._draw(count, shift), None, self._entropy(log_det), (self.loc, self._variances(squares)))
+
+    def _draw(self, count: int, shift: Tensor) -> Tensor:
         noise = fast_randn(count, len(self.loc), like=self.loc)
-        values = torch.addcmul(self.loc, self.log_scale.exp(), noise + shift)
-        return Drawn(values, None, self._entropy(log_det), (self.loc, self._variances(squares)))
+        return torch.addcmul(self.loc, self.log_scale.exp(), noise + shift)
 
     def _along(self, count: int) -> Tensor:
         """Noise along the directions, z ``(K, k)``."""
