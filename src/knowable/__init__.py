@@ -31,6 +31,7 @@ from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.particles import Particles
 from knowable.core.posterior import Posterior
 from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.product import ProductPosterior
 from knowable.core.samples import Samples
 from knowable.errors import (
     ConvergenceWarning,
@@ -88,7 +89,14 @@ from knowable.inference.sampling import (
     SimulatedAnnealing,
     TemperedChains,
 )
-from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.inference.variational import (
+    FullRankVI,
+    LowRankVI,
+    MatrixNormalVI,
+    MeanFieldVI,
+    families,
+    gradient_variance,
+)
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
@@ -132,6 +140,10 @@ __all__ = [
     "ExactLinear",
     "Laplace",
     "MeanFieldVI",
+    "LowRankVI",
+    "FullRankVI",
+    "MatrixNormalVI",
+    "families",
     "gradient_variance",
     "MCDropout",
     "ConcreteDropout",
@@ -168,6 +180,7 @@ __all__ = [
     "LowRankNormal",
     "SWAGPosterior",
     "Mixture",
+    "ProductPosterior",
     "ChainPosterior",
     "MaskedWeights",
     "BatchStatistics",

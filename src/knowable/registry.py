@@ -71,6 +71,19 @@ _ENTRIES = (
         ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
     ),
     MethodEntry(
+        "low_rank_vi", "LowRankVI", "knowable.inference.variational", "variational",
+        "one normal whose covariance is a diagonal and a few directions", ("ong2018", "roeder2017"), ("lrvi",),
+    ),
+    MethodEntry(
+        "full_rank_vi", "FullRankVI", "knowable.inference.variational", "variational",
+        "one normal with all correlations between the weights",
+        ("opper2009", "titsias2014", "kucukelbir2017", "roeder2017"), ("frvi",),
+    ),
+    MethodEntry(
+        "matrix_normal_vi", "MatrixNormalVI", "knowable.inference.variational", "variational",
+        "a matrix normal for every weight matrix: correlated rows, correlated columns", ("louizos2016",), ("mnvi",),
+    ),
+    MethodEntry(
         "mc_dropout", "MCDropout", "knowable.inference.dropout", "dropout",
         "dropout in training and prediction: weights whose columns are dropped at random",
         ("gal2016", "ghahramani2016", "hinton2012", "tompson2015"), ("dropout", "mcdropout"),
