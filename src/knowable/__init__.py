@@ -23,6 +23,7 @@ from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
+from knowable.core.flow_posterior import FlowPosterior
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.mixture import Mixture
@@ -90,10 +91,12 @@ from knowable.inference.sampling import (
     TemperedChains,
 )
 from knowable.inference.variational import (
+    FlowVI,
     FullRankVI,
     LowRankVI,
     MatrixNormalVI,
     MeanFieldVI,
+    MixtureVI,
     families,
     gradient_variance,
 )
@@ -143,6 +146,8 @@ __all__ = [
     "LowRankVI",
     "FullRankVI",
     "MatrixNormalVI",
+    "FlowVI",
+    "MixtureVI",
     "families",
     "gradient_variance",
     "MCDropout",
@@ -181,6 +186,7 @@ __all__ = [
     "SWAGPosterior",
     "Mixture",
     "ProductPosterior",
+    "FlowPosterior",
     "ChainPosterior",
     "MaskedWeights",
     "BatchStatistics",

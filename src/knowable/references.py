@@ -103,6 +103,38 @@ BIBTEX: dict[str, str] = {
   pages   = {465--478},
   year    = {2018}
 }""",
+    "jaakkola1998": """@inproceedings{jaakkola1998,
+  author    = {Jaakkola, Tommi S. and Jordan, Michael I.},
+  title     = {Improving the Mean Field Approximation via the Use of Mixture Distributions},
+  booktitle = {Learning in Graphical Models},
+  publisher = {Springer},
+  pages     = {163--173},
+  year      = {1998}
+}""",
+    "bishop1998": """@inproceedings{bishop1998,
+  author    = {Bishop, Christopher M. and Lawrence, Neil D. and Jaakkola, Tommi and Jordan, Michael I.},
+  title     = {Approximating Posterior Distributions in Belief Networks Using Mixtures},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {1998}
+}""",
+    "gershman2012": """@inproceedings{gershman2012,
+  author    = {Gershman, Samuel J. and Hoffman, Matthew D. and Blei, David M.},
+  title     = {Nonparametric Variational Inference},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2012}
+}""",
+    "rezende2015": """@inproceedings{rezende2015,
+  author    = {Rezende, Danilo Jimenez and Mohamed, Shakir},
+  title     = {Variational Inference with Normalizing Flows},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2015}
+}""",
+    "dinh2017": """@inproceedings{dinh2017,
+  author    = {Dinh, Laurent and Sohl-Dickstein, Jascha and Bengio, Samy},
+  title     = {Density Estimation Using {Real} {NVP}},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
     "metropolis1953": """@article{metropolis1953,
   author  = {Metropolis, N. and Rosenbluth, A. W. and Rosenbluth, M. N. and Teller, A. H. and Teller, E.},
   title   = {Equation of State Calculations by Fast Computing Machines},

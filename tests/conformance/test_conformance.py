@@ -28,6 +28,8 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "flow_vi": Subject(kn.FlowVI(**QUICK)),
+    "mixture_vi": Subject(kn.MixtureVI(2, **QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -99,6 +101,22 @@ def test_every_gradient_estimator_fits_every_network(estimator, network):
 @pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])  # "kron" is above
 def test_every_structure_of_the_curvature_fits_every_network(structure, network):
     check_network(Subject(kn.Laplace(**QUICK, structure=structure, polish=0)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", ["planar", "radial"])  # "real_nvp" is above
+def test_every_kind_of_flow_fits_every_network(kind, network):
+    check_network(Subject(kn.FlowVI(**QUICK, kind=kind)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_components_in_turn_fit_every_network(network):
+    check_network(Subject(kn.MixtureVI(2, **QUICK, vectorise=False)), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_components_in_turn_resume_exactly(check):
+    check(Subject(kn.MixtureVI(2, **QUICK, vectorise=False)))
 
 
 def test_start_from_the_mode_conforms():

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from knowable.core.checks import check_choice, check_count
-from knowable.core.flow_layers import KINDS, make_layers
+from knowable.core.flow_layers import KINDS, PlanarLayer, make_layers
 from knowable.core.flow_posterior import FlowPosterior
 from knowable.core.model import Model
 from knowable.core.normalising_flow import NormalisingFlow
@@ -19,6 +19,7 @@ from knowable.inference.variational.family import Family, FamilyModule
 
 _LAYERS = {"planar": 8, "radial": 8, "real_nvp": 4}
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
+_PATH_BELOW = 500  # weights
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,32 @@ class FlowModule(FamilyModule):
         """K draws and their log densities."""
         return self.flow(fast_randn(count, self.flow.size, like=self.flow.loc))
 
+    def held_log_density(self, values: Tensor) -> Tensor | None:
+        """By going back through the maps; None for planar ones, where that takes many small steps."""
+        if any(isinstance(layer, PlanarLayer) for layer in self.flow.layers):
+            return None
+        held = {f"flow.{name}": value.detach() for name, value in self.flow.named_parameters()}
+        return torch.func.functional_call(_Backwards(self.flow), held, (values,))
+
+    @property
+    def prefers_path(self) -> bool:
+        """Up to a few hundred weights, which a flow can follow closely: the noise of the gradient then fades."""
+        return self.flow.size <= _PATH_BELOW
+
     def posterior(self, model: Model, **common: Any) -> FlowPosterior:
         """The flow as it is now."""
         return FlowPosterior(model, self.layout, self.flow, **common)
+
+
+class _Backwards(nn.Module):
+    """The log density of weights, for use with other parameters in the place of the flow's own."""
+
+    def __init__(self, flow: NormalisingFlow):
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.flow.inverse(values)[1]
 
 
 def _hidden_for(size: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from knowable.core.data import Data
 from knowable.core.diagnostics import LogEvidence
 from knowable.core.randomness import derive_seed, own_randomness
-from knowable.inference.variational.mean_field import _final_bound
+from knowable.inference.variational.final_bound import final_bound
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 
 _MOST_DRAWS, _FEWEST_DRAWS = 2048, 32  # of each component
@@ -37,7 +37,7 @@ def mixture_bound(
     components' bounds, and the gain between the two.
     """
     each = [
-        _final_bound(component, data, seed if k == 0 else derive_seed(seed, "component", k))
+        final_bound(component, data, seed if k == 0 else derive_seed(seed, "component", k))
         for k, component in enumerate(components)
     ]
     mean = {name: sum(terms[name] for _, terms in each) / len(each) for name in each[0][1]}
