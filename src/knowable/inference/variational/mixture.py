@@ -116,8 +116,7 @@ class MixtureVI(Method, Training, Components):
         with own_randomness(derive_seed(seed, "start")):
             x, y = next(iter(rows))[:2]
             starts = self._starts(model, rows, held_out, seed, progress, engine)
-            single = self._single()
-            components = [single.objective(each, x, rows.size) for each in starts]
+            components = [self._component(each, x, rows.size) for each in starts]
             objective = self._objective(components, x, y, engine)
         result = train(
             objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
@@ -130,14 +129,14 @@ class MixtureVI(Method, Training, Components):
         members = [
             DiagonalNormal(
                 model, *component.loc_and_scale(), points=points, buffers=component.net_buffers, seed=seed,
-                log_evidence=own, diagnostics=Diagnostics(repr(single), own_terms, message=result.message),
+                log_evidence=own, diagnostics=Diagnostics(repr(self._single()), own_terms, message=result.message),
             )
             for component, (own, own_terms) in zip(trained, each, strict=True)
         ]  # fmt: skip
         plain = Mixture(model, members, points=points)
         return Mixture(
             model, members, points=points, seed=seed, log_evidence=bound,
-            diagnostics=training_diagnostics(self, model, result, plain.mean(), terms, single._notes()),
+            diagnostics=training_diagnostics(self, model, result, plain.mean(), terms, self._single()._notes()),
         )  # fmt: skip
 
     def _single(self) -> MeanFieldVI:
@@ -146,6 +145,12 @@ class MixtureVI(Method, Training, Components):
             self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience,
             self.on_divergence, self.schedule, self.cycles, estimator=self.estimator, draws=self.draws, beta=self.beta,
             kl_warmup=self.kl_warmup, start=self.start, initial_scale=self.initial_scale,
+        )  # fmt: skip
+
+    def _component(self, model: Model, x: Tensor, size: int) -> MeanFieldObjective:
+        return MeanFieldObjective(
+            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale,
         )  # fmt: skip
 
     def _starts(
