@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_right_in_the_mean_where_layers_are_sampled_locall
         for each in components:
             each.q.add_(0.3 * torch.randn_like(each.q))
     assert components[0].local.size == 3  # all of it
-    objective, repeats = kind(components), 2000
+    objective, repeats = kind(components), 600
     found = [gradients_of(objective, *problem.data) for _ in range(repeats)]
     losses = torch.stack([loss for loss, _ in found])
     bounds = []

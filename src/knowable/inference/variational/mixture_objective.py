@@ -194,7 +194,8 @@ class ComponentsTogether(Objective):
     def _inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         first, count = self._components[0], len(self.q)
         first.epoch = self.epoch
-        noise = fast_randn(count * first.draws, first.drawn.size, like=self.q).view(count, first.draws, -1)
+        shape = count, first.draws, first.drawn.size
+        noise = fast_randn(count * first.draws, first.drawn.size, like=self.q).view(shape)
         weight = torch.full((), first.beta * first._warmth() / self.size, dtype=self.q.dtype, device=self.q.device)
         points = self.q.new_zeros(0) if self.points is None else self.points.detach()
         return self.q.detach(), points, noise, weight, x, y
