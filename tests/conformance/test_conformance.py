@@ -104,7 +104,7 @@ def test_every_structure_of_the_curvature_fits_every_network(structure, network)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", ["planar", "radial"])  # "real_nvp" is above
+@pytest.mark.parametrize("kind", ["radial", "real_nvp"])  # "planar" is above
 def test_every_kind_of_flow_fits_every_network(kind, network):
     check_network(Subject(kn.FlowVI(**QUICK, kind=kind)), network)
 

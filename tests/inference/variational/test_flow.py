@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 
 import pytest
 import torch
@@ -14,35 +14,36 @@ from tests.core.cases import DTYPE, linear_data, mlp
 from tests.inference.variational.banana import Banana
 
 KINDS = ["real_nvp", "planar", "radial"]
-BENT = {"epochs": 1500, "learning_rate": 0.02, "draws": 16}
-
-
-@functools.cache
-def on_a_banana(seed: int, method: kn.MeanFieldVI | kn.FullRankVI | kn.FlowVI) -> tuple[Banana, kn.Posterior]:
-    problem = Banana.make(seed)
-    return problem, method.fit(problem.model(), problem.data, seed=seed)
+BENT = {"epochs": 500, "learning_rate": 0.03, "draws": 4}
 
 
 def test_a_flow_follows_a_banana_as_no_normal_can(seed):
-    found = {}
-    for name, method in {
-        "flow": kn.FlowVI(**BENT),
-        "full": kn.FullRankVI(**BENT),
-        "mean field": kn.MeanFieldVI(**BENT),
-    }.items():
-        problem, posterior = on_a_banana(seed, method)
-        found[name] = problem.divergence(posterior)
-    # by symmetry the two weights are not correlated, so that the best normal is the same with and without correlations
-    assert found["full"] == pytest.approx(found["mean field"], abs=0.05)
-    assert 0 < found["flow"] < 0.25 * found["full"]
+    # the best normal is half a nat away, with or without correlations; measured on some seeds, this flow is 0.1 to 0.2
+    problem = Banana.make(seed)
+    flow, normal = (
+        problem.divergence(method.fit(problem.model(), problem.data, seed=seed))
+        for method in (kn.FlowVI(**BENT), kn.FullRankVI(**BENT))
+    )
+    assert normal > 0.4
+    assert 0 < flow < 0.6 * normal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["planar", "real_nvp"])
+def test_more_steps_and_draws_bring_a_flow_closer_to_a_banana(seed, kind):
+    problem = Banana.make(seed)
+    method = kn.FlowVI(epochs=2000, learning_rate=0.02, draws=16, kind=kind)
+    assert problem.divergence(method.fit(problem.model(), problem.data, seed=seed)) < 0.15
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bound_and_divergence_make_up_the_evidence_of_a_banana(seed, kind):
-    problem, posterior = on_a_banana(seed, kn.FlowVI(**BENT, kind=kind))
+    # they do wherever the fit has got to; the divergence is by integration, good to a hundredth
+    problem = Banana.make(seed)
+    method = kn.FlowVI(epochs=60, learning_rate=0.05, draws=2, kind=kind, initial_scale=0.3)
+    posterior = method.fit(problem.model(), problem.data, seed=seed)
     bound = posterior.log_evidence
     assert bound.kind == "bound"
-    # the divergence is by integration, good to a few thousandths
     assert abs(bound + problem.divergence(posterior) - problem.log_evidence) < 4 * bound.standard_error + 0.01
 
 
@@ -50,23 +51,14 @@ def test_bound_and_divergence_make_up_the_evidence_of_a_banana(seed, kind):
 def test_bound_and_divergence_make_up_the_evidence_of_a_linear_model(seed, kind):
     # log q - log p(θ | D) at draws of q, with the exact posterior: its mean is the divergence
     problem = LinearGaussian.make(n=30, d=3, noise=0.7, seed=seed)
-    posterior = kn.FlowVI(epochs=400, learning_rate=0.03, draws=4, kind=kind).fit(problem.model(), problem.data)
+    method = kn.FlowVI(epochs=60, learning_rate=0.05, draws=2, kind=kind, initial_scale=0.1)
+    posterior = method.fit(problem.model(), problem.data, seed=seed)
     draws = posterior.sample(4000, torch.Generator().manual_seed(seed))
     exact = torch.distributions.MultivariateNormal(problem.mean, problem.covariance)
     ratio = posterior.log_prob(draws) - exact.log_prob(problem.as_flat(draws))
-    kl, error = ratio.mean().item(), ratio.std().item() / 4000**0.5
+    kl, error = ratio.mean().item(), ratio.std().item() / math.sqrt(4000)
     bound = posterior.log_evidence
-    assert abs(bound + kl - problem.log_evidence) < 4 * (bound.standard_error**2 + error**2) ** 0.5
-
-
-def test_a_flow_finds_the_correlations_of_a_linear_model(seed):
-    # mean field loses half a nat or more here; the flow nearly nothing
-    problem = LinearGaussian.make(n=30, d=2, noise=0.7, seed=seed, correlation=0.8)
-    lost = problem.log_evidence - problem.elbo()
-    posterior = kn.FlowVI(epochs=1000, learning_rate=0.02, draws=8).fit(problem.model(), problem.data, seed=seed)
-    bound = posterior.log_evidence
-    assert lost > 0.4
-    assert problem.log_evidence - bound < 0.1 + 4 * bound.standard_error
+    assert abs(bound + kl - problem.log_evidence) < 4 * math.hypot(bound.standard_error, error)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +68,7 @@ def test_the_gradient_along_the_path_is_the_gradient(seed, kind):
     objectives = []
     for kl_gradient in ("closed", "path"):
         torch.manual_seed(seed)
-        method = kn.FlowVI(kind=kind, layers=2, hidden=3, draws=500, kl_gradient=kl_gradient)
+        method = kn.FlowVI(kind=kind, layers=2, hidden=3, draws=100, kl_gradient=kl_gradient)
         objective = method.objective(problem.model(), problem.data[0], 4)
         with torch.no_grad():
             for value in objective.parameters():
@@ -109,8 +101,8 @@ def test_a_flow_may_have_some_of_the_weights(seed):
 
 
 def test_settings_reach_the_family():
-    assert kn.FlowVI(kind="planar", layers=3).own_family == kn.families.Flow("planar", 3)
-    assert kn.FlowVI(hidden=5).own_family == kn.families.Flow("real_nvp", hidden=5)
+    assert kn.FlowVI(kind="radial", layers=3).own_family == kn.families.Flow("radial", 3)
+    assert kn.FlowVI().own_family == kn.families.Flow()
 
 
 @pytest.mark.parametrize("knobs", [{"kind": "glow"}, {"layers": 0}, {"hidden": -1}, {"draws": 0}], ids=str)

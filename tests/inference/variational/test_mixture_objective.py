@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_right_in_the_mean_where_layers_are_sampled_locall
         for each in components:
             each.q.add_(0.3 * torch.randn_like(each.q))
     assert components[0].local.size == 3  # all of it
-    objective, repeats = kind(components), 600
+    objective, repeats = kind(components), 300
     found = [gradients_of(objective, *problem.data) for _ in range(repeats)]
     losses = torch.stack([loss for loss, _ in found])
     bounds = []
@@ -147,7 +147,7 @@ def test_whole_steps_are_those_of_autograd(seed, optimiser):
     for clip in (None, 1e9):  # with a limit the loop takes the gradient from autograd
         torch.manual_seed(seed)
         objective = ComponentsTogether(components_of(model))
-        training = Training(epochs=30, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=clip)
+        training = Training(epochs=10, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=clip)
         train(objective, as_data((x, y), model), training, seed=seed)
         found.append([objective.q.detach(), objective.points.detach()])  # type: ignore[union-attr]
     torch.testing.assert_close(*found)

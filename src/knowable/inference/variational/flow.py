@@ -25,9 +25,9 @@ class FlowVI(StructuredVI):
         draws: This and the other fields of
             :class:`~knowable.inference.variational.variational_method.VariationalMethod` and
             :class:`~knowable.inference.variational.structured.StructuredVI` say what is maximised, from where.
-        kind: ``"real_nvp"``, ``"planar"`` or ``"radial"``, see
+        kind: ``"planar"``, ``"radial"`` or ``"real_nvp"``, see
             :class:`~knowable.inference.variational.flow_family.Flow`.
-        layers: How many maps; None is 4 of real NVP, and 8 of the others.
+        layers: How many maps; None is 8, and 4 of real NVP or for more than 10,000 weights.
         hidden: Width of real NVP's small networks; None is 32 for up to 128 weights and less for more.
 
     Example:

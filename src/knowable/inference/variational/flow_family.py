@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.checks import check_choice, check_count
-from knowable.core.flow_layers import KINDS, PlanarLayer, make_layers
+from knowable.core.flow_layers import KINDS, CouplingLayer, PlanarLayer, make_layers
 from knowable.core.flow_posterior import FlowPosterior
 from knowable.core.model import Model
 from knowable.core.normalising_flow import NormalisingFlow
@@ -17,7 +17,7 @@ from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.inference.variational.family import Family, FamilyModule
 
-_LAYERS = {"planar": 8, "radial": 8, "real_nvp": 4}
+_LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
 _PATH_BELOW = 500  # weights
 
@@ -30,19 +30,20 @@ class Flow(Family):
         \log q(\theta) = \log N(\epsilon) - \sum_l \log\det f_l - \sum_d \log s_d
 
     Args:
-        kind: ``"real_nvp"`` (Dinh et al., 2017): each layer moves every second weight by what the others say, through
-            a small network. ``"planar"`` and ``"radial"`` (Rezende and Mohamed, 2015): each layer bends the
-            distribution at a plane, or around a point; two numbers a weight and layer, and one.
-        layers: How many maps; None is 4 of real NVP, and 8 of the others.
+        kind: ``"planar"`` or ``"radial"`` (Rezende and Mohamed, 2015): each layer bends the distribution at a plane, or
+            around a point; two numbers a weight and layer, and one. ``"real_nvp"`` (Dinh et al., 2017): each layer
+            moves every second weight by what the others say, through a small network; more general, and slower to
+            learn.
+        layers: How many maps; None is 8, and 4 of real NVP or for more than 10,000 weights.
         hidden: Width of real NVP's small networks; None is 32 for up to 128 weights and less for more, down to 1, so
             that a layer has at most a few numbers for each of many weights.
 
     Example:
-        >>> Flow("planar", layers=16)
-        Flow(kind='planar', layers=16, hidden=None)
+        >>> Flow("real_nvp", layers=6)
+        Flow(kind='real_nvp', layers=6, hidden=None)
     """
 
-    kind: str = "real_nvp"
+    kind: str = "planar"
     layers: int | None = None
     hidden: int | None = None
 
@@ -57,7 +58,11 @@ class Flow(Family):
         """See :meth:`Family.build`; the directions of the layers are drawn from the global generator."""
         size = len(loc)
         layers = make_layers(
-            self.kind, size, self.layers or _LAYERS[self.kind], hidden=self.hidden or _hidden_for(size), like=loc
+            self.kind,
+            size,
+            self.layers or _layers_for(self.kind, size),
+            hidden=self.hidden or _hidden_for(size),
+            like=loc,
         )
         return FlowModule(layout, NormalisingFlow(loc, torch.full_like(loc, initial_scale), layers))
 
@@ -103,6 +108,10 @@ class _Backwards(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return self.flow.inverse(values)[1]
+
+
+def _layers_for(kind: str, size: int) -> int:
+    return _FEWER_LAYERS if kind == CouplingLayer.kind or size > _MANY else _LAYERS
 
 
 def _hidden_for(size: int) -> int:
