@@ -99,5 +99,5 @@ class FamilyModule(nn.Module, ABC):
 
     @property
     def prefers_path(self) -> bool:
-        """Whether the gradient of :meth:`held_log_density` is the better one to train with, if nothing was asked for."""
+        """Whether the gradient of :meth:`held_log_density` is better to train with, if nothing was asked for."""
         return False
