@@ -9,6 +9,7 @@ from torch import nn
 import knowable as kn
 from knowable.core.kronecker_block import KroneckerBlock
 from knowable.core.params import Layout
+from knowable.core.posterior_prior import DiagonalNormalPrior
 from knowable.core.product import ProductPosterior, ProductPrior
 
 
@@ -134,10 +135,16 @@ def test_prior_has_the_density_of_the_posterior(product):
     torch.testing.assert_close(prior.precision_diagonal(layout), precision.diagonal())
 
 
-def test_only_independent_parts_have_priors_of_their_own(product):
-    prior = product.as_prior()
-    assert prior.prior_of("0.weight") is None and prior.prior_of("2.bias") is None
-    assert isinstance(prior.prior_of("0.bias"), kn.Normal)
+def test_independent_parts_alone_make_an_independent_prior(seed):
+    model = model_of(random="0.*")
+    start = model.params()
+    ones = {name: torch.full_like(start[name], 0.5) for name in ("0.weight", "0.bias")}
+    parts = [kn.DiagonalNormal(model, {name: start[name]}, {name: ones[name]}) for name in ones]
+    points = {name: start[name] for name in model.point_names}
+    prior = ProductPosterior(model, parts, points=points).as_prior()
+    assert isinstance(prior, DiagonalNormalPrior)
+    assert torch.equal(prior.prior_of("0.bias").scale, ones["0.bias"])
+    assert prior.fixed.keys() == points.keys()
 
 
 def test_draws_from_the_prior_have_its_spread(product, seed):
@@ -153,7 +160,6 @@ def test_draws_from_the_prior_have_its_spread(product, seed):
 
 
 def test_divergence_of_independent_normals_is_that_of_the_dense_form(product):
-    # what MeanFieldVI computes: stretches for what has a prior of its own, the rest as a whole
     layout, loc, covariance = dense(product)
     model = kn.Model(product.model.net, kn.Gaussian(0.3), product)
     x = torch.zeros(4, 2, dtype=torch.float64)
