@@ -86,8 +86,9 @@ def test_parameters_come_in_the_order_of_the_model(product):
 def test_point_estimates_are_the_product_s(seed):
     model = model_of(random="2.*")
     points = {name: model.params()[name] for name in model.point_names}
-    full = parts_of(model, seed)[0]
-    product = ProductPosterior(model, [full], points=points)
+    full = parts_of(model_of(model.net), seed)[0]
+    again = kn.FullNormal(model, full.layout, full.loc, full.scale_tril)
+    product = ProductPosterior(model, [again], points=points)
     assert (product.std()["0.weight"] == 0).all()
     assert product.predict(torch.zeros(3, 2, dtype=torch.float64)).mean.shape == (3, 1)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import scipy.integrate
 import torch
 
 from knowable.testing import BananaRegression
@@ -13,12 +12,11 @@ PROBLEMS = [BananaRegression(), BananaRegression(y=0.3, rows=1, noise=0.4, curva
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
 def test_evidence_is_the_integral_of_the_joint_density(problem):
-    def density(v: float, u: float) -> float:
-        return math.exp(problem.log_joint(torch.tensor([u, v], dtype=torch.float64)).item())
-
-    total, error = scipy.integrate.dblquad(density, -7, 7, -9, 9, epsabs=1e-7, epsrel=1e-7)
-    assert math.log(total) == pytest.approx(problem.log_evidence, abs=1e-4)
-    assert error < 1e-4 * total
+    # on a grid: the trapezium rule is exact for smooth functions that vanish at the ends
+    u, v = (torch.linspace(-8, 8, 1201, dtype=torch.float64) for _ in range(2))
+    log_joint = problem.log_joint(torch.cartesian_prod(u, v))
+    total = log_joint.logsumexp(0).item() + 2 * math.log((u[1] - u[0]).item())
+    assert total == pytest.approx(problem.log_evidence, abs=1e-6)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
