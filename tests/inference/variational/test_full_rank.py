@@ -10,7 +10,7 @@ from knowable.core.params import Layout
 from knowable.testing import BananaRegression, LinearGaussian
 from tests.inference.variational.family_oracle import dense_moments, normal_divergence
 
-QUICK = {"epochs": 1200, "learning_rate": 0.03}
+QUICK = {"epochs": 800, "learning_rate": 0.03}
 
 
 def features_and_head(seed: int) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
