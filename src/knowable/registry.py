@@ -72,7 +72,7 @@ _ENTRIES = (
     ),
     MethodEntry(
         "low_rank_vi", "LowRankVI", "knowable.inference.variational", "variational",
-        "one normal whose covariance is a diagonal and a few directions", ("ong2018", "roeder2017"), ("lrvi",),
+        "one normal whose covariance is a diagonal and a few directions", ("ong2018",), ("lrvi",),
     ),
     MethodEntry(
         "full_rank_vi", "FullRankVI", "knowable.inference.variational", "variational",

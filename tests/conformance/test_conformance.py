@@ -28,6 +28,9 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "low_rank_vi": Subject(kn.LowRankVI(2, **QUICK)),
+    "full_rank_vi": Subject(kn.FullRankVI(**QUICK)),
+    "matrix_normal_vi": Subject(kn.MatrixNormalVI(**QUICK)),
     "flow_vi": Subject(kn.FlowVI(**QUICK)),
     "mixture_vi": Subject(kn.MixtureVI(2, **QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
@@ -95,6 +98,24 @@ def test_method_conforms(subject: Subject, check: Check):
 @pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MeanFieldVI(**QUICK, families={"*weight*": kn.families.MatrixNormal(full_up_to=5)}),
+        kn.LowRankVI(2, **QUICK, families={"*bias*": kn.families.FullRank()}, kl_gradient="path"),
+    ],
+    ids=["mean field beside matrix normals", "low rank beside full rank"],
+)
+def test_families_by_group_fit_every_network(method, network):
+    check_network(Subject(method), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_families_by_group_resume_exactly(check):
+    check(Subject(kn.MeanFieldVI(**QUICK, families={"*2.*": kn.families.FullRank()})))
 
 
 @pytest.mark.parametrize("network", NETWORKS)

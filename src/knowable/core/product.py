@@ -11,10 +11,11 @@ from torch import Tensor
 from knowable.core.model import Model
 from knowable.core.params import Layout
 from knowable.core.posterior import Posterior
-from knowable.core.posterior_prior import CorrelatedPrior, PosteriorPrior
-from knowable.core.prior import Prior
+from knowable.core.posterior_prior import CorrelatedPrior, DiagonalNormalPrior, PosteriorPrior
 from knowable.core.types import Buffers, Params
 from knowable.errors import InvalidArgument, Unsupported
+
+NormalPart = DiagonalNormalPrior | CorrelatedPrior
 
 
 class ProductPosterior(Posterior):
@@ -58,15 +59,18 @@ class ProductPosterior(Posterior):
         """Sum of the log densities of the parts: a scalar for one draw, ``(n,)`` for a stack."""
         return torch.stack([part.log_prob(params) for part in self.parts]).sum(0)
 
-    def as_prior(self) -> ProductPrior:
+    def as_prior(self) -> ProductPrior | DiagonalNormalPrior:
         """The same distribution as a prior; parameters that were point estimates stay fixed at their values."""
         priors = []
         for part in self.parts:
             prior = part.as_prior()
-            if not isinstance(prior, PosteriorPrior):
+            if not isinstance(prior, NormalPart):
                 raise Unsupported(f"{type(part).__name__} cannot be part of a prior: only normal posteriors can.")
             priors.append(prior)
-        return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
+        if any(isinstance(prior, CorrelatedPrior) for prior in priors):
+            return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
+        loc, scale = _joined(each.loc_by_name for each in priors), _joined(each.scale_by_name for each in priors)
+        return DiagonalNormalPrior(loc, scale, fixed=self.points, buffers=self.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f"{k}.{key}": value for k, part in enumerate(self.parts) for key, value in part._tensors().items()}
@@ -91,8 +95,8 @@ class ProductPosterior(Posterior):
         return Posterior.__repr__(self).replace("(", f"({kinds}: ", 1)
 
 
-class ProductPrior(PosteriorPrior):
-    """The same as a prior.
+class ProductPrior(CorrelatedPrior):
+    """The same as a prior: one normal over all parameters, whose precision is made of blocks.
 
     Args:
         parts: Priors of disjoint groups of parameters.
@@ -102,61 +106,47 @@ class ProductPrior(PosteriorPrior):
 
     kind = "product"
 
-    def __init__(self, parts: Iterable[PosteriorPrior], *, fixed: Params, buffers: Buffers):
+    def __init__(self, parts: Iterable[NormalPart], *, fixed: Params, buffers: Buffers):
         self.parts = tuple(parts)
-        super().__init__(_joined(part.loc_by_name for part in self.parts), fixed, buffers)
+        loc = _joined(part.loc_by_name for part in self.parts)
+        super().__init__(Layout.of(loc), loc, fixed=fixed, buffers=buffers)
 
     def given(self, frozen: Params) -> ProductPrior:
         """The prior of the others: each part given what is known of its own parameters."""
         kept = [part for part in self.parts if part.loc_by_name.keys() - frozen.keys()]
-        return ProductPrior((part.given(frozen) for part in kept), fixed=self.fixed, buffers=self.buffers)
+        return ProductPrior((_given(part, frozen) for part in kept), fixed=self.fixed, buffers=self.buffers)
 
-    def prior_of(self, name: str) -> Prior | None:
-        """The normal prior on a parameter whose part is independent; None in a correlated one."""
-        return next(part.prior_of(name) for part in self.parts if name in part.loc_by_name)
+    def log_det_precision(self) -> Tensor:
+        """Sum over the parts."""
+        return torch.stack([_log_det(part) for part in self.parts]).sum()
 
-    def log_prob(self, params: Params) -> Tensor:
-        """Sum over the parts of which ``params`` has something."""
-        shares = [_share(params, part) for part in self.parts]
-        return torch.stack(
-            [part.log_prob(share) for part, share in zip(self.parts, shares, strict=True) if share]
-        ).sum()
+    def quadratic(self, params: Params) -> Tensor:
+        """Sum over the parts."""
+        return torch.stack([_quadratic(part, params) for part in self.parts]).sum()
 
     def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
         """Draw one set of parameters."""
-        drawn: Params = {}
-        for part in self.parts:
-            share = _share(like, part)
-            drawn |= part.sample(share, generator=generator) if share else {}
+        shares = [{name: like[name] for name in part.loc_by_name} for part in self.parts]
+        drawn = _joined(part.sample(share, generator=generator) for part, share in zip(self.parts, shares, strict=True))
         return {name: drawn[name] for name in like}
 
     def precision_diagonal(self, layout: Layout) -> Tensor:
         """Diagonal of the precision."""
-        found: Params = {}
-        for part in self.parts:
-            own = Layout.of(part.loc_by_name)
-            found |= own.views(part.precision_diagonal(own))
-        return layout.flatten(found)
+        own = [Layout.of(part.loc_by_name) for part in self.parts]
+        found = [each.views(part.precision_diagonal(each)) for part, each in zip(self.parts, own, strict=True)]
+        return layout.flatten(_joined(found))
 
-    def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
-        """Mean and dense precision in the order of ``layout``, unless all parts are independent: for few parameters."""
-        if not any(isinstance(part, CorrelatedPrior) for part in self.parts):
-            return None
+    def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Mean and dense precision in the order of ``layout``: for few parameters."""
         mean = layout.flatten(self.loc_by_name)
         precision = mean.new_zeros((layout.size, layout.size))
         places = layout.views(torch.arange(layout.size, device=mean.device))
         for part in self.parts:
-            own = Layout.of(_share(self.loc_by_name, part, places))
+            own = Layout.of(part.loc_by_name)
             index = own.flatten(places)
             joint = part.joint_normal(own)
-            block = part.precision_diagonal(own).diag() if joint is None else joint[1]
-            precision[index.unsqueeze(1), index] = block
+            precision[index.unsqueeze(1), index] = part.precision_diagonal(own).diag() if joint is None else joint[1]
         return mean, precision
-
-    def joint_kl(self, loc: Params, scale: Params) -> Tensor | None:
-        """KL of independent normals to the correlated parts; for the others each parameter has its own prior."""
-        found = [part.joint_kl(loc, scale) for part in self.parts if isinstance(part, CorrelatedPrior)]
-        return torch.stack(found).sum() if found else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of the parts: ``part.1.full.scale_tril`` and the like; ``name.1.0.weight`` says what they hold."""
@@ -181,6 +171,7 @@ class ProductPrior(PosteriorPrior):
             made = PosteriorPrior.kinds[kind].from_tensors(
                 Layout.of(own), own, _unprefixed(f"{kind}.", stored), fixed={}, buffers={}
             )
+            assert isinstance(made, NormalPart)
             parts.append(made)
         return cls(parts, fixed=fixed, buffers=buffers)
 
@@ -189,11 +180,32 @@ def _joined(parts: Iterable[Params]) -> Params:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def _share(params: Params, part: PosteriorPrior, also: Params | None = None) -> Params:
-    """What of ``params`` belongs to a part (and is in ``also``)."""
-    return {
-        name: value for name, value in params.items() if name in part.loc_by_name and (also is None or name in also)
-    }  # fmt: skip
+def _given(part: NormalPart, frozen: Params) -> NormalPart:
+    """A part once some of its parameters are known."""
+    if isinstance(part, CorrelatedPrior):
+        made = part.given(frozen)
+        assert isinstance(made, CorrelatedPrior)
+        return made
+    loc, scale = (
+        {name: value for name, value in values.items() if name not in frozen}
+        for values in (part.loc_by_name, part.scale_by_name)
+    )
+    return DiagonalNormalPrior(loc, scale, fixed=part.fixed, buffers=part.buffers)
+
+
+def _log_det(part: NormalPart) -> Tensor:
+    """Log determinant of the precision."""
+    if isinstance(part, CorrelatedPrior):
+        return part.log_det_precision()
+    return -2.0 * torch.stack([scale.log().sum() for scale in part.scale_by_name.values()]).sum()
+
+
+def _quadratic(part: NormalPart, params: Params) -> Tensor:
+    """Squared distance from the mean in units of the precision."""
+    if isinstance(part, CorrelatedPrior):
+        return part.quadratic(params)
+    loc, scale = part.loc_by_name, part.scale_by_name
+    return torch.stack([((params[name] - loc[name]) / scale[name]).square().sum() for name in loc]).sum()
 
 
 def _unprefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

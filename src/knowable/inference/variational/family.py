@@ -97,7 +97,10 @@ class FamilyModule(nn.Module, ABC):
         """
         return None
 
+    def before_step(self) -> None:
+        """Called before every step, without gradients: it may change how q is written, and not what it is."""
+
     @property
     def prefers_path(self) -> bool:
-        """Whether the gradient of :meth:`held_log_density` is the better one to train with, if nothing was asked for."""
+        """Whether the gradient of :meth:`held_log_density` is better to train with, if nothing was asked for."""
         return False

@@ -1,9 +1,12 @@
 r"""The full-rank family: one normal with all correlations, by its Cholesky factor.
 
-.. math:: \theta = m + s \odot (\epsilon + R\,\epsilon), \qquad \Sigma = L L^\top, \quad L = \mathrm{diag}(s)\,(I + R)
+.. math:: \theta = m + B\,(u + s \odot (\epsilon + R\,\epsilon)), \qquad
+    \Sigma = L L^\top, \quad L = B\, \mathrm{diag}(s)\,(I + R)
 
-with a strictly lower triangular R. Written like this, s is the scale of each weight given the noise of those before it,
-R has no unit, and one step size suits both; the entropy is that of s alone.
+with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some steps
+and then takes in what was learned, so that steps are always taken in units of the distribution itself (whitened
+coordinates): how elongated the posterior is then makes no difference to how many of them are needed. For many weights,
+where products of matrices are dear, B is the identity: s is the scale of each weight given the noise of those before.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.errors import Unsupported
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
-from knowable.inference.variational.family import Drawn, Family, FamilyModule
+from knowable.inference.variational.family import Family, FamilyModule
 
-_PATH_BELOW = 500  # weights; beyond it D² noisy gradients of R outweigh what they cancel
+_WHITENED_UP_TO = 300  # weights
+_STEPS_OF_A_BASE = 10  # after which B takes in what was learned
 
 
 @dataclass(frozen=True)
@@ -52,63 +56,91 @@ class FullRank(Family):
                 f"(random='last_layer'), give only some of them this family (families={{'head.*': FullRank()}}), or "
                 f"use LowRankVI."
             )
-        return FullRankModule(layout, loc, initial_scale)
+        return FullRankModule(layout, loc, initial_scale, whitened=layout.size <= _WHITENED_UP_TO)
 
 
 class FullRankModule(FamilyModule):
     """Mean and Cholesky factor.
 
     Attributes:
-        loc: Mean, ``(D,)``.
-        log_scale: Logarithms of s, the diagonal of L, ``(D,)``.
+        loc: m, ``(D,)``.
+        drift: u, ``(D,)``.
+        log_scale: Logarithms of s, ``(D,)``.
         mix: R, ``(D, D)``, of which only what is below the diagonal counts.
+        base: B, ``(D, D)``, or None for the identity.
+        age: Steps made.
     """
 
     normal_marginals: ClassVar[bool] = True
+    base: Tensor | None
+    age: Tensor
 
-    def __init__(self, layout: Layout, loc: Tensor, initial_scale: float):
+    def __init__(self, layout: Layout, loc: Tensor, initial_scale: float, *, whitened: bool):
         super().__init__(layout)
+        size = len(loc)
+        first = 0.0 if whitened else math.log(initial_scale)
         self.loc = nn.Parameter(loc.detach().clone())
-        self.log_scale = nn.Parameter(torch.full_like(self.loc, math.log(initial_scale)))
-        self.mix = nn.Parameter(loc.new_zeros(len(loc), len(loc)))
+        self.log_scale = nn.Parameter(torch.full_like(self.loc, first))
+        self.mix = nn.Parameter(loc.new_zeros(size, size))
+        self.drift = nn.Parameter(torch.zeros_like(self.loc)) if whitened else None
+        self.register_buffer("base", loc.new_full((size,), initial_scale).diag() if whitened else None)
+        self.register_buffer("age", torch.zeros((), dtype=torch.int64))
 
     @property
     def prefers_path(self) -> bool:
-        """Up to a few hundred weights: q can then be the posterior itself, where the noise of the gradient vanishes."""
-        return len(self.loc) <= _PATH_BELOW
+        """Up to some hundred weights: q can then be the posterior itself, where the noise of the gradient vanishes."""
+        return self.base is not None
+
+    def before_step(self) -> None:
+        """Now and then, let B take in what was learned; the distribution stays the same."""
+        self.age += 1
+        if self.base is None or self.drift is None or self.age % _STEPS_OF_A_BASE:
+            return
+        self.loc.add_(self.base @ self.drift)
+        self.base.copy_(self.scale_tril())
+        for value in (self.drift, self.log_scale, self.mix):
+            value.zero_()
+
+    # --- the distribution --------------------------------------------------------------------------------------------
+
+    def mean(self) -> Tensor:
+        """The mean, ``(D,)``."""
+        return self.loc if self.base is None or self.drift is None else self.loc + self.base @ self.drift
+
+    def scale_tril(self) -> Tensor:
+        """The Cholesky factor L, ``(D, D)``."""
+        scale = self.log_scale.exp()
+        factor = scale.unsqueeze(1) * self.mix.tril(-1) + scale.diag()
+        return factor if self.base is None else self.base @ factor
 
     def draw(self, count: int) -> tuple[Tensor, None]:
         """See :meth:`FamilyModule.draw`."""
-        return self._draw(count, self.mix.tril(-1)), None
-
-    def _draw(self, count: int, mix: Tensor) -> Tensor:
         noise = fast_randn(count, len(self.loc), like=self.loc)
-        return torch.addcmul(self.loc, self.log_scale.exp(), noise + noise @ mix.T)
+        shift = (noise + noise @ self.mix.tril(-1).T) * self.log_scale.exp()
+        if self.base is not None and self.drift is not None:
+            shift = (shift + self.drift) @ self.base.T
+        return self.loc + shift, None
 
     def entropy(self) -> Tensor:
         """From the determinant of L."""
-        return self.log_scale.sum() + HALF_LOG_TWO_PI_E * len(self.loc)
+        half_log_det = self.log_scale.sum()
+        half_log_det = half_log_det if self.base is None else half_log_det + self.base.diagonal().log().sum()
+        return half_log_det + HALF_LOG_TWO_PI_E * len(self.loc)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and diagonal of the covariance."""
-        return self.loc, self._variances(self.mix.tril(-1))
-
-    def _variances(self, mix: Tensor) -> Tensor:
-        return (2.0 * self.log_scale).exp() * (1.0 + mix.square().sum(1))
-
-    def draw_with_terms(self, count: int) -> Drawn:
-        """With one copy of the lower triangle."""
-        mix = self.mix.tril(-1)
-        return Drawn(self._draw(count, mix), None, self.entropy(), (self.loc, self._variances(mix)))
+        return self.mean(), self.scale_tril().square().sum(1)
 
     def held_log_density(self, values: Tensor) -> Tensor:
         """See :meth:`FamilyModule.held_log_density`; only what is below the diagonal of R is read."""
-        standard = (values - self.loc.detach()) / self.log_scale.detach().exp()
-        noise = torch.linalg.solve_triangular(self.mix.detach(), standard.T, upper=False, unitriangular=True)
+        standard = (values - self.loc.detach()).T
+        if self.base is not None and self.drift is not None:
+            standard = torch.linalg.solve_triangular(self.base, standard, upper=False)
+            standard = standard - self.drift.detach().unsqueeze(1)
+        standard = standard / self.log_scale.detach().exp().unsqueeze(1)
+        noise = torch.linalg.solve_triangular(self.mix.detach(), standard, upper=False, unitriangular=True)
         return -0.5 * noise.square().sum(0)
 
     def posterior(self, model: Model, **common: Any) -> FullNormal:
         """A normal with a full covariance."""
-        mix = self.mix.detach().tril(-1)
-        mix.diagonal().fill_(1.0)
-        return FullNormal(model, self.layout, self.loc, self.log_scale.detach().exp().unsqueeze(1) * mix, **common)
+        return FullNormal(model, self.layout, self.mean(), self.scale_tril(), **common)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from knowable.core.checks import check_count
 from knowable.core.kronecker_block import KroneckerBlock
@@ -42,7 +43,7 @@ class MatrixNormal(Family):
             many rows of data going through the layer.
     """
 
-    full_up_to: int = 1024
+    full_up_to: int = 512
 
     def __post_init__(self) -> None:
         check_count("full_up_to", self.full_up_to)
@@ -177,7 +178,8 @@ class MatrixFactor(Factor):
     def spread(self, noise: Tensor) -> Tensor:
         """A E Bᵀ for standard normal noise ``(K, n m)``."""
         matrix = noise.view(-1, *self.shape)
-        return self.rows.from_left(self.columns.from_right(matrix)).flatten(1)
+        sides = self.rows.log_scale.exp(), self.rows.mix, self.columns.log_scale.exp(), self.columns.mix
+        return Spread.apply(matrix, *sides).flatten(1)
 
     def unspread(self, away: Tensor) -> Tensor:
         """The inverse of :meth:`spread`, with the parameters held."""
@@ -204,7 +206,8 @@ class Side(nn.Module):
 
     Attributes:
         log_scale: Logarithms of a, ``(n,)``.
-        mix: R, ``(n, n)``, of which only what is below the diagonal counts; None for a diagonal factor.
+        mix: R, ``(n, n)``, strictly lower triangular: it begins at zero, and gradients are zero above; None for a
+            diagonal factor.
     """
 
     def __init__(self, size: int, initial_scale: float, full_up_to: int, *, like: Tensor):
@@ -212,18 +215,8 @@ class Side(nn.Module):
         self.log_scale = nn.Parameter(like.new_full((size,), math.log(initial_scale)))
         self.mix = nn.Parameter(like.new_zeros(size, size)) if 1 < size <= full_up_to else None
 
-    def from_left(self, matrix: Tensor) -> Tensor:
-        """A X for X ``(K, n, m)``."""
-        mixed = matrix if self.mix is None else matrix + self.mix.tril(-1) @ matrix
-        return mixed * self.log_scale.exp().unsqueeze(1)
-
-    def from_right(self, matrix: Tensor) -> Tensor:
-        """X Aᵀ for X ``(K, m, n)``."""
-        mixed = matrix if self.mix is None else matrix + matrix @ self.mix.tril(-1).T
-        return mixed * self.log_scale.exp()
-
     def undone(self, matrix: Tensor) -> Tensor:
-        """A⁻¹ X with the parameters held; only what is below the diagonal of R is read."""
+        """A⁻¹ X with the parameters held."""
         standard = matrix / self.log_scale.detach().exp().unsqueeze(1)
         if self.mix is None:
             return standard
@@ -232,14 +225,43 @@ class Side(nn.Module):
     def variances(self) -> Tensor:
         """Diagonal of A Aᵀ, ``(n,)``."""
         scale = (2.0 * self.log_scale).exp()
-        return scale if self.mix is None else scale * (1.0 + self.mix.tril(-1).square().sum(1))
+        return scale if self.mix is None else scale * (1.0 + self.mix.square().sum(1))
 
     def spectrum(self) -> tuple[Tensor, Tensor | None]:
         """Eigenvalues and eigenvectors of A Aᵀ, computed in double precision; no eigenvectors of a diagonal."""
         scale = self.log_scale.detach().exp()
         if self.mix is None:
             return scale.square(), None
-        triangle = self.mix.detach().double().tril(-1)
-        triangle.diagonal().fill_(1.0)
+        triangle = self.mix.detach().double()
+        triangle = triangle + torch.eye(len(scale), dtype=triangle.dtype, device=triangle.device)
         vectors, values, _ = torch.linalg.svd(scale.double().unsqueeze(1) * triangle)
         return values.square().to(scale), vectors.to(scale)
+
+
+class Spread(torch.autograd.Function):
+    """diag(a) (I + R_A) E (I + R_B)ᵀ diag(b), with its gradient written by hand: few passes beside the products."""
+
+    @staticmethod
+    def forward(ctx, noise: Tensor, a: Tensor, row_mix: Tensor | None, b: Tensor, column_mix: Tensor | None):
+        """For noise E ``(K, n, m)``, scales a ``(n,)`` and b ``(m,)``, and R or None for zero."""
+        half = noise * b if column_mix is None else (noise @ column_mix.T).add_(noise).mul_(b)
+        shift = half.clone() if row_mix is None else (row_mix @ half).add_(half)
+        shift.mul_(a.unsqueeze(1))
+        ctx.save_for_backward(noise, a, row_mix, b, column_mix, half, shift)
+        return shift
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        """Gradients of a, R_A, b and R_B."""
+        noise, a, row_mix, b, column_mix, half, shift = ctx.saved_tensors
+        grad_a = (grad * shift).sum((0, 2)) / a
+        grad = grad * a.unsqueeze(1)
+        grad_row = None if row_mix is None else torch.einsum("kim,kjm->ij", grad, half).tril_(-1)
+        grad_half = grad if row_mix is None else (row_mix.T @ grad).add_(grad)
+        grad_b = (grad_half * half).sum((0, 1)) / b
+        grad_column = None
+        if column_mix is not None:
+            scaled = grad_half * b
+            grad_column = (scaled.flatten(0, 1).T @ noise.flatten(0, 1)).tril_(-1)
+        return None, grad_a, grad_row, grad_b, grad_column

@@ -76,6 +76,10 @@ class StructuredObjective(VariationalObjective):
         weights = sum(part.layout.size for part in self.parts)
         return 2 * weights + sum(value.numel() for value in self.points)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Also what the families keep beside their parameters."""
+        return {**super().tensors(), **{f"state.{name}": value for name, value in self.named_buffers()}}
+
     # --- the variational distribution --------------------------------------------------------------------------------
 
     def draw_weights(self, count: int) -> list[Params]:
@@ -102,9 +106,12 @@ class StructuredObjective(VariationalObjective):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
+        with torch.no_grad():
+            for part in self.parts:
+                part.before_step()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
-            drawn = [part.draw_with_terms(self.draws) for part in self.parts]
-            kl = self._training_divergence(drawn, points)
+            drawn = [self._draw(part) for part in self.parts]
+            kl = self._divergence(drawn, points)
         draws = self._by_name([each.values for each in drawn])
         each = [self.log_likelihood_of(x, y, {**points, **draw}) for draw in draws]
         return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, points)
@@ -127,24 +134,16 @@ class StructuredObjective(VariationalObjective):
         draws = self._by_name([each.values for each in drawn])
         return torch.stack([self.model.prior.log_prob(draw) for draw in draws]).mean()
 
-    def _training_divergence(self, drawn: Sequence[Drawn], points: Params) -> Tensor:
-        """The KL, with the gradient that was asked for."""
-        held = [self._held(part, each) for part, each in zip(self.parts, drawn, strict=True)]
-        if all(each is None for each in held):
-            return self._divergence(drawn, points)
-        sampled = [
-            each if log_density is None else Drawn(each.values, log_density, None, None)
-            for each, log_density in zip(drawn, held, strict=True)
-        ]
-        along = self._divergence(sampled, points)  # up to a constant
-        with torch.no_grad():
-            value = self._divergence(drawn, points)
-        return value + (along - along.detach())
-
-    def _held(self, part: FamilyModule, drawn: Drawn) -> Tensor | None:
-        """Log densities whose gradient is that along the draws, where this is wanted."""
-        wanted = part.prefers_path if self.kl_gradient == "auto" else self.kl_gradient == "path"
-        return part.held_log_density(drawn.values) if wanted else None
+    def _draw(self, part: FamilyModule) -> Drawn:
+        """Draws for a step; where the gradient goes along them, they are all that the bound is told of q."""
+        if not (part.prefers_path if self.kl_gradient == "auto" else self.kl_gradient == "path"):
+            return part.draw_with_terms(self.draws)
+        values, log_density = part.draw(self.draws)
+        entropy, held = part.entropy(), part.held_log_density(values)
+        if held is None:
+            return Drawn(values, log_density, entropy, part.moments())
+        value = _negative_entropy(Drawn(values, log_density, entropy, None))
+        return Drawn(values, held + (value - held.mean()).detach(), None, None)  # its value, and the gradient of held
 
 
 def _negative_entropy(drawn: Drawn) -> Tensor:
