@@ -34,6 +34,7 @@ STUDIES = (
     "chain_memory",
     "laplace_limits",
     "compare_concrete",
+    "variational_families",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"

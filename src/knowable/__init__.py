@@ -25,6 +25,7 @@ from knowable.core.data import Data
 from knowable.core.deadline import time_limit
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
+from knowable.core.flow_posterior import FlowPosterior
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.mixture import Mixture
@@ -33,6 +34,7 @@ from knowable.core.normal_posterior import DiagonalNormal, FullNormal
 from knowable.core.particles import Particles
 from knowable.core.posterior import Posterior
 from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.product import ProductPosterior
 from knowable.core.samples import Samples
 from knowable.errors import (
     ConvergenceWarning,
@@ -90,7 +92,16 @@ from knowable.inference.sampling import (
     SimulatedAnnealing,
     TemperedChains,
 )
-from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.inference.variational import (
+    FlowVI,
+    FullRankVI,
+    LowRankVI,
+    MatrixNormalVI,
+    MeanFieldVI,
+    MixtureVI,
+    families,
+    gradient_variance,
+)
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
@@ -135,6 +146,12 @@ __all__ = [
     "ExactLinear",
     "Laplace",
     "MeanFieldVI",
+    "LowRankVI",
+    "FullRankVI",
+    "MatrixNormalVI",
+    "FlowVI",
+    "MixtureVI",
+    "families",
     "gradient_variance",
     "MCDropout",
     "ConcreteDropout",
@@ -171,6 +188,8 @@ __all__ = [
     "LowRankNormal",
     "SWAGPosterior",
     "Mixture",
+    "ProductPosterior",
+    "FlowPosterior",
     "ChainPosterior",
     "MaskedWeights",
     "BatchStatistics",

@@ -71,6 +71,29 @@ _ENTRIES = (
         ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
     ),
     MethodEntry(
+        "low_rank_vi", "LowRankVI", "knowable.inference.variational", "variational",
+        "one normal whose covariance is a diagonal and a few directions", ("ong2018",), ("lrvi",),
+    ),
+    MethodEntry(
+        "full_rank_vi", "FullRankVI", "knowable.inference.variational", "variational",
+        "one normal with all correlations between the weights",
+        ("opper2009", "titsias2014", "kucukelbir2017", "roeder2017"), ("frvi",),
+    ),
+    MethodEntry(
+        "matrix_normal_vi", "MatrixNormalVI", "knowable.inference.variational", "variational",
+        "a matrix normal for every weight matrix: correlated rows, correlated columns", ("louizos2016",), ("mnvi",),
+    ),
+    MethodEntry(
+        "flow_vi", "FlowVI", "knowable.inference.variational", "variational",
+        "a normal bent by invertible maps, for posteriors of any shape",
+        ("rezende2015", "dinh2017", "roeder2017"), ("flow",),
+    ),
+    MethodEntry(
+        "mixture_vi", "MixtureVI", "knowable.inference.variational", "variational",
+        "several mean-field normals, each around its own mode, trained together",
+        ("jaakkola1998", "bishop1998", "gershman2012"), ("mixture",),
+    ),
+    MethodEntry(
         "mc_dropout", "MCDropout", "knowable.inference.dropout", "dropout",
         "dropout in training and prediction: weights whose columns are dropped at random",
         ("gal2016", "ghahramani2016", "hinton2012", "tompson2015"), ("dropout", "mcdropout"),

@@ -34,6 +34,11 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "low_rank_vi": Subject(kn.LowRankVI(2, **QUICK)),
+    "full_rank_vi": Subject(kn.FullRankVI(**QUICK)),
+    "matrix_normal_vi": Subject(kn.MatrixNormalVI(**QUICK)),
+    "flow_vi": Subject(kn.FlowVI(**QUICK)),
+    "mixture_vi": Subject(kn.MixtureVI(2, **QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -102,9 +107,43 @@ def test_every_gradient_estimator_fits_every_network(estimator, network):
 
 
 @pytest.mark.parametrize("network", ALIKE)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MeanFieldVI(**QUICK, families={"*weight*": kn.families.MatrixNormal(full_up_to=5)}),
+        kn.LowRankVI(2, **QUICK, families={"*bias*": kn.families.FullRank()}, kl_gradient="path"),
+    ],
+    ids=["mean field beside matrix normals", "low rank beside full rank"],
+)
+def test_families_by_group_fit_every_network(method, network):
+    check_network(Subject(method), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_families_by_group_resume_exactly(check):
+    check(Subject(kn.MeanFieldVI(**QUICK, families={"*2.*": kn.families.FullRank()})))
+
+
+@pytest.mark.parametrize("network", ALIKE)
 @pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])  # "kron" is above
 def test_every_structure_of_the_curvature_fits_every_network(structure, network):
     check_network(Subject(kn.Laplace(**QUICK, structure=structure, polish=0)), network)
+
+
+@pytest.mark.parametrize("network", ALIKE)
+@pytest.mark.parametrize("kind", ["radial", "real_nvp"])  # "planar" is above
+def test_every_kind_of_flow_fits_every_network(kind, network):
+    check_network(Subject(kn.FlowVI(**QUICK, kind=kind)), network)
+
+
+@pytest.mark.parametrize("network", ALIKE)
+def test_components_in_turn_fit_every_network(network):
+    check_network(Subject(kn.MixtureVI(2, **QUICK, vectorise=False)), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_components_in_turn_resume_exactly(check):
+    check(Subject(kn.MixtureVI(2, **QUICK, vectorise=False)))
 
 
 def test_start_from_the_mode_conforms():

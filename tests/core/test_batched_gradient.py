@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core import batched_gradient
-from knowable.core.batched_gradient import BatchedGradient, compiled, rational_tanh, traced
+from knowable.core.batched_gradient import BatchedGradient, Recorded, compiled, rational_tanh, traced
 from tests.core.cases import DTYPE
 
 CHAINS, DIMENSION = 5, 4
@@ -347,3 +347,14 @@ def test_a_shared_matrix_is_multiplied_once_for_all_chains(monkeypatch, large):
     assert (names.count("aten.mm.default"), names.count("aten.bmm.default")) == (joined, 2 - joined)
     gradient, value = graph(position, x)
     assert_same((value, gradient), by_autograd(linear_layer, position, x))
+
+
+def test_recording_draws_nothing_from_the_global_generator(seed):
+    # a run that is taken up again records again, and must go on with the random numbers it would have had
+    x = torch.zeros(3, dtype=DTYPE)
+    noisy = Recorded(lambda x: x + torch.randn_like(x), "traced")
+    torch.manual_seed(seed)
+    expected = [torch.randn_like(x) for _ in range(3)]
+    torch.manual_seed(seed)
+    found = [noisy(x) for _ in range(3)]
+    torch.testing.assert_close(found, expected)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import knowable.core.kronecker_normal
-import knowable.core.low_rank_normal  # noqa: F401  (these register kinds of priors that an artifact may name)
+import knowable.core.low_rank_normal
+import knowable.core.product  # noqa: F401  (these register kinds of priors that an artifact may name)
 from knowable.core.architecture import build, describe
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.likelihood import Likelihood

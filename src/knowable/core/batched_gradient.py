@@ -181,7 +181,8 @@ class Recorded:
         key = tuple((each.shape, each.dtype) for each in tensors)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._prepare(*tensors)
+            with torch.random.fork_rng():  # a run that is resumed records again, and must not draw more for it
+                graph = self._graphs[key] = self._prepare(*tensors)
         with torch.no_grad():
             return graph(*tensors)
 

@@ -123,6 +123,6 @@ def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...
     """The inverse of :func:`pack`."""
     lead = matrix.shape[:-2]
     if len(names) == 1:
-        return {names[0]: matrix.reshape(*lead, *shapes[0])}
+        return {names[0]: matrix.reshape((*lead, *shapes[0]))}
     weight, bias = matrix[..., :-1], matrix[..., -1]
-    return {names[0]: weight.reshape(*lead, *shapes[0]), names[1]: bias.reshape(*lead, *shapes[1])}
+    return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}

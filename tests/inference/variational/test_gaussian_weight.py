@@ -15,12 +15,13 @@ from knowable.inference.variational.gaussian_weight import (
     LocalLinear,
     flipout_rule,
     local_rule,
+    plain_local_rule,
     trace_usage,
 )
 from knowable.testing import network_case
 
 DRAWS = 1500
-RULES = {"local": local_rule, "flipout": flipout_rule}
+RULES = {"local": local_rule, "plain local": plain_local_rule, "flipout": flipout_rule}
 
 # Operation, shape of the input, shape of the weight, number of output channels.
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], int]] = {
@@ -60,7 +61,7 @@ def gaussian(moments: dict[str, Tensor], rule: Callable[..., Tensor]) -> tuple[G
 def carried(op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Many results of the operation with Gaussian weights, ``(DRAWS, rows, ...)``."""
     owner = weight if isinstance(weight, GaussianWeight) else bias
-    if owner.rule is local_rule:  # independent for every example: many examples are as good as many calls
+    if owner.rule is not flipout_rule:  # independent for every example: many examples are as good as many calls
         repeated = op(x.repeat(DRAWS, *(1,) * (x.dim() - 1)), weight, bias)
         return repeated.unflatten(0, (DRAWS, len(x)))
     return torch.stack([op(x, weight, bias) for _ in range(DRAWS)])

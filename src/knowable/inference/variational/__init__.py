@@ -1,6 +1,21 @@
 """Variational inference: the posterior as an optimisation."""
 
+from knowable.inference.variational import families
+from knowable.inference.variational.flow import FlowVI
+from knowable.inference.variational.full_rank import FullRankVI
 from knowable.inference.variational.gradient_variance import gradient_variance
+from knowable.inference.variational.low_rank import LowRankVI
+from knowable.inference.variational.matrix_normal import MatrixNormalVI
 from knowable.inference.variational.mean_field import MeanFieldVI
+from knowable.inference.variational.mixture import MixtureVI
 
-__all__ = ["MeanFieldVI", "gradient_variance"]
+__all__ = [
+    "MeanFieldVI",
+    "LowRankVI",
+    "FullRankVI",
+    "MatrixNormalVI",
+    "FlowVI",
+    "MixtureVI",
+    "families",
+    "gradient_variance",
+]

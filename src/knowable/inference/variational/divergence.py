@@ -46,6 +46,20 @@ class Stretch:
             quadratic = self.precision * (scale[part].dot(scale[part]) + centred.dot(centred))
         return 0.5 * quadratic - self.entropy * log_scale[part].sum() + self.offset
 
+    def cross_entropy(self, loc: Tensor, variance: Tensor) -> Tensor:
+        """-E_q[log p] of this stretch for any q with these means and variances of its elements."""
+        centred = self._centred(loc)
+        return self._cross_entropy(torch.addcmul(variance, centred, centred), 1)
+
+    def sampled_cross_entropy(self, values: Tensor) -> Tensor:
+        """The mean of -log p over draws ``(K, stop - start)`` of this stretch."""
+        return self._cross_entropy(self._centred(values).square(), len(values))
+
+    def _cross_entropy(self, squares: Tensor, count: int) -> Tensor:
+        fixed = not isinstance(self.precision, Tensor)
+        quadratic = self.precision * squares.sum() if fixed else (self.precision * squares).sum()
+        return (0.5 / count) * quadratic + (self.offset + HALF_LOG_TWO_PI_E * (self.stop - self.start))
+
     def write_gradient(self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
         """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
         part = slice(self.start, self.stop)

@@ -79,6 +79,15 @@ def local_rule(
     bias_loc, bias_variance = _moments(bias)
     if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
         return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
+    return plain_local_rule(op, x, weight, bias, rest)
+
+
+def plain_local_rule(
+    op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> Tensor:
+    """The same by plain operations, which ``vmap`` takes and autocast rounds."""
+    loc, variance = _moments(weight)
+    bias_loc, bias_variance = _moments(bias)
     mean = op(x, loc, bias_loc, **rest)
     if variance is not None:
         spread = op(x.square(), variance, bias_variance, **rest)

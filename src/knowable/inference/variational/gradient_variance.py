@@ -93,6 +93,7 @@ def gradient_variance(
         check_choice("estimators", estimator, ESTIMATORS)
         enough = max(2, draws) if estimator == "score" else draws
         objective = MeanFieldVI(estimator=estimator, draws=enough).objective(model, x, rows.size)
+        assert isinstance(objective, MeanFieldObjective)  # without families it is
         if at is not None:
             _move_to(objective, at)
         with own_randomness(derive_seed(seed, "gradient variance", estimator)):

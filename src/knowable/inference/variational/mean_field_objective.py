@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from knowable.core.model import Model
-from knowable.core.objective import Objective
+from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.core.types import Params
@@ -16,12 +17,12 @@ from knowable.inference.variational.divergence import fixed_normal, other_diverg
 from knowable.inference.variational.gaussian_weight import GaussianWeight, Usage, flipout_rule, local_rule, trace_usage
 from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan
 from knowable.inference.variational.score_function import score_surrogate
+from knowable.inference.variational.variational_objective import VariationalObjective, first_values
 
 ESTIMATORS = ("auto", "local", "weight", "flipout", "score")
-_VALIDATION_DRAWS = 8
 
 
-class MeanFieldObjective(Objective):
+class MeanFieldObjective(VariationalObjective):
     r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
 
     .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
@@ -46,40 +47,40 @@ class MeanFieldObjective(Objective):
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
-        super().__init__(model, size)
-        self.estimator, self.draws, self.beta, self.kl_warmup = estimator, draws, beta, kl_warmup
-        params = {**model.params(), **(start or {})}
+        super().__init__(model, size, draws=draws, beta=beta, kl_warmup=kl_warmup, start=start)
+        self.estimator = estimator
+        params = first_values(model, start)
         drawn, local = _plan(model, x, estimator)
         self.drawn = Layout.of({name: params[name] for name in drawn})
         self.local = Layout.of({name: params[name] for name in local})
         self.layout = Layout.of({name: params[name] for name in (*drawn, *local)})
         loc = self.layout.flatten(params)
         self.q = nn.Parameter(torch.stack([loc, torch.full_like(loc, math.log(initial_scale))]))
-        self.point_names = model.point_names
-        self.points = nn.ParameterList([nn.Parameter(params[name]) for name in self.point_names])
         self.plan = Plan(self.drawn, self.local, tuple(stretches_of(self.layout, model)))
         self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
 
-    @property
-    def settles_from(self) -> float:
-        """The end of the KL's warm-up."""
-        return float(self.kl_warmup)
-
     # --- the variational distribution --------------------------------------------------------------------------------
-
-    def point_params(self) -> Params:
-        """The point estimates, by name."""
-        return dict(zip(self.point_names, self.points, strict=True))
 
     def loc_and_scale(self) -> tuple[Params, Params]:
         """Means and standard deviations of the random parameters, by name, differentiable."""
         return self.layout.views(self.q[0]), self.layout.views(self.q[1].exp())
 
-    def divergence(self, params: Params | None = None) -> Tensor:
+    def posterior(self, **common: Any) -> DiagonalNormal:
+        """Independent normals."""
+        loc, scale = self.loc_and_scale()
+        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
+        return DiagonalNormal(self.model, loc, scale, **about)
+
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all random parameters, whatever the estimator."""
+        noise = torch.randn((count, self.layout.size), dtype=self.q.dtype, device=self.q.device)
+        return [self.layout.views(draw) for draw in torch.addcmul(self.q[0], self.q[1].exp(), noise)]
+
+    def divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
         loc, scale = self.loc_and_scale()
         flat = self.q[0], self.q[1], self.q[1].exp()
-        total = other_divergence(self.model, self.others, loc, scale, params or self.point_params(), max(8, self.draws))
+        total = other_divergence(self.model, self.others, loc, scale, self.point_params(), max(8, self.draws))
         return total + sum(stretch.value(*flat) for stretch in self.plan.stretches)
 
     # --- the bound ---------------------------------------------------------------------------------------------------
@@ -95,12 +96,7 @@ class MeanFieldObjective(Objective):
         if self.others:
             loc, scale = self.loc_and_scale()
             kl = kl + other_divergence(self.model, self.others, loc, scale, points, self.draws)
-        loss = -log_likelihood + (self.beta * self._warmth() / self.size) * kl
-        terms = {"expected_log_likelihood": log_likelihood.detach() * self.size, "kl": kl.detach()}
-        if points:
-            log_prior = self._log_prior_of_points(points)
-            loss, terms["log_prior_of_points"] = loss - log_prior / self.size, log_prior.detach()
-        return loss, terms
+        return self.loss_and_terms(log_likelihood, kl, points)
 
     def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Expected log likelihood per example and KL, differentiable through the draws."""
@@ -113,32 +109,6 @@ class MeanFieldObjective(Objective):
     def _local_weights(self, loc: Params, variance: Params) -> Params:
         rule = flipout_rule if self.estimator == "flipout" else local_rule
         return {name: GaussianWeight(loc[name], variance[name], rule) for name in loc}
-
-    def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Mean log likelihood of a batch, in training mode."""
-        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params).mean()
-
-    def _log_prior_of_points(self, points: Params) -> Tensor:
-        total = torch.zeros((), dtype=self.q.dtype, device=self.q.device) + self.model.prior.log_hyperprior(points)
-        for name, value in points.items():
-            prior = None if name in self.model.hyper_names else self.model.prior.bound(name, points)
-            total = total if prior is None else total + prior.log_prob(value).sum()
-        return total
-
-    def _warmth(self) -> float:
-        return min(1.0, (self.epoch + 1.0) / (self.kl_warmup + 1.0)) if self.kl_warmup else 1.0
-
-    def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
-        """Log-mean-exp over a few weight draws, in evaluation mode."""
-        noise = torch.randn((_VALIDATION_DRAWS, self.layout.size), dtype=self.q.dtype, device=self.q.device)
-        weights = torch.addcmul(self.q[0], self.q[1].exp(), noise)
-        points = self.point_params()
-        each = []
-        for draw in weights:
-            params = {**points, **self.layout.views(draw)}
-            each.append(self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params))
-        return torch.stack(each).logsumexp(0) - math.log(_VALIDATION_DRAWS)
 
 
 def _plan(model: Model, x: Tensor, estimator: str) -> tuple[list[str], list[str]]:

@@ -1,0 +1,243 @@
+r"""The layers of a normalising flow: invertible maps of one flat vector, with the logarithm of their volume change.
+
+A draw pushed through a map :math:`y = f(z)` has the density
+
+.. math:: \log q(y) = \log p(z) - \log\left|\det \frac{\partial f}{\partial z}\right|
+
+- :class:`PlanarLayer` and :class:`RadialLayer` (Rezende and Mohamed, 2015) bend space at a plane or around a point: a
+  few numbers for each weight, so that they suit many weights; each changes little.
+- :class:`CouplingLayer` (Dinh et al., 2017: real NVP) moves one half of the numbers by what the other half says.
+
+All begin as the identity. Their directions begin at random, or layers would stay copies of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_FLOOR = 1.0 - 1e-3  # how near to folding space over itself a layer may come
+_SHIFT = math.log(math.expm1(_FLOOR))  # then no change is no change: see _above_minus_one
+_STEEPEST = 2.0  # a coupling layer stretches by at most exp(2)
+_BISECTIONS = 64
+
+
+class Bijection(nn.Module, ABC):
+    """An invertible map of vectors of ``size`` numbers, whose parameters are trained.
+
+    Attributes:
+        kind: The name it is chosen by.
+        size: Length of the vectors, D.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    @abstractmethod
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Images of ``z`` ``(n, D)``, and the log determinant of the Jacobian at each, ``(n,)``."""
+
+    @abstractmethod
+    def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What is mapped to ``y`` ``(n, D)``, and the log determinant of the *forward* map there, ``(n,)``."""
+
+
+class PlanarLayer(Bijection):
+    r"""Moves all points along one direction, by how far they are on one side of a plane.
+
+    .. math:: f(z) = z + \hat u \tanh(w^\top z + b), \qquad
+        \log\det = \log\big(1 + (1 - \tanh^2(w^\top z + b))\, w^\top \hat u\big)
+
+    It is invertible where :math:`w^\top \hat u > -1`; so only the part of u across the plane is free, and the part
+    along w is bent to stay above. The inverse is found along w, where the map is an increasing function of one number.
+
+    Args:
+        size: Length of the vectors.
+        like: Gives the floating-point type and the device.
+    """
+
+    kind = "planar"
+
+    def __init__(self, size: int, *, like: Tensor):
+        super().__init__(size)
+        made = {"dtype": like.dtype, "device": like.device}
+        self.direction = nn.Parameter(torch.randn(size, **made))  # √D w: then its elements are as large as others'
+        self.push = nn.Parameter(torch.zeros(size, **made))  # u
+        self.offset = nn.Parameter(torch.randn((), **made))  # b
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        w, push, along = self._plane()
+        bend = torch.tanh(z @ w + self.offset)  # (n,)
+        return torch.addcmul(z, bend.unsqueeze(-1), push), self._log_det(bend, along)
+
+    def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        w, push, along = self._plane()
+        bend = torch.tanh(solve_bend(y @ w + self.offset, along))
+        return torch.addcmul(y, bend.unsqueeze(-1), push, value=-1), self._log_det(bend, along)
+
+    def _plane(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W, û and w · û."""
+        w = self.direction / math.sqrt(self.size)
+        free = w @ self.push
+        along = _above_minus_one(free)
+        return w, self.push + (along - free) / (w @ w).clamp_min(1e-12) * w, along
+
+    @staticmethod
+    def _log_det(bend: Tensor, along: Tensor) -> Tensor:
+        return torch.log1p((1 - bend.square()) * along)
+
+
+class RadialLayer(Bijection):
+    r"""Draws points towards a centre, or pushes them away from it.
+
+    .. math:: f(z) = z + \frac{\beta}{\alpha + r} (z - c), \quad r = \|z - c\|, \qquad
+        \log\det = (D - 1) \log\Big(1 + \frac{\beta}{\alpha + r}\Big)
+        + \log\Big(1 + \frac{\alpha\beta}{(\alpha + r)^2}\Big)
+
+    It is invertible where :math:`\beta > -\alpha`. The distance of the image is :math:`R = r + \beta r / (\alpha + r)`,
+    which is a quadratic equation for r: the inverse is in closed form.
+
+    Args:
+        size: Length of the vectors.
+        like: Gives the floating-point type and the device.
+    """
+
+    kind = "radial"
+
+    def __init__(self, size: int, *, like: Tensor):
+        super().__init__(size)
+        made = {"dtype": like.dtype, "device": like.device}
+        self.centre = nn.Parameter(torch.randn(size, **made))
+        # a standard normal is about √(2 D) away from a centre that is drawn as it is
+        self.log_reach = nn.Parameter(torch.full((), 0.5 * math.log(2 * size), **made))  # log α
+        self.push = nn.Parameter(torch.zeros((), **made))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        away = z - self.centre
+        reach, push = self._strength()
+        distance = away.norm(dim=-1)  # (n,)
+        stretch = push / (reach + distance)
+        return torch.addcmul(z, stretch.unsqueeze(-1), away), self._log_det(distance, reach, push)
+
+    def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        away = y - self.centre
+        reach, push = self._strength()
+        image = away.norm(dim=-1)
+        linear = reach + push - image  # r² + linear r - image α = 0, and r > 0
+        root = (linear.square() + 4 * image * reach).sqrt()
+        distance = torch.where(linear > 0, 2 * image * reach / (root + linear), 0.5 * (root - linear))
+        shrink = 1 / (1 + push / (reach + distance))
+        return self.centre + shrink.unsqueeze(-1) * away, self._log_det(distance, reach, push)
+
+    def _strength(self) -> tuple[Tensor, Tensor]:
+        """α, and β above -α."""
+        reach = self.log_reach.exp()
+        return reach, reach * _above_minus_one(self.push)
+
+    def _log_det(self, distance: Tensor, reach: Tensor, push: Tensor) -> Tensor:
+        near = 1 / (reach + distance)
+        return (self.size - 1) * torch.log1p(push * near) + torch.log1p(push * reach * near.square())
+
+
+class CouplingLayer(Bijection):
+    r"""Stretches and shifts every second number by what the others say; these stay as they are.
+
+    .. math:: y_a = z_a, \qquad y_b = z_b\, e^{s(z_a)} + t(z_a), \qquad \log\det = \sum s(z_a)
+
+    s and t come from one small network with a hidden layer; s stays between -2 and 2. Layers take turns in which half
+    moves. A single number has no other half: it is stretched and shifted by constants.
+
+    Args:
+        size: Length of the vectors.
+        hidden: Width of the hidden layer.
+        odd: Whether the numbers at odd places move.
+        like: Gives the floating-point type and the device.
+    """
+
+    kind = "real_nvp"
+
+    def __init__(self, size: int, *, hidden: int, odd: bool, like: Tensor):
+        super().__init__(size)
+        self.odd, self.hidden = odd, hidden
+        moved = size // 2 if odd else size - size // 2
+        made = {"dtype": like.dtype, "device": like.device}
+        self.inward = nn.Parameter(torch.randn((size - moved, hidden), **made))
+        self.inward_bias = nn.Parameter(torch.randn(hidden, **made))
+        self.outward = nn.Parameter(torch.zeros((2, hidden, moved), **made))  # s, then t
+        self.outward_bias = nn.Parameter(torch.zeros((2, 1, moved), **made))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        held, moved = self._halves(z)
+        log_stretch, shift = self._moves(held)
+        return self._whole(held, torch.addcmul(shift, moved, log_stretch.exp())), log_stretch.sum(-1)
+
+    def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Bijection`."""
+        held, moved = self._halves(y)
+        log_stretch, shift = self._moves(held)
+        return self._whole(held, (moved - shift) * (-log_stretch).exp()), log_stretch.sum(-1)
+
+    def _moves(self, held: Tensor) -> tuple[Tensor, Tensor]:
+        """S and t, each ``(n, moved)``."""
+        inward = self.inward / math.sqrt(max(1, len(self.inward)))
+        features = torch.tanh(held @ inward + self.inward_bias) / math.sqrt(self.hidden)  # (n, hidden)
+        raw, shift = features @ self.outward + self.outward_bias
+        return _STEEPEST * torch.tanh(raw / _STEEPEST), shift
+
+    def _halves(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        even, odd = values[..., 0::2], values[..., 1::2]
+        return (even, odd) if self.odd else (odd, even)
+
+    def _whole(self, held: Tensor, moved: Tensor) -> Tensor:
+        even, odd = (held, moved) if self.odd else (moved, held)
+        paired = torch.stack([even[..., : odd.shape[-1]], odd], dim=-1).flatten(-2)
+        return paired if even.shape[-1] == odd.shape[-1] else torch.cat([paired, even[..., -1:]], dim=-1)
+
+
+KINDS = (PlanarLayer.kind, RadialLayer.kind, CouplingLayer.kind)
+
+
+def make_layers(kind: str, size: int, count: int, *, hidden: int, like: Tensor) -> list[Bijection]:
+    """``count`` new layers of one kind for vectors of ``size`` numbers, drawn from the global generator.
+
+    ``hidden`` is for coupling layers alone.
+    """
+    if kind == CouplingLayer.kind:
+        return [CouplingLayer(size, hidden=hidden, odd=index % 2 == 0, like=like) for index in range(count)]
+    layer = {PlanarLayer.kind: PlanarLayer, RadialLayer.kind: RadialLayer}[kind]
+    return [layer(size, like=like) for _ in range(count)]
+
+
+def solve_bend(target: Tensor, slope: Tensor) -> Tensor:
+    """The number a with ``a + slope tanh(a) = target``, elementwise; ``slope`` is above -1, so there is one.
+
+    Bisection, since Newton's steps may run away where the left side is nearly flat. One step of Newton at the end is
+    differentiable, and gives the derivative of the solution.
+    """
+    with torch.no_grad():
+        low, high = target - slope.abs(), target + slope.abs()  # |tanh| < 1
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = middle + slope * torch.tanh(middle) < target
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        found = 0.5 * (low + high)
+        bend = torch.tanh(found)
+    return found - (found + slope * bend - target) / (1 + slope * (1 - bend.square()))
+
+
+def _above_minus_one(free: Tensor) -> Tensor:
+    """Any number to one above -1 (by a margin), increasing, with 0 to 0."""
+    return F.softplus(free + _SHIFT) - _FLOOR

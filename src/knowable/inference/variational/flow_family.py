@@ -1,0 +1,118 @@
+"""Normalising flows over a group of weights, as a variational family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.checks import check_choice, check_count
+from knowable.core.flow_layers import KINDS, CouplingLayer, PlanarLayer, make_layers
+from knowable.core.flow_posterior import FlowPosterior
+from knowable.core.model import Model
+from knowable.core.normalising_flow import NormalisingFlow
+from knowable.core.params import Layout
+from knowable.core.randomness import fast_randn
+from knowable.inference.variational.family import Family, FamilyModule
+
+_LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
+_WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
+_PATH_BELOW = 500  # weights
+
+
+@dataclass(frozen=True)
+class Flow(Family):
+    r"""A normalising flow: invertible maps turn a normal distribution into one of any shape.
+
+    .. math:: \theta = m + s \odot f_L(\cdots f_1(\epsilon)), \qquad
+        \log q(\theta) = \log N(\epsilon) - \sum_l \log\det f_l - \sum_d \log s_d
+
+    Args:
+        kind: ``"planar"`` or ``"radial"`` (Rezende and Mohamed, 2015): each layer bends the distribution at a plane, or
+            around a point; two numbers a weight and layer, and one. ``"real_nvp"`` (Dinh et al., 2017): each layer
+            moves every second weight by what the others say, through a small network; more general, and slower to
+            learn.
+        layers: How many maps; None is 8, and 4 of real NVP or for more than 10,000 weights.
+        hidden: Width of real NVP's small networks; None is 32 for up to 128 weights and less for more, down to 1, so
+            that a layer has at most a few numbers for each of many weights.
+
+    Example:
+        >>> Flow("real_nvp", layers=6)
+        Flow(kind='real_nvp', layers=6, hidden=None)
+    """
+
+    kind: str = "planar"
+    layers: int | None = None
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        if self.layers is not None:
+            check_count("layers", self.layers)
+        if self.hidden is not None:
+            check_count("hidden", self.hidden)
+
+    def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> FlowModule:
+        """See :meth:`Family.build`; the directions of the layers are drawn from the global generator."""
+        size = len(loc)
+        layers = make_layers(
+            self.kind,
+            size,
+            self.layers or _layers_for(self.kind, size),
+            hidden=self.hidden or _hidden_for(size),
+            like=loc,
+        )
+        return FlowModule(layout, NormalisingFlow(loc, torch.full_like(loc, initial_scale), layers))
+
+
+class FlowModule(FamilyModule):
+    """A flow that is being trained.
+
+    Attributes:
+        flow: The distribution.
+    """
+
+    def __init__(self, layout: Layout, flow: NormalisingFlow):
+        super().__init__(layout)
+        self.flow = flow
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """K draws and their log densities."""
+        return self.flow(fast_randn(count, self.flow.size, like=self.flow.loc))
+
+    def held_log_density(self, values: Tensor) -> Tensor | None:
+        """By going back through the maps; None for planar ones, where that takes many small steps."""
+        if any(isinstance(layer, PlanarLayer) for layer in self.flow.layers):
+            return None
+        held = {f"flow.{name}": value.detach() for name, value in self.flow.named_parameters()}
+        return torch.func.functional_call(_Backwards(self.flow), held, (values,))
+
+    @property
+    def prefers_path(self) -> bool:
+        """Up to a few hundred weights, which a flow can follow closely: the noise of the gradient then fades."""
+        return self.flow.size <= _PATH_BELOW
+
+    def posterior(self, model: Model, **common: Any) -> FlowPosterior:
+        """The flow as it is now."""
+        return FlowPosterior(model, self.layout, self.flow, **common)
+
+
+class _Backwards(nn.Module):
+    """The log density of weights, for use with other parameters in the place of the flow's own."""
+
+    def __init__(self, flow: NormalisingFlow):
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.flow.inverse(values)[1]
+
+
+def _layers_for(kind: str, size: int) -> int:
+    return _FEWER_LAYERS if kind == CouplingLayer.kind or size > _MANY else _LAYERS
+
+
+def _hidden_for(size: int) -> int:
+    return max(1, min(_WIDEST, _NUMBERS // size))

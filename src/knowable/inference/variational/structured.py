@@ -1,0 +1,47 @@
+"""Variational methods whose distribution is a product of families over groups of weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from knowable.core.checks import check_choice
+from knowable.core.model import Model
+from knowable.core.types import Params
+from knowable.inference.variational.family import Family
+from knowable.inference.variational.family_groups import group_weights
+from knowable.inference.variational.structured_objective import KL_GRADIENTS, StructuredObjective
+from knowable.inference.variational.variational_method import VariationalMethod
+
+
+@dataclass(frozen=True, repr=False)
+class StructuredVI(VariationalMethod):
+    """A variational method that has a family of its own, for the weights to which ``families`` gives no other.
+
+    Args:
+        kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
+            ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
+            two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
+            family, which is ``"path"`` for a full covariance of up to 500 weights. All aim at the same optimum.
+    """
+
+    kl_gradient: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("kl_gradient", self.kl_gradient, KL_GRADIENTS)
+
+    @property
+    @abstractmethod
+    def own_family(self) -> Family:
+        """The family of all weights to which no other was given."""
+
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
+        return StructuredObjective(
+            model, size, group_weights(self.families or {}, self.own_family, model), kl_gradient=self.kl_gradient,
+            draws=self.draws or 1, beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale,
+            start=start,
+        )  # fmt: skip
