@@ -88,7 +88,7 @@ from knowable.inference.sampling import (
     SimulatedAnnealing,
     TemperedChains,
 )
-from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.inference.variational import MeanFieldVI, MomentNormal, MomentVI, NaturalVI, gradient_variance
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
@@ -132,6 +132,8 @@ __all__ = [
     "ExactLinear",
     "Laplace",
     "MeanFieldVI",
+    "NaturalVI",
+    "MomentVI",
     "gradient_variance",
     "MCDropout",
     "ConcreteDropout",
@@ -163,6 +165,7 @@ __all__ = [
     "Posterior",
     "Particles",
     "DiagonalNormal",
+    "MomentNormal",
     "FullNormal",
     "KroneckerNormal",
     "LowRankNormal",
