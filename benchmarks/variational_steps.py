@@ -1,8 +1,8 @@
 """Time of a training step of every variational method, over that of ``MeanFieldVI`` and over the plain network's.
 
-The methods are those of the registry, with their own defaults, and a step is what the training loop makes of it: forward
-and backward pass, update, and the loop's own book-keeping. ``NaturalVI`` is also held against Adam on the plain network
-and against ivon-opt, which does the same for one scalar weight decay.
+The methods are those of the registry, with their own defaults, and a step is what the training loop makes of it:
+forward and backward pass, update, and the loop's own book-keeping. ``NaturalVI`` is also held against Adam on the plain
+network and against ivon-opt, which does the same for one scalar weight decay.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def fitted(seed: int) -> tuple[LinearGaussian, kn.DiagonalNormal]:
 
 
 def test_means_and_standard_deviations_are_those_of_the_closed_form(seed):
-    # After T steps the curvature is an average that weighs step t as t², of relative variance 9/5 V / T, where V is that
+    # After T steps the curvature is an average that weighs step t as t², of relative variance 9/5 V / T. V is that
     # of one estimate: 1 + Σ r², with r the row of the precision matrix scaled to a unit diagonal. A standard deviation
     # has half of that relative error.
     problem, posterior = fitted(seed)
