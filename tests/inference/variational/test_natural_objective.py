@@ -66,7 +66,7 @@ def test_prior_precision_is_that_of_each_parameter(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     prior = {"weight": kn.Normal(0.5, loc=0.3), "bias": kn.Normal(2.0)}
     model = kn.Model(problem.model().net, kn.Gaussian(1e6), prior)
-    posterior = kn.NaturalVI(epochs=800, learning_rate=0.05).fit(model, problem.data, seed=seed)
+    posterior = kn.NaturalVI(epochs=800, learning_rate=0.05, initial_scale=0.5).fit(model, problem.data, seed=seed)
     torch.testing.assert_close(
         posterior.scale["weight"], torch.full((1, 3), 0.5, dtype=torch.float64), rtol=1e-3, atol=0
     )
