@@ -55,7 +55,7 @@ def log_scale(value: float, std: float) -> Moments:
         (kn.StudentT(4.0, 0.8), {}, 2),
         (kn.StudentT(4.0), {"log_scale": log_scale(-0.2, 0.3)}, 2),
     ],
-    ids=repr,
+    ids=lambda each: type(each).__name__,
 )
 def test_numbers_have_the_mean_over_draws(generator, likelihood, own, n):
     output = outputs(generator, 3, n, size=0.4)

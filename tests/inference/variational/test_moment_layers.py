@@ -15,6 +15,11 @@ from knowable.inference.variational.moment_layers import KNOWN, NoRule, apply_ru
 from knowable.inference.variational.moments import Moments
 
 
+def _named(value: object) -> str:
+    """A name for a test that is the same in every process."""
+    return getattr(value, "__name__", None) or type(value).__name__
+
+
 @pytest.fixture
 def image(generator) -> Moments:
     shape = (2, 3, 6, 6)
@@ -46,7 +51,7 @@ def same(one: Moments, two: Moments) -> None:
         (F.dropout, (0.4, True), {}, lambda x: moments.dropped(x, 0.4)),
         (F.dropout2d, (), {"p": 0.4}, lambda x: moments.dropped(x, 0.4)),
     ],
-    ids=str,
+    ids=_named,
 )
 def test_elementwise_layer_gets_its_rule(image, func, args, kwargs, expected):
     same(apply_rule(func, (image, *args), kwargs), expected(image))
@@ -144,7 +149,7 @@ def test_max_pooling_of_nearly_known_values_is_their_maximum(image):
         (torch.mul, (torch.ones(2, 2, 3, 6, 6),), {}, "repeats"),
         (torch.div, (2.0,), {"rounding_mode": "floor"}, "rounded"),
     ],
-    ids=str,
+    ids=_named,
 )
 def test_operation_without_a_rule_is_refused_by_name(image, func, args, kwargs, says):
     with pytest.raises(NoRule, match=says) as caught:
