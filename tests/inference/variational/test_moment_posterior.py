@@ -49,8 +49,8 @@ def test_learned_noise_has_its_expected_variance(seed):
     posterior = spread_over(kn.Model(problem.model().net, kn.Gaussian()), 0.3)
     expected = torch.full((20, 1), -1.0).mul(2).add(2 * 0.09).exp()
     torch.testing.assert_close(posterior.predict(problem.x).aleatoric, expected)
-    drawn = posterior.with_prediction("sampling").predict(problem.x, samples=20_000).aleatoric
-    torch.testing.assert_close(drawn, expected, rtol=0.05, atol=0)  # a relative error of 0.6 over √20,000, and change
+    drawn = posterior.with_prediction("sampling").predict(problem.x, samples=2_000).aleatoric
+    torch.testing.assert_close(drawn, expected, rtol=0.07, atol=0)  # 4.5 times 0.66 over √2,000
 
 
 def test_outputs_that_are_correlated_are_drawn_so(seed):

@@ -166,11 +166,11 @@ def test_rectified_normal_far_from_its_corner_is_itself_or_nothing(dtype):
     torch.testing.assert_close(found.variance, torch.tensor([[0.01, 0.0]], dtype=dtype))
 
 
-@pytest.mark.parametrize(("std", "tolerance"), [(0.3, 1e-9), (1.0, 1e-4), (2.0, 5e-3)])
+@pytest.mark.parametrize(("std", "tolerance"), [(0.3, 1e-5), (1.0, 1e-5), (2.0, 2e-3), (4.0, 5e-2)])
 @pytest.mark.parametrize("mean", [-1.5, 0.0, 0.7])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_smooth_function_has_its_integrated_moments(name, mean, std, tolerance):
-    # twenty nodes: the wider the normal beside the function's own scale of about 1, the less they see
+    # nodes are half a standard deviation apart: the wider the normal, the less they see of a function of scale 1
     x = Moments(torch.tensor([[mean]], dtype=torch.float64), torch.tensor([[std**2]], dtype=torch.float64))
     found = moments.smooth(SMOOTH[name], x)
     first, second = integrated(lambda z: SMOOTH[name](torch.tensor(z, dtype=torch.float64)).item(), mean, std)
@@ -264,7 +264,7 @@ def test_greatest_of_four_is_close(generator):
     parts = [Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))] * 4
     found = moments.greatest(parts)
     assert found.mean.item() == pytest.approx(1.0294, rel=0.01)
-    assert found.variance.item() == pytest.approx(0.4917, rel=0.05)
+    assert found.variance.item() == pytest.approx(0.4917, rel=0.06)
     assert moments.greatest(parts[:1]) is parts[0]
     three = moments.greatest(parts[:3])
     assert three.mean.item() == pytest.approx(3 / (2 * math.sqrt(math.pi)), rel=0.01)
@@ -275,10 +275,11 @@ def test_greatest_of_four_is_close(generator):
 
 def test_quadrature_integrates_polynomials_and_knows_its_hermite_polynomials():
     like = torch.zeros((), dtype=torch.float64)
-    nodes, weights = moments.hermite(like, moments.NODES)
-    assert [(weights @ nodes**k).item() for k in (0, 1, 2, 4, 6)] == pytest.approx([1, 0, 1, 3, 15])
-    polynomials = moments._polynomials(nodes)
-    torch.testing.assert_close(polynomials * weights @ polynomials.mT, torch.eye(4, dtype=torch.float64))
+    nodes, weights = moments.quadrature(like)
+    assert [(weights @ nodes**k).item() for k in (0, 1, 2, 4)] == pytest.approx([1, 0, 1, 3], rel=1e-4, abs=1e-12)
+    polynomials = moments._polynomials(nodes)  # orthonormal, but for what lies beyond 5.5 standard deviations
+    eye = torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(polynomials * weights @ polynomials.mT, eye, rtol=0, atol=2e-3)
 
 
 def test_gradients_are_finite_where_nothing_is_random():

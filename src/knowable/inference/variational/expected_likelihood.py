@@ -7,23 +7,25 @@ r"""E[log p(y | f)] where the outputs f are normal: what a bound needs when mome
       + \log \sum_c \exp\Big(m_c + \tfrac12 S_{cc} - (S a)_c\Big),
 
   least where a are the softmax probabilities inside the logarithm. So it bounds the bound, from below.
-- Everything else that is a sum over outputs: Gauss-Hermite quadrature, one output at a time.
+- Counts: closed form.
+- Yes or no, and noise with heavy tails: quadrature, one output at a time.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from knowable.core.likelihood import Likelihood, sum_over_event
 from knowable.errors import Unsupported
-from knowable.inference.variational.moments import NODES, Moments, hermite
+from knowable.inference.variational.moments import Moments, quadrature
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
-_OWN_NODES = 5  # of quadrature over a likelihood's own parameter
+_OWN_NODES = 5  # of Gauss-Hermite quadrature over a likelihood's own parameter
 _ROUNDS = 6  # of the fixed-point iteration for the weights a
 _KNOWN = (Gaussian, HeteroscedasticGaussian, Categorical, Bernoulli, Poisson, StudentT)
 
@@ -52,6 +54,8 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, y: Tensor, 
         return heteroscedastic(output, y)
     if isinstance(likelihood, Categorical):
         return categorical(output, y)
+    if isinstance(likelihood, Poisson):
+        return poisson(output, y)
     return by_quadrature(likelihood, output, y, own)
 
 
@@ -105,15 +109,21 @@ def _times(logits: Moments, weights: Tensor) -> Tensor:
     return (logits.covariance @ weights.unsqueeze(-1)).squeeze(-1)
 
 
+def poisson(output: Moments, y: Tensor) -> Tensor:
+    """Counts with log rate f, of which E[exp f] is known."""
+    rate = torch.exp(output.mean + 0.5 * output.spread)
+    return sum_over_event(y * output.mean - rate - torch.lgamma(y + 1.0))
+
+
 def by_quadrature(likelihood: Likelihood, output: Moments, y: Tensor, own: dict[str, Moments]) -> Tensor:
     """Any log likelihood that is a sum over outputs, each of which depends on its own output alone."""
-    nodes, weights = hermite(output.mean, NODES)
+    nodes, weights = quadrature(output.mean)
     values = torch.addcmul(output.mean, output.std, nodes.view(-1, *(1,) * output.mean.dim()))  # (nodes, batch, ...)
     rows, targets = values.flatten(0, 1), y.expand(len(nodes), *y.shape).flatten(0, 1)
     known = all(each.variance is None for each in own.values())
-    places, shares = hermite(output.mean, 1 if known else _OWN_NODES)
+    places, shares = np.polynomial.hermite_e.hermegauss(1 if known else _OWN_NODES)
     total = torch.zeros(len(y), dtype=output.mean.dtype, device=output.mean.device)
-    for place, share in zip(places, shares, strict=True):
+    for place, share in zip(places.tolist(), (shares / shares.sum()).tolist(), strict=True):
         params = {name: each.mean if known else each.mean + place * each.std for name, each in own.items()}
         each = likelihood.log_prob(rows, targets, params).view(len(nodes), -1)
         total = total + share * (weights @ each)
