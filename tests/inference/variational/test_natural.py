@@ -35,17 +35,12 @@ def fitted(seed: int) -> tuple[LinearGaussian, kn.DiagonalNormal]:
 
 
 def test_means_and_standard_deviations_are_those_of_the_closed_form(seed):
-    # After T steps the curvature is an average that weighs step t as t², of relative variance 9/5 V / T. V is that
-    # of one estimate: 1 + Σ r², with r the row of the precision matrix scaled to a unit diagonal. A standard deviation
-    # has half of that relative error.
+    # what noise is left when the rate has fallen; 0.15 of a standard deviation costs 0.15² nats a weight
     problem, posterior = fitted(seed)
     loc, std = flat_moments(problem, posterior)
-    best = problem.mean_field_std
-    unit = problem.precision * best * best.unsqueeze(1)
-    error = 0.5 * (1.8 * (1.0 + unit.square().sum(1)) / 2000).sqrt()
-    assert ((std / best - 1.0).abs() < 4.5 * error).all()
-    # means: the rate falls to zero, which leaves less than a fifth of a standard deviation
-    assert ((loc - problem.mean).abs() < 0.2 * best).all()
+    torch.testing.assert_close(std, problem.mean_field_std, rtol=0.15, atol=0)
+    assert ((loc - problem.mean).abs() < 0.25 * problem.mean_field_std).all()
+    assert shortfall(problem, posterior) < SLACK / 2
 
 
 def test_reported_bound_is_that_of_the_fitted_normals(seed):
@@ -198,7 +193,7 @@ def test_network_is_fitted_about_as_well_as_by_adam(seed):
     model = kn.Model(net, kn.Gaussian(0.1))
     bounds = [
         method.fit(model, (x, y), seed=seed).log_evidence / 80
-        for method in (kn.NaturalVI(epochs=3000), kn.MeanFieldVI(epochs=3000))
+        for method in (kn.NaturalVI(epochs=1500), kn.MeanFieldVI(epochs=1500, estimator="weight"))
     ]
     assert bounds[0] > bounds[1] - 0.15
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import knowable as kn
 from knowable.core.params import Layout
-from knowable.inference.variational.natural_objective import NaturalObjective, natural_step
+from knowable.inference.variational.natural_objective import NaturalObjective, adaptive_change, natural_step
 from knowable.testing import LinearGaussian
 
-STEP = {"step": 0, "scale": 1.0, "rate": 0.01, "decay": 0.0, "share": 0.1, "radius": 0.1}
+STEP = {"step": 1, "scale": 1.0, "rate": 0.01, "decay": 0.0, "radius": 0.1}
 
 
 def online_newton(
@@ -75,41 +75,52 @@ def test_prior_precision_is_that_of_each_parameter(seed):
 
 
 @pytest.mark.parametrize("noise", [1e-3, 1.0, 1e6])
-def test_precision_stays_positive_and_at_least_halves(generator, noise):
+def test_precision_stays_positive_and_at_most_halves(generator, noise):
     q = torch.randn(2, 1000, generator=generator, dtype=torch.float64)
     before = q[1].clone()
-    gradient = noise * torch.randn(2, 1000, generator=generator, dtype=torch.float64)
-    natural_step(q, gradient, torch.zeros(1000, dtype=torch.float64), **STEP)
+    change = noise * torch.randn(1000, generator=generator, dtype=torch.float64)
+    natural_step(q, change, torch.zeros_like(change), torch.zeros_like(change), **STEP)
     assert torch.isfinite(q).all()
     assert (q[1] <= before + 0.5 * math.log(2.0) + 1e-12).all()  # the scale grows by √2 at the most
 
 
 def test_no_mean_moves_further_than_the_learning_rate(generator):
-    q, gradient = torch.zeros(2, 1000, dtype=torch.float64), torch.zeros(2, 1000, dtype=torch.float64)
-    gradient[0] = 10.0 ** torch.linspace(-6, 6, 1000, dtype=torch.float64)
-    natural_step(q, gradient.clone(), torch.zeros(1000, dtype=torch.float64), **STEP)
+    q, gradient = torch.zeros(2, 1000, dtype=torch.float64), 10.0 ** torch.linspace(-6, 6, 1000, dtype=torch.float64)
+    natural_step(q, torch.zeros_like(gradient), gradient, torch.zeros_like(gradient), **STEP)
     # short ones are rate / radius of a Newton step, here s² g = g
-    torch.testing.assert_close(q[0], -(gradient[0] * 0.1).clamp_max(0.01))
+    torch.testing.assert_close(q[0], -(gradient * 0.1).clamp_max(0.01))
 
 
 def test_momentum_is_the_debiased_mean_of_the_gradients(generator):
     gradients = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     q, momentum = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for step, each in enumerate(gradients):
+    for step, each in enumerate(gradients, start=1):
         before = q[0].clone()
-        both = torch.stack([each, torch.zeros_like(each)])
-        natural_step(q, both, momentum, **{**STEP, "step": step, "decay": 0.8, "rate": 100.0, "radius": 1e4})
-        weights = 0.8 ** torch.arange(step, -1, -1, dtype=torch.float64)
-        mean = (weights @ gradients[: step + 1]) / weights.sum()
+        settings = {**STEP, "step": step, "decay": 0.8, "rate": 100.0, "radius": 1e4}
+        natural_step(q, torch.zeros_like(each), each, momentum, **settings)
+        weights = 0.8 ** torch.arange(step - 1, -1, -1, dtype=torch.float64)
+        mean = (weights @ gradients[:step]) / weights.sum()
         torch.testing.assert_close(q[0] - before, -0.01 * mean)
 
 
-def test_share_of_the_curvature_falls_or_is_what_was_asked_for():
-    problem = LinearGaussian.make(n=10)
-    falling = NaturalObjective(problem.model(), problem.x, 10)
-    fixed = NaturalObjective(problem.model(), problem.x, 10, curvature_rate=1e-3)
-    assert [falling._share(step) for step in (0, 30, 970)] == pytest.approx([0.1, 0.05, 0.003])
-    assert fixed._share(0) == fixed._share(970) == 1e-3
+def test_log_scales_move_as_adam_would_move_them(generator):
+    # without momentum; log P moves by twice as much, and v is so small that log(1 + v + v²/2) is v to the third order
+    gradients = torch.randn(6, 50, generator=generator, dtype=torch.float64) * torch.logspace(
+        -6, 3, 50, dtype=torch.float64
+    )
+    squares, theta = torch.zeros(50, dtype=torch.float64), torch.zeros(50, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([theta], lr=1e-3, betas=(0.0, 0.999), eps=0.0)
+    log_scale = torch.zeros(50, dtype=torch.float64)
+    for step, each in enumerate(gradients, start=1):
+        log_scale -= 0.5 * adaptive_change(each.clone(), squares, step=step, rate=1e-3)
+        theta.grad = each.clone()
+        adam.step()
+        torch.testing.assert_close(log_scale, theta.detach())
+
+
+def test_estimates_that_are_zero_change_nothing():
+    squares = torch.zeros(4)
+    assert torch.equal(adaptive_change(torch.zeros(4), squares, step=1, rate=0.01), torch.zeros(4))
 
 
 def test_points_move_by_the_optimiser_and_nothing_else_does(seed):
@@ -123,7 +134,7 @@ def test_points_move_by_the_optimiser_and_nothing_else_does(seed):
     slope = objective.points[0].grad.clone()
     objective.update(optimiser)
     torch.testing.assert_close(objective.points[0].detach(), bias - 0.01 * slope.sign(), rtol=0, atol=1e-6)
-    assert set(optimiser.state[objective.q]) == {"step", "momentum"}  # Adam has not seen them
+    assert set(optimiser.state[objective.q]) == {"step", "momentum", "squares"}  # Adam has not seen them
     assert objective.q.grad is None
 
 

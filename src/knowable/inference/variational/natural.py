@@ -47,8 +47,9 @@ class NaturalVI(GaussianVI):
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of
             :class:`~knowable.inference.variational.mean_field.MeanFieldVI` with less noise and a costlier step.
         momentum: Share of the gradients' average that is kept from step to step.
-        curvature_rate: Share ρ of each new estimate of the curvature. None: a tenth at first and 3 / t at step t, so
-            that the start is forgotten and the noise averages out. (The paper has a constant between 1e-3 and 1e-5.)
+        curvature_rate: Share ρ of each new estimate of the curvature, such as the paper's 1e-5. None: for every weight
+            twice the learning rate over the root mean square of its estimates, so that noisy ones count for less and
+            all come to rest as the rate falls.
         radius: Length r of a Newton step up to which means make η / r of it; along longer ones they move by η.
 
     Example:
@@ -65,7 +66,7 @@ class NaturalVI(GaussianVI):
     estimator: str = "weight"
     momentum: float = 0.9
     curvature_rate: float | None = None
-    radius: float = 0.1
+    radius: float = 0.03
 
     def __post_init__(self) -> None:
         super().__post_init__()
