@@ -23,7 +23,7 @@ from benchmarks.memory import peak_memory
 from benchmarks.report import describe_case, describe_run, to_markdown, write
 from benchmarks.study import Rows, write_study
 
-BENCHMARKS = ("step_time", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
+BENCHMARKS = ("step_time", "variational_steps", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
 STUDIES = (
     "gradients",
     "effective_samples",

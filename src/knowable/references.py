@@ -135,6 +135,51 @@ BIBTEX: dict[str, str] = {
   booktitle = {International Conference on Learning Representations},
   year      = {2017}
 }""",
+    "clark1961": """@article{clark1961,
+  author  = {Clark, Charles E.},
+  title   = {The Greatest of a Finite Set of Random Variables},
+  journal = {Operations Research},
+  volume  = {9},
+  number  = {2},
+  pages   = {145--162},
+  year    = {1961}
+}""",
+    "knowles2011": """@inproceedings{knowles2011,
+  author    = {Knowles, David A. and Minka, Thomas P.},
+  title     = {Non-conjugate Variational Message Passing for Multinomial and Binary Regression},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2011}
+}""",
+    "lobato2015": """@inproceedings{lobato2015,
+  author    = {Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Adams, Ryan P.},
+  title     = {Probabilistic Backpropagation for Scalable Learning of {Bayesian} Neural Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2015}
+}""",
+    "khan2018": """@inproceedings{khan2018,
+  author    = {Khan, M. E. and Nielsen, D. and Tangkaratt, V. and Lin, W. and Gal, Y. and Srivastava, A.},
+  title     = {Fast and Scalable {Bayesian} Deep Learning by Weight-Perturbation in {Adam}},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2018}
+}""",
+    "wu2019": """@inproceedings{wu2019,
+  author    = {Wu, A. and Nowozin, S. and Meeds, E. and Turner, R. E. and Hern{\\'a}ndez-Lobato, J. M. and Gaunt, A.},
+  title     = {Deterministic Variational Inference for Robust {Bayesian} Neural Networks},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "lin2020": """@inproceedings{lin2020,
+  author    = {Lin, Wu and Schmidt, Mark and Khan, Mohammad Emtiyaz},
+  title     = {Handling the Positive-Definite Constraint in the {Bayesian} Learning Rule},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2020}
+}""",
+    "shen2024": """@inproceedings{shen2024,
+  author    = {Shen, Y. and Daheim, N. and Cong, B. and Nickl, P. and Marconi, G. M. and Bazan, C. and Yokota, R. and Gurevych, I. and Cremers, D. and Khan, M. E. and M{\\"o}llenhoff, T.},
+  title     = {Variational Learning is Effective for Large Deep Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2024}
+}""",  # noqa: E501
     "metropolis1953": """@article{metropolis1953,
   author  = {Metropolis, N. and Rosenbluth, A. W. and Rosenbluth, M. N. and Teller, A. H. and Teller, E.},
   title   = {Equation of State Calculations by Fast Computing Machines},

@@ -94,6 +94,16 @@ _ENTRIES = (
         ("jaakkola1998", "bishop1998", "gershman2012"), ("mixture",),
     ),
     MethodEntry(
+        "natural_vi", "NaturalVI", "knowable.inference.variational", "variational",
+        "the same independent normals along the natural gradient: Newton steps at the cost of Adam",
+        ("shen2024", "lin2020", "khan2018"), ("ivon", "nvi"),
+    ),
+    MethodEntry(
+        "moment_vi", "MomentVI", "knowable.inference.variational", "variational",
+        "the same independent normals without sampling: moments go through the layers",
+        ("wu2019", "lobato2015", "clark1961", "knowles2011"), ("dvi",),
+    ),
+    MethodEntry(
         "mc_dropout", "MCDropout", "knowable.inference.dropout", "dropout",
         "dropout in training and prediction: weights whose columns are dropped at random",
         ("gal2016", "ghahramani2016", "hinton2012", "tompson2015"), ("dropout", "mcdropout"),

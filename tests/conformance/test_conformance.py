@@ -14,6 +14,7 @@ QUICK = {"epochs": 2, "batch_size": 8}
 NORMALISED = {"batchnorm_mlp", "batchnorm_cnn", "residual"}
 SMALL_NOISE = kn.InputNoise(0.1)
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
+NO_MOMENTS = frozenset(NETWORKS) - {"linear", "mlp", "frozen_backbone", "last_layer"}
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
 LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
@@ -39,6 +40,8 @@ SUBJECTS = {
     "matrix_normal_vi": Subject(kn.MatrixNormalVI(**QUICK)),
     "flow_vi": Subject(kn.FlowVI(**QUICK)),
     "mixture_vi": Subject(kn.MixtureVI(2, **QUICK)),
+    "natural_vi": Subject(kn.NaturalVI(**QUICK)),
+    "moment_vi": Subject(kn.MomentVI(**QUICK), refuses=NO_MOMENTS),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(

@@ -484,3 +484,26 @@ def test_a_run_interrupted_before_its_first_record_begins_again_with_the_same_ra
     torch.rand(7)
     resumed = kn.MAP(epochs=20).fit(model, (x, y), seed=3, checkpoint=tmp_path / "run")
     assert same_params(resumed.mean(), whole.mean())
+
+
+class Remembering(Quadratic):
+    """Steps with a momentum of its own, which it keeps in the optimiser's state."""
+
+    def update(self, optimiser: torch.optim.Optimizer) -> None:
+        state = optimiser.state[self.theta]
+        state.setdefault("average", torch.zeros_like(self.theta))
+        state["average"].lerp_(self.theta.grad, 0.2)
+        with torch.no_grad():
+            self.theta -= optimiser.param_groups[0]["lr"] * state["average"]
+
+
+def test_an_objective_with_a_step_of_its_own_resumes_with_the_same_bits(tmp_path, generator):
+    data, training = _data(20, generator), Training(epochs=120, learning_rate=0.1, batch_size=5)
+    whole, stopped, resumed = Remembering(), Remembering(fail_at={330: KeyboardInterrupt()}), Remembering()
+    _train(whole, data, training)
+    checkpoint = Checkpoint(tmp_path / "state", seconds=0)
+    assert _train(stopped, data, training, checkpoint=checkpoint).interrupted
+    _train(resumed, data, training, checkpoint=checkpoint)
+    assert resumed.calls < whole.calls
+    assert torch.equal(resumed.theta, whole.theta)
+    assert whole.theta.item() == pytest.approx(data.tensors[1].mean().item(), abs=0.05)

@@ -72,6 +72,14 @@ class Objective(nn.Module, ABC):
         """Shorten the gradient to a norm of at most ``most``."""
         nn.utils.clip_grad_norm_(self.parameters(), most)
 
+    def update(self, optimiser: torch.optim.Optimizer) -> None:
+        """Move the parameters, whose gradients are there: by the optimiser's own step, unless there is a better one.
+
+        What another way of stepping remembers belongs into the optimiser's state of the parameter, which the loop saves
+        and restores.
+        """
+        optimiser.step()
+
     def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Gradient and update in one go, where there is a quicker way than autograd; None where there is not.
 

@@ -111,7 +111,7 @@ class TrainingRun:
         loss.backward()
         if self.training.clip is not None:
             self.objective.clip_gradient(self.training.clip)
-        self.optimiser.step()
+        self.objective.update(self.optimiser)
 
     def _close_epoch_and_cycle(self) -> None:
         """Before a window is closed, so that the state it keeps has seen it."""

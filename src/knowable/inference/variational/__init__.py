@@ -8,14 +8,20 @@ from knowable.inference.variational.low_rank import LowRankVI
 from knowable.inference.variational.matrix_normal import MatrixNormalVI
 from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mixture import MixtureVI
+from knowable.inference.variational.moment import MomentVI
+from knowable.inference.variational.moment_posterior import MomentNormal
+from knowable.inference.variational.natural import NaturalVI
 
 __all__ = [
-    "MeanFieldVI",
-    "LowRankVI",
-    "FullRankVI",
-    "MatrixNormalVI",
     "FlowVI",
+    "FullRankVI",
+    "LowRankVI",
+    "MatrixNormalVI",
+    "MeanFieldVI",
     "MixtureVI",
+    "MomentNormal",
+    "MomentVI",
+    "NaturalVI",
     "families",
     "gradient_variance",
 ]

@@ -1,0 +1,263 @@
+r"""Means, variances and covariances on their way through layers, without sampling: one rule for each operation.
+
+Rows are apart from each other; what is followed are the moments of one row's values. Weights are independent, so that a
+linear layer's outputs have exact moments given those of its inputs. Non-linear operations take their inputs to be
+normal, which sums of many terms nearly are (Hernández-Lobato and Adams, 2015; Wu et al., 2019).
+
+Covariances between the outputs of a linear layer arise because they share their inputs. They are followed where a layer
+is narrow enough. Through an elementwise function f they pass by the Hermite series of two correlated normals,
+
+.. math:: \mathrm{Cov}(f(x), f(y)) = \sum_{n \ge 1} b_n(x)\, b_n(y)\, \rho^n, \qquad
+    b_n = \frac{1}{\sqrt{n!}} E[f(m + s z)\, \mathrm{He}_n(z)],
+
+of which four terms are kept. Of a ReLU around zero they have 98.6 % even at a correlation of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NODES, _REACH = 23, 5.5  # of quadrature for smooth functions: half a standard deviation apart
+_TERMS = 4  # of the Hermite series
+_LEAST = 1e-12  # variance below which a value counts as known
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The first moments of random values, a batch of rows.
+
+    Attributes:
+        mean: Means, ``(batch, ...)``.
+        variance: Variances, of the same shape; None where the values are known.
+        covariance: Covariances of each row's values, ``(batch, n, n)`` with the variances on the diagonal; None where
+            they are independent, or taken to be.
+    """
+
+    mean: Tensor
+    variance: Tensor | None = None
+    covariance: Tensor | None = None
+
+    @property
+    def spread(self) -> Tensor:
+        """The variances, zeros where the values are known."""
+        return torch.zeros_like(self.mean) if self.variance is None else self.variance
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviations, a little above zero."""
+        return self.spread.clamp_min(_LEAST).sqrt()
+
+
+# --- linear operations -----------------------------------------------------------------------------------------------
+
+
+def linear(x: Moments, weight: Moments, bias: Moments | None, *, limit: int) -> Moments:
+    r"""A linear layer with independent weights M ± √V, exactly.
+
+    .. math:: E = m M^\top + b, \qquad
+        \mathrm{Cov} = M S M^\top + \mathrm{diag}\big(V (m^2 + \mathrm{diag} S) + c\big)
+
+    Args:
+        x: Inputs with covariance S, ``(batch, ..., inputs)``.
+        weight: ``(outputs, inputs)``.
+        bias: ``(outputs,)``, with variance c.
+        limit: The largest number of outputs whose covariances are followed.
+    """
+    mean = F.linear(x.mean, weight.mean, None if bias is None else bias.mean)
+    own = _of_the_weights(F.linear, x, weight, bias, {}, like=mean)
+    if x.variance is None:
+        return Moments(mean, own)
+    whole = x.mean.dim() == 2
+    if whole and 1 < mean.shape[1] <= limit:
+        covariance = _through(weight.mean, x)
+        if own is not None:
+            covariance = covariance + own.diag_embed()
+        return Moments(mean, covariance.diagonal(dim1=-2, dim2=-1), covariance)
+    if whole and x.covariance is not None:
+        handed_on = ((weight.mean @ x.covariance) * weight.mean).sum(-1)
+    else:
+        handed_on = F.linear(x.variance, weight.mean.square())
+    return Moments(mean, handed_on if own is None else handed_on + own)
+
+
+def convolution(
+    op: Callable[..., Tensor], x: Moments, weight: Moments, bias: Moments | None, rest: dict[str, Any]
+) -> Moments:
+    """A convolution with independent weights: exact variances of independent inputs.
+
+    Positions share weights and inputs, and so are correlated; that is left out.
+    """
+    mean = op(x.mean, weight.mean, None if bias is None else bias.mean, **rest)
+    own = _of_the_weights(op, x, weight, bias, rest, like=mean)
+    if x.variance is None:
+        return Moments(mean, own)
+    handed_on = op(x.variance, weight.mean.square(), None, **rest)
+    return Moments(mean, handed_on if own is None else handed_on + own)
+
+
+def average(mean: Tensor, variance: Tensor, count: float) -> Moments:
+    """A mean over ``count`` independent values, from the averages of means and variances over them."""
+    return Moments(mean, variance / count)
+
+
+def scaled(x: Moments, mean: Tensor, factor: Any) -> Moments:
+    """Values multiplied by something known."""
+    factor = torch.as_tensor(factor, dtype=mean.dtype, device=mean.device)
+    variance = None if x.variance is None else x.variance * factor.square()
+    if x.covariance is None:
+        return Moments(mean, variance)
+    flat = factor.expand(mean.shape).flatten(1)
+    return Moments(mean, variance, x.covariance * flat.unsqueeze(1) * flat.unsqueeze(2))
+
+
+def dropped(x: Moments, rate: float) -> Moments:
+    """Dropout in training: each value is zero with probability ``rate``, else divided by 1 - ``rate``."""
+    variance = (x.spread + rate * x.mean.square()) / (1.0 - rate)
+    return Moments(x.mean, variance, _with_diagonal(x.covariance, variance))
+
+
+def _of_the_weights(
+    op: Callable[..., Tensor], x: Moments, weight: Moments, bias: Moments | None, rest: dict[str, Any], *, like: Tensor
+) -> Tensor | None:
+    """The variance that the weights themselves bring, which is each output's own."""
+    bias_variance = None if bias is None else bias.variance
+    if weight.variance is not None:
+        squares = x.mean.square() if x.variance is None else torch.addcmul(x.variance, x.mean, x.mean)
+        return op(squares, weight.variance, bias_variance, **rest)
+    if bias_variance is None:
+        return None
+    return (bias_variance if op is F.linear else bias_variance.view(-1, *(1,) * (like.dim() - 2))).expand_as(like)
+
+
+def _through(weight: Tensor, x: Moments) -> Tensor:
+    """M S Mᵀ, ``(batch, outputs, outputs)``."""
+    if x.covariance is not None:
+        return weight @ x.covariance @ weight.T
+    assert x.variance is not None
+    return (weight * x.variance.unsqueeze(1)) @ weight.T
+
+
+def _with_diagonal(covariance: Tensor | None, variance: Tensor) -> Tensor | None:
+    if covariance is None:
+        return None
+    flat = variance.flatten(1)
+    return covariance + (flat - covariance.diagonal(dim1=-2, dim2=-1)).diag_embed()
+
+
+# --- elementwise functions -------------------------------------------------------------------------------------------
+
+
+def rectified(x: Moments, slope: float = 0.0) -> Moments:
+    r"""ReLU, or leaky ReLU with ``slope`` below zero, of a normal: in closed form.
+
+    With :math:`\alpha = m / s` and :math:`t(\alpha) = \varphi(\alpha) + \alpha \Phi(\alpha)`,
+
+    .. math:: E = s\, t(\alpha), \qquad \mathrm{Var} = s^2 \big(\Phi(\alpha) - t(\alpha)\, t(-\alpha)\big),
+        \qquad b = s \Big(\Phi, \frac{\varphi}{\sqrt{2}}, \frac{-\alpha \varphi}{\sqrt{6}},
+        \frac{(\alpha^2 - 1) \varphi}{\sqrt{24}}\Big)
+    """
+    std = x.std
+    alpha = x.mean / std
+    density, below, excess, shortfall = standard_normal(alpha)
+    mean = std * excess
+    variance = x.spread * (below - excess * shortfall).clamp_min(0.0)
+    if slope:
+        rest = 1.0 - slope
+        mean = slope * x.mean + rest * mean
+        variance = slope**2 * x.spread + rest**2 * variance + 2 * slope * rest * x.spread * below
+    if x.covariance is None:
+        return Moments(mean, variance)
+    series = [below, density / math.sqrt(2), -alpha * density / math.sqrt(6), (alpha**2 - 1) * density / math.sqrt(24)]
+    series = [std * (1.0 - slope) * each for each in series]
+    series[0] = series[0] + slope * std
+    return Moments(mean, variance, _joined(x, variance, series))
+
+
+def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
+    """Any smooth elementwise function of a normal, by quadrature."""
+    nodes, weights = quadrature(x.mean)
+    shape = (-1, *(1,) * x.mean.dim())
+    values = function(torch.addcmul(x.mean, x.std, nodes.view(shape)))  # (nodes, batch, ...)
+    mean = torch.tensordot(weights, values, 1)
+    variance = torch.tensordot(weights, (values - mean).square(), 1)
+    if x.covariance is None:
+        return Moments(mean, variance)
+    polynomials = _polynomials(nodes) * weights  # (terms, nodes)
+    series = list(torch.tensordot(polynomials, values, 1))
+    return Moments(mean, variance, _joined(x, variance, series))
+
+
+def _joined(x: Moments, variance: Tensor, series: list[Tensor]) -> Tensor:
+    """Covariances after an elementwise function, from the terms b of its Hermite series, each ``(batch, ...)``."""
+    assert x.covariance is not None
+    inverse = x.std.reciprocal().flatten(1)
+    correlation = x.covariance * inverse.unsqueeze(1) * inverse.unsqueeze(2)
+    total = torch.zeros_like(correlation)
+    for each in reversed(series):  # Horner's scheme
+        flat = each.flatten(1)
+        total = (total + flat.unsqueeze(1) * flat.unsqueeze(2)) * correlation
+    return _with_diagonal(total, variance)  # type: ignore[return-value]
+
+
+# --- the greater of two ----------------------------------------------------------------------------------------------
+
+
+def maximum(x: Moments, y: Moments) -> Moments:
+    r"""The greater of two independent normals (Clark, 1961), taken to be normal afterwards.
+
+    With :math:`a^2 = v_x + v_y` and :math:`\alpha = (m_x - m_y) / a`,
+
+    .. math:: E = m_y + a\, t(\alpha), \qquad
+        \mathrm{Var} = v_x \Phi(\alpha) + v_y \Phi(-\alpha) - a^2\, t(\alpha)\, t(-\alpha)
+    """
+    both = x.spread + y.spread
+    std = both.clamp_min(_LEAST).sqrt()
+    _, below, excess, shortfall = standard_normal((x.mean - y.mean) / std)
+    variance = torch.lerp(y.spread, x.spread, below) - both * excess * shortfall
+    return Moments(torch.addcmul(y.mean, std, excess), variance.clamp_min(0.0))
+
+
+def greatest(parts: list[Moments]) -> Moments:
+    """The greatest of several, two by two."""
+    while len(parts) > 1:
+        pairs = [maximum(one, two) for one, two in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[len(pairs) * 2 :]
+    return parts[0]
+
+
+# --- the standard normal ---------------------------------------------------------------------------------------------
+
+
+def standard_normal(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Density and distribution function at α, and the expected excess over zero of α + z and of -α - z: t(α), t(-α)."""
+    density = torch.exp(-0.5 * alpha.square()) * (1.0 / math.sqrt(2 * math.pi))
+    below = 0.5 * torch.erfc(-math.sqrt(0.5) * alpha)
+    above = 0.5 * torch.erfc(math.sqrt(0.5) * alpha)  # not 1 - below, which α would magnify
+    return density, below, torch.addcmul(density, alpha, below), torch.addcmul(density, alpha, above, value=-1.0)
+
+
+def quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights with which a weighted sum of f is E[f(z)] for a standard normal z.
+
+    Equally spaced: exponentially accurate for a normal, and where f is steep better than Gauss-Hermite nodes, which are
+    farther apart in the middle.
+    """
+    nodes = torch.linspace(-_REACH, _REACH, NODES, dtype=torch.float64, device=like.device)
+    return nodes.to(like.dtype), torch.softmax(-0.5 * nodes.square(), 0).to(like.dtype)
+
+
+def _polynomials(z: Tensor) -> Tensor:
+    """Normalised Hermite polynomials He_n(z) / √n! for n = 1 to 4, ``(4, nodes)``."""
+    found, before = [z], torch.ones_like(z)
+    for n in range(2, _TERMS + 1):  # He_n = z He_{n-1} - (n - 1) He_{n-2}, divided by √n!
+        following = (z * found[-1] - math.sqrt(n - 1) * before) / math.sqrt(n)
+        before = found[-1]
+        found.append(following)
+    return torch.stack(found)
