@@ -88,7 +88,18 @@ from knowable.inference.sampling import (
     SimulatedAnnealing,
     TemperedChains,
 )
-from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.inference.variational import (
+    FunctionSpaceVI,
+    GPyTorchKernel,
+    InformationBottleneck,
+    LinearKernel,
+    MaternKernel,
+    MeanFieldVI,
+    NetworkPrior,
+    RandomCode,
+    RBFKernel,
+    gradient_variance,
+)
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
@@ -133,6 +144,13 @@ __all__ = [
     "Laplace",
     "MeanFieldVI",
     "gradient_variance",
+    "FunctionSpaceVI",
+    "RBFKernel",
+    "MaternKernel",
+    "LinearKernel",
+    "GPyTorchKernel",
+    "NetworkPrior",
+    "InformationBottleneck",
     "MCDropout",
     "ConcreteDropout",
     "MonteCarloBatchNorm",
@@ -172,6 +190,7 @@ __all__ = [
     "MaskedWeights",
     "BatchStatistics",
     "AugmentedPosterior",
+    "RandomCode",
     "Samples",
     "Prediction",
     "RegressionPrediction",

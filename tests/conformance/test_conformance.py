@@ -28,6 +28,8 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "function_space_vi": Subject(kn.FunctionSpaceVI(**QUICK, prior=kn.NetworkPrior(20), context_points=4)),
+    "information_bottleneck": Subject(kn.InformationBottleneck(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -93,6 +95,19 @@ def test_method_conforms(subject: Subject, check: Check):
 @pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.FunctionSpaceVI(**QUICK, prior=kn.RBFKernel(), context="data", context_points=4),
+        kn.InformationBottleneck(**QUICK, marginal="learned", draws=2, beta=1.0),
+    ],
+    ids=repr,
+)
+def test_kernels_and_learned_marginals_fit_every_network(method, network):
+    check_network(Subject(method), network)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

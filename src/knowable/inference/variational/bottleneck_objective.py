@@ -79,7 +79,7 @@ class BottleneckObjective(PointObjective):
         params = self.params()
         found = [self.fit_and_rate(params, x, y, training=True) for _ in range(self.draws)]
         distortion = -torch.stack([fit for fit, _ in found]).mean()
-        rate = found[0][1].mean() if self.draws == 1 else torch.stack([each for _, each in found]).mean()
+        rate = torch.stack([each for _, each in found]).mean()
         log_prior = self.model.log_prior(params)
         terms = {
             "log_likelihood": -distortion.detach() * self.size,

@@ -29,6 +29,7 @@ class LinearisedNetwork:
     def __init__(self, model: Model):
         self.model = model
         self._vectorises = True  # until a module refuses vmap
+        self._outputs = 0  # for each row, once they have been counted
 
     def moments(
         self, x: Tensor, loc: Params, scale: Params, *, fixed: Params, buffers: Buffers
@@ -63,9 +64,15 @@ class LinearisedNetwork:
         def outputs(params: Params, row: Tensor) -> Tensor:
             return self._run(row.unsqueeze(0), {**fixed, **params}, buffers).reshape(-1)
 
+        return vmap(jacrev(outputs), in_dims=(None, 0), chunk_size=self._rows(x, loc, fixed, buffers))(loc, x)
+
+    def _rows(self, x: Tensor, loc: Params, fixed: Params, buffers: Buffers) -> int:
+        """Rows whose Jacobians are computed together."""
+        if not self._outputs:
+            with torch.no_grad():
+                self._outputs = self._run(x[:1], {**fixed, **loc}, buffers).numel()
         weights = sum(value.numel() for value in loc.values())
-        rows = max(1, _ELEMENTS // max(1, weights * self._outputs(x, {**fixed, **loc}, buffers)))
-        return vmap(jacrev(outputs), in_dims=(None, 0), chunk_size=rows)(loc, x)
+        return max(1, _ELEMENTS // (weights * self._outputs))
 
     def _one_by_one(self, x: Tensor, loc: Params, fixed: Params, buffers: Buffers) -> Params:
         """The same with a backward pass for every output of every row, for networks that ``vmap`` cannot handle."""
@@ -87,7 +94,3 @@ class LinearisedNetwork:
 
     def _run(self, x: Tensor, params: Params, buffers: Buffers) -> Tensor:
         return self.model.network(params, x, buffers=buffers)
-
-    def _outputs(self, x: Tensor, params: Params, buffers: Buffers) -> int:
-        with torch.no_grad():
-            return self._run(x[:1], params, buffers).numel()
