@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -37,7 +38,7 @@ def test_noise_never_adds_to_the_divergence():
     mean, own = moments(5, 2)
     prior_mean, prior = moments(5, 2)
     values = [process_divergence(mean, own, prior_mean, prior, jitter=each) for each in (0.0, 0.01, 0.1, 1.0)]
-    assert all((less < more).all() for more, less in zip(values, values[1:], strict=False))
+    assert all((less < more).all() for more, less in itertools.pairwise(values))
 
 
 def test_covariance_that_is_none_gives_no_number_rather_than_an_error():
