@@ -83,6 +83,72 @@ def test_row_by_row_is_the_same_as_together_also_in_gradient(name):
     assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
+@pytest.mark.parametrize("name", ["mlp", "batchnorm_cnn", "shared", "tied", "transformer", "frozen_backbone"])
+def test_layer_by_layer_is_the_jacobian_written_out_also_in_gradient(name):
+    model, x = mlp() if name == "mlp" else case(name)
+    found = []
+    for by_layers in (True, False):
+        torch.manual_seed(1)
+        loc, scale = ({key: value.clone().requires_grad_() for key, value in each.items()} for each in weights(model))
+        linearised = LinearisedNetwork(model)
+        linearised._by_layers = by_layers
+        _, covariance = linearised.moments(x, loc, scale, fixed=fixed(model), buffers=model.buffers())
+        leaves = [*loc.values(), *scale.values()]
+        gradient = torch.autograd.grad(covariance.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+        found.append((covariance, *gradient))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-8, atol=1e-10 * other.abs().max().item())
+
+
+class Hidden(torch.autograd.Function):
+    """An operation on a weight that no one sees from outside."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.expand(3, 2)
+
+
+class UsedTwice(nn.Module):
+    """A linear layer whose weight is also used behind one's back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + Hidden.apply(self.layer.weight)
+
+
+@pytest.mark.parametrize(("net", "simple"), [(UsedTwice(), False), (nn.Linear(2, 3), True)], ids=["hidden", "plain"])
+def test_layers_are_taken_apart_only_where_that_is_right(net, simple):
+    model = kn.Model(net.double(), kn.Gaussian(0.1))
+    loc, scale = weights(model)
+    x = torch.randn(4, 2, dtype=torch.float64)
+    linearised = LinearisedNetwork(model)
+    _, covariance = linearised.moments(x, loc, scale, fixed={}, buffers={})
+    jacobian = slow_jacobian(model, x, loc).movedim(1, 0)
+    expected = (jacobian * Layout.of(loc).flatten(scale).square()) @ jacobian.mT
+    assert linearised._by_layers is simple
+    assert torch.allclose(covariance, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_activations_that_change_in_place_are_no_trouble():
+    net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)).double()
+    model = kn.Model(net, kn.Gaussian(0.1))
+    loc, scale = weights(model)
+    x = torch.randn(4, 2, dtype=torch.float64)
+    linearised = LinearisedNetwork(model)
+    _, covariance = linearised.moments(x, loc, scale, fixed={}, buffers={})
+    jacobian = slow_jacobian(model, x, loc).movedim(1, 0)
+    expected = (jacobian * Layout.of(loc).flatten(scale).square()) @ jacobian.mT
+    assert linearised._by_layers is True
+    assert torch.allclose(covariance, expected, rtol=1e-6, atol=1e-7)
+
+
 def test_covariance_is_differentiable_in_means_and_scales():
     model, x = mlp()
     loc, scale = weights(model)

@@ -52,8 +52,9 @@ class FunctionSpaceVI(Method, Training):
 
     The model's prior over the network's random weights is not used, unless through ``prior=None``; the likelihood's own
     parameters and weights that are point estimates keep theirs. Predictions use weight draws, not the linearisation.
-    A step computes the Jacobian of the context points, which takes points × outputs × weights numbers in memory several
-    times over: for large networks make only the last layers random, or take fewer points.
+    The covariance of the context points is cheap for linear layers; for convolutions, attention and recurrent layers it
+    takes points × outputs × weights numbers several times over: where these are large make only the last layers random,
+    or take fewer points.
 
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how it is maximised.
