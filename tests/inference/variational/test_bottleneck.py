@@ -129,6 +129,14 @@ def test_settings_that_make_no_sense_are_refused_by_name(changes):
         kn.InformationBottleneck(**changes)
 
 
+def test_layer_that_gives_no_code_is_refused_in_words():
+    net = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)).double()
+    with pytest.raises(kn.Unsupported, match="even number of features"):
+        kn.InformationBottleneck(layer="0", scale="split", epochs=1).fit(
+            kn.Model(net, kn.Gaussian(0.1)), normal_pair(0.5)
+        )
+
+
 def test_prior_whose_scale_is_learned_is_refused():
     model = linear_model(kn.EmpiricalBayes(kn.Normal(1.0)))
     with pytest.raises(kn.Unsupported, match="InformationBottleneck cannot learn the prior's own scale"):

@@ -18,7 +18,7 @@ POOL = 1024
 """Most points of a pool that is drawn; a tensor of the user's is taken whole."""
 _BOX_INPUTS = 16  # up to so many inputs "auto" is a box
 
-Sampler = Callable[[int, torch.Generator], Tensor]
+DrawPoints = Callable[[int, torch.Generator], Tensor]
 """Draws so many context points: ``(count, generator) -> x``."""
 
 
@@ -37,7 +37,7 @@ def check_context(context: Any) -> None:
 
 
 def context_pool(
-    context: str | Tensor | Sampler, data: Data, model: Model, *, margin: float, generator: torch.Generator
+    context: str | Tensor | DrawPoints, data: Data, model: Model, *, margin: float, generator: torch.Generator
 ) -> Tensor:
     """The points at which functions are compared, ``(P, ...)``.
 
@@ -92,7 +92,7 @@ def some_rows(data: Data, count: int, generator: torch.Generator) -> Tensor:
     return kept
 
 
-def _drawn(context: Sampler, generator: torch.Generator) -> Any:
+def _drawn(context: DrawPoints, generator: torch.Generator) -> Any:
     points = context(POOL, generator)
     if not isinstance(points, Tensor) or points.dim() == 0 or len(points) == 0:
         raise InvalidData(f"context must return a tensor with a row for each point, got {points!r:.60}.")

@@ -19,7 +19,7 @@ from knowable.core.start_values import means_for
 from knowable.core.storage import tensor_fingerprint
 from knowable.core.training import Training, train
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.variational.function_context import Sampler, check_context, context_pool
+from knowable.inference.variational.function_context import DrawPoints, check_context, context_pool
 from knowable.inference.variational.function_priors import FunctionPrior, NetworkPrior, as_function_prior
 from knowable.inference.variational.function_space_objective import FunctionSpaceObjective, check_model
 
@@ -87,7 +87,7 @@ class FunctionSpaceVI(Method, Training):
     """
 
     prior: FunctionPrior | Any = None
-    context: str | Tensor | Sampler = "auto"
+    context: str | Tensor | DrawPoints = "auto"
     context_points: int = 16
     margin: float = 0.5
     jitter: float = 1e-3
