@@ -45,7 +45,7 @@ def test_normal_variables_reach_the_known_optimum(seed, beta):
     x, y = normal_pair(0.9)
     rate, distortion = gaussian_optimum(0.9, beta)
     method = kn.InformationBottleneck(
-        layer="0", beta=beta, marginal="learned", epochs=1500, learning_rate=0.02, draws=8, initial_scale=0.5
+        layer="0", beta=beta, marginal="learned", epochs=600, learning_rate=0.03, draws=8, initial_scale=0.5
     )
     posterior = method.fit(linear_model(), (x, y), seed=seed)
     found = posterior.diagnostics
@@ -56,7 +56,7 @@ def test_normal_variables_reach_the_known_optimum(seed, beta):
 
 def test_rate_that_is_not_worth_its_price_is_not_paid(seed):
     x, y = normal_pair(0.6)  # information costs more than it brings beyond beta = 0.36
-    method = kn.InformationBottleneck(layer="0", beta=0.7, epochs=800, learning_rate=0.02, draws=4, initial_scale=0.5)
+    method = kn.InformationBottleneck(layer="0", beta=0.7, epochs=400, learning_rate=0.03, draws=4, initial_scale=0.5)
     found = method.fit(linear_model(), (x, y), seed=seed).diagnostics
     assert found["rate"] < 0.01
     assert found["distortion"] == pytest.approx(gaussian_optimum(0.6, 0.7)[1], abs=0.02)
@@ -66,7 +66,7 @@ def test_rate_falls_and_distortion_rises_with_beta(seed):
     x, y = normal_pair(0.9)
     found = []
     for beta in (0.01, 0.1, 0.5):
-        method = kn.InformationBottleneck(layer="0", beta=beta, epochs=500, learning_rate=0.02, draws=4)
+        method = kn.InformationBottleneck(layer="0", beta=beta, epochs=300, learning_rate=0.03, draws=4)
         found.append(method.fit(linear_model(), (x, y), seed=seed).diagnostics)
     rates, distortions = ([each[name] for each in found] for name in ("rate", "distortion"))
     assert rates[0] > rates[1] > rates[2]
@@ -76,7 +76,7 @@ def test_rate_falls_and_distortion_rises_with_beta(seed):
 def test_without_a_price_it_is_ordinary_training(seed):
     # at beta = 0 noise in the code only hurts: what is left of it costs less than 0.02 nats per example
     x, y = normal_pair(0.9)
-    method = kn.InformationBottleneck(layer="0", beta=0.0, epochs=1500, learning_rate=0.02)
+    method = kn.InformationBottleneck(layer="0", beta=0.0, epochs=600, learning_rate=0.03)
     found = method.fit(linear_model(), (x, y), seed=seed).diagnostics
     least = 0.5 * math.log(2 * math.pi * math.e * (1 - 0.9**2))  # that of maximum likelihood
     assert found["distortion"] - least > -4 * found["distortion_standard_error"]
@@ -86,7 +86,7 @@ def test_without_a_price_it_is_ordinary_training(seed):
 def test_prior_of_the_weights_counts_as_in_map(seed):
     x, y = normal_pair(0.9)
     tight = {"likelihood.*": kn.Flat(), "*": kn.Normal(0.05)}
-    method = kn.InformationBottleneck(layer="0", beta=0.0, epochs=400, learning_rate=0.02)
+    method = kn.InformationBottleneck(layer="0", beta=0.0, epochs=200, learning_rate=0.03)
     loose, held = (method.fit(linear_model(prior), (x, y), seed=seed) for prior in (FLAT, tight))
     assert held.mean()["1.weight"].abs() < 0.5 * loose.mean()["1.weight"].abs()
 
@@ -96,7 +96,7 @@ def test_network_written_for_split_features_is_fitted(seed):
     x, y = normal_pair(0.9)
     net = nn.Sequential(nn.Linear(1, 2), nn.Linear(1, 1)).double()
     method = kn.InformationBottleneck(
-        layer="0", scale="split", beta=0.05, marginal="learned", epochs=1500, learning_rate=0.02, draws=8
+        layer="0", scale="split", beta=0.05, marginal="learned", epochs=600, learning_rate=0.03, draws=8
     )
     found = method.fit(kn.Model(net, kn.Gaussian(), FLAT), (x, y), seed=seed).diagnostics
     rate, distortion = gaussian_optimum(0.9, 0.05)

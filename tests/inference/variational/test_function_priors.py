@@ -91,8 +91,8 @@ def test_drawn_values_have_the_sample_moments_of_numpy():
     mean, covariance = everything(DrawnValues(draws), 4)
     for output in range(2):
         values = draws[:, :, output].double()
-        assert torch.allclose(mean[output], values.mean(0))
-        assert torch.allclose(covariance[output], values.T.cov())
+        assert torch.allclose(mean[output], values.mean(0), atol=1e-6)  # centred in float32
+        assert torch.allclose(covariance[output], values.T.cov(), atol=1e-6)
 
 
 def test_prior_without_weights_to_draw_is_refused():

@@ -13,7 +13,7 @@ from tests.inference.variational.oracle import flat_moments
 
 # as for mean-field inference, of which this is a special case: what Adam's last, small steps leave
 SLACK = 0.15
-QUICK = {"epochs": 600, "learning_rate": 0.03}
+QUICK = {"epochs": 400, "learning_rate": 0.04}
 
 
 def make(seed: int, **changes: object) -> LinearGaussian:
@@ -42,15 +42,17 @@ def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)
     data = DataLoader(TensorDataset(*problem.data), batch_size=20, shuffle=True) if as_loader else problem.data
     method = kn.FunctionSpaceVI(
-        epochs=200, learning_rate=0.03, batch_size=20, prior=kn.LinearKernel(), context="data", jitter=1e-6
+        epochs=150, learning_rate=0.04, batch_size=20, prior=kn.LinearKernel(), context="data", jitter=1e-6
     )
     assert shortfall(problem, method.fit(problem.model(), data, seed=seed)) < SLACK
 
 
 def test_functions_of_the_model_s_own_prior_are_the_default(seed):
-    # the covariance of 4 points from 4,000 draws is good to some 2 %, and the divergence with it
+    # variances of the four weights from 2,000 draws are good to some 3 %, and the divergence with them
     problem = make(seed)
-    method = kn.FunctionSpaceVI(**QUICK, prior=kn.NetworkPrior(4_000), context_points=8, jitter=1e-6)
+    method = kn.FunctionSpaceVI(
+        epochs=300, learning_rate=0.05, prior=kn.NetworkPrior(2_000), context=torch.randn(40, 3), jitter=1e-6
+    )
     assert shortfall(problem, method.fit(problem.model(), problem.data, seed=seed)) < SLACK
 
 

@@ -77,9 +77,9 @@ class BottleneckObjective(PointObjective):
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms, rate and distortion among them in nats per example."""
         params = self.params()
-        found = [self.fit_and_rate(params, x, y, training=True) for _ in range(self.draws)]
-        distortion = -torch.stack([fit for fit, _ in found]).mean()
-        rate = torch.stack([each for _, each in found]).mean()
+        x, y = (each.repeat(self.draws, *(1,) * (each.dim() - 1)) for each in (x, y))  # several codes: the rows again
+        log_likelihood, rates = self.fit_and_rate(params, x, y, training=True)
+        distortion, rate = -log_likelihood.mean(), rates.mean()
         log_prior = self.model.log_prior(params)
         terms = {
             "log_likelihood": -distortion.detach() * self.size,

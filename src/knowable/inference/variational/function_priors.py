@@ -246,13 +246,14 @@ class DrawnValues(PriorValues):
     def __init__(self, draws: Tensor):
         if not torch.isfinite(draws).all():
             raise InvalidArgument("prior draws functions with infinite values at the context points: scale the inputs.")
-        self.draws = draws
+        self._centred = draws.permute(1, 2, 0).contiguous()  # (P, outputs, draws): points are picked in every step
+        self._mean = self._centred.mean(-1)
+        self._centred -= self._mean.unsqueeze(-1)
 
     def moments(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PriorValues.moments`."""
-        values = self.draws[:, index].double()  # (draws, n, outputs)
-        centred = (values - values.mean(0)).permute(2, 1, 0)  # (outputs, n, draws)
-        return values.mean(0).T, centred @ centred.mT / (len(values) - 1)
+        centred = self._centred[index].movedim(1, 0).double()  # (outputs, n, draws)
+        return self._mean[index].T.double(), centred @ centred.mT / (centred.shape[-1] - 1)
 
 
 # --- what a user may pass --------------------------------------------------------------------------------------------

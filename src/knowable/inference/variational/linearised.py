@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -75,7 +76,8 @@ class LinearisedNetwork:
         return error.item() <= (_CLOSE_DOUBLE if self.model.dtype == torch.float64 else _CLOSE)
 
     def _run(self, x: Tensor, params: Params, buffers: Buffers) -> Tensor:
-        return self.model.network(params, x, buffers=buffers)
+        with sdpa_kernel(SDPBackend.MATH):  # the one attention whose slopes can be differentiated again
+            return self.model.network(params, x, buffers=buffers)
 
     # --- layer by layer ----------------------------------------------------------------------------------------------
 
