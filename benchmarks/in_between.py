@@ -43,15 +43,15 @@ class Recipe:
         rows: Rows of data, on [-3, -1] and [1, 3].
         width: Hidden units.
         samples: Posterior draws of a prediction.
-        epochs: Steps of the variational fits (all rows are one batch); None to stop by themselves.
+        epochs: Steps of the variational fits (all rows are one batch).
         chains: Settings of the reference.
     """
 
     rows: int = 40
-    width: int = 50
+    width: int = 20
     samples: int = 1_000
-    epochs: int | None = None
-    chains: tuple[tuple[str, int], ...] = ()
+    epochs: int = 4_000
+    chains: tuple[tuple[str, int], ...] = (("chains", 4), ("warmup", 400), ("draws", 400), ("max_depth", 8))
 
 
 RECIPE = Recipe()
