@@ -46,8 +46,8 @@ class FunctionSpaceVI(Method, Training):
 
     and p the prior, independent for every output o (function values are all outputs; correlations of q between outputs
     are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This is no bound of the
-    evidence**: the KL at finitely many points is at most that of the whole processes, q is not linear in its weights,
-    and the points need not contain the training inputs. So ``log_evidence`` is None. On a network that is linear in its
+    evidence**: the KL at finitely many points is at most that of the whole processes, the points need not contain the
+    training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is linear in its
     weights, with the kernel that its weights' prior makes and as many points as weights, it is mean-field inference.
 
     The model's prior over the network's random weights is not used, unless through ``prior=None``; the likelihood's own
@@ -98,7 +98,7 @@ class FunctionSpaceVI(Method, Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        as_function_prior(self.prior)
+        prior = as_function_prior(self.prior)
         check_context(self.context)
         check_count("context_points", self.context_points)
         check_number("margin", self.margin, at_least=0)
@@ -110,9 +110,9 @@ class FunctionSpaceVI(Method, Training):
             check_choice("start", self.start, ("network",))
         elif not isinstance(self.start, Posterior):
             raise InvalidType(f"start must be 'network' or a posterior, got {type(self.start).__name__}.")
-        if isinstance(self.prior, NetworkPrior) and self.prior.draws <= self.context_points:
+        if isinstance(prior, NetworkPrior) and prior.draws <= self.context_points:
             raise InvalidArgument(
-                f"prior has {self.prior.draws} draws, too few for the covariance of context_points="
+                f"prior has {prior.draws} draws, too few for the covariance of context_points="
                 f"{self.context_points} function values. Take some ten times as many draws as points."
             )
 
