@@ -35,6 +35,7 @@ STUDIES = (
     "laplace_limits",
     "compare_concrete",
     "variational_families",
+    "in_between",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"

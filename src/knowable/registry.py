@@ -104,6 +104,16 @@ _ENTRIES = (
         ("wu2019", "lobato2015", "clark1961", "knowles2011"), ("dvi",),
     ),
     MethodEntry(
+        "function_space_vi", "FunctionSpaceVI", "knowable.inference.variational", "variational",
+        "an independent normal for every weight, held to a prior over functions",
+        ("rudner2022", "sun2019", "burt2020"), ("fsvi",),
+    ),
+    MethodEntry(
+        "information_bottleneck", "InformationBottleneck", "knowable.inference.variational", "variational",
+        "a random code in the network that keeps of the input only what helps to predict",
+        ("alemi2017", "alemi2018", "chechik2005"), ("vib",),
+    ),
+    MethodEntry(
         "mc_dropout", "MCDropout", "knowable.inference.dropout", "dropout",
         "dropout in training and prediction: weights whose columns are dropped at random",
         ("gal2016", "ghahramani2016", "hinton2012", "tompson2015"), ("dropout", "mcdropout"),

@@ -42,6 +42,8 @@ SUBJECTS = {
     "mixture_vi": Subject(kn.MixtureVI(2, **QUICK)),
     "natural_vi": Subject(kn.NaturalVI(**QUICK)),
     "moment_vi": Subject(kn.MomentVI(**QUICK), refuses=NO_MOMENTS),
+    "function_space_vi": Subject(kn.FunctionSpaceVI(**QUICK, prior=kn.NetworkPrior(20), context_points=4)),
+    "information_bottleneck": Subject(kn.InformationBottleneck(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -125,6 +127,19 @@ def test_families_by_group_fit_every_network(method, network):
 @pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
 def test_families_by_group_resume_exactly(check):
     check(Subject(kn.MeanFieldVI(**QUICK, families={"*2.*": kn.families.FullRank()})))
+
+
+@pytest.mark.parametrize("network", ALIKE)
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.FunctionSpaceVI(**QUICK, prior=kn.RBFKernel(), context="data", context_points=4),
+        kn.InformationBottleneck(**QUICK, marginal="learned", draws=2, beta=1.0),
+    ],
+    ids=repr,
+)
+def test_kernels_and_learned_marginals_fit_every_network(method, network):
+    check_network(Subject(method), network)
 
 
 @pytest.mark.parametrize("network", ALIKE)

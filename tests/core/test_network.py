@@ -10,7 +10,7 @@ from torch import nn
 
 from knowable.core.network import Network
 from knowable.core.params import index_params, stack_params
-from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 from tests.core.cases import Tied, batch_norm_net, mlp, same_params
 
 
@@ -225,6 +225,17 @@ def test_outputs_that_are_not_one_tensor_with_a_row_for_each_input_are_refused(w
 def test_inputs_that_do_not_fit_are_refused_with_their_whole_shape():
     network = Network(mlp())
     with pytest.raises(InvalidData, match=r"cannot take x of shape \(7, 3\) and dtype torch\.float32"):
+        network.probe(torch.randn(7, 3), network.params())
+
+
+def test_the_probe_passes_on_what_a_part_of_ours_inside_the_network_says():
+    network = Network(nn.Linear(3, 1))
+
+    def refuse(module, args):
+        raise Unsupported("This layer has no code. Name another.")
+
+    network.modules(training=False)[""].register_forward_pre_hook(refuse)
+    with pytest.raises(Unsupported, match="has no code"):
         network.probe(torch.randn(7, 3), network.params())
 
 

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from knowable.core.params import index_params, number_of_draws
 from knowable.core.randomness import own_randomness
 from knowable.core.types import Buffers, Params
-from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 
 _ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
 _STATISTICS_BATCH = 256  # rows whose statistics are taken together
@@ -136,6 +136,8 @@ class Network:
         try:
             with torch.no_grad():
                 output = self(params, rows, buffers=buffers)
+        except KnowableError:  # a part of ours inside the network, which says what is wrong itself
+            raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise InvalidData(
                 f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: {str(error).splitlines()[0]}"

@@ -1,8 +1,18 @@
 """Variational inference: the posterior as an optimisation."""
 
 from knowable.inference.variational import families
+from knowable.inference.variational.bottleneck import InformationBottleneck
+from knowable.inference.variational.bottleneck_posterior import RandomCode
 from knowable.inference.variational.flow import FlowVI
 from knowable.inference.variational.full_rank import FullRankVI
+from knowable.inference.variational.function_priors import (
+    GPyTorchKernel,
+    LinearKernel,
+    MaternKernel,
+    NetworkPrior,
+    RBFKernel,
+)
+from knowable.inference.variational.function_space import FunctionSpaceVI
 from knowable.inference.variational.gradient_variance import gradient_variance
 from knowable.inference.variational.low_rank import LowRankVI
 from knowable.inference.variational.matrix_normal import MatrixNormalVI
@@ -15,13 +25,21 @@ from knowable.inference.variational.natural import NaturalVI
 __all__ = [
     "FlowVI",
     "FullRankVI",
+    "FunctionSpaceVI",
+    "GPyTorchKernel",
+    "InformationBottleneck",
+    "LinearKernel",
     "LowRankVI",
+    "MaternKernel",
     "MatrixNormalVI",
     "MeanFieldVI",
     "MixtureVI",
     "MomentNormal",
     "MomentVI",
     "NaturalVI",
+    "NetworkPrior",
+    "RBFKernel",
+    "RandomCode",
     "families",
     "gradient_variance",
 ]
