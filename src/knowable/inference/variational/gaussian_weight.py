@@ -76,16 +76,25 @@ def local_rule(
 ) -> Tensor:
     """Draw the result of a linear operation from its own normal distribution."""
     loc, variance = _moments(weight)
-    bias_loc, bias_variance = _moments(bias)
     if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
-        return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
+        return LocalLinear.apply(x, loc, variance, *_moments(bias))
+    mean, spread = output_moments(op, x, weight, bias, rest)
+    return torch.addcmul(mean, spread.sqrt(), torch.randn_like(mean))
+
+
+def output_moments(
+    op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the result of a linear operation with normal weights, for given inputs."""
+    loc, variance = _moments(weight)
+    bias_loc, bias_variance = _moments(bias)
     mean = op(x, loc, bias_loc, **rest)
     if variance is not None:
         spread = op(x.square(), variance, bias_variance, **rest)
     else:  # only the bias is random
         assert bias_variance is not None
         spread = bias_variance if op is LINEAR else _along_channels(bias_variance, mean)
-    return torch.addcmul(mean, spread.clamp_min(1e-16).sqrt(), torch.randn_like(mean))
+    return mean, spread.clamp_min(1e-16)
 
 
 class LocalLinear(torch.autograd.Function):

@@ -15,16 +15,17 @@ from knowable.core.engine import Engine
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.point_estimate import fit_point, training_diagnostics
+from knowable.core.point_estimate import PointObjective, fit_point, training_diagnostics
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, own_randomness
 from knowable.core.start_values import means_for
-from knowable.core.training import Training, train
+from knowable.core.training import Training, TrainingResult, train
 from knowable.core.types import Params
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
+from knowable.inference.variational.mean_field_objective import BY_SCORE, ESTIMATORS, MeanFieldObjective
+from knowable.inference.variational.target_notes import learned_scale_notes, tempering_notes, warmup_notes
 
-_SCORE_DRAWS = 16
+_DRAWS = {"score": 16, "local_score": 8}  # where they are not given, and not 1
 _KL_DRAWS = 64  # estimates of the KL averaged in the final bound; they differ only where it has no closed form
 _BOUND_ROWS = 200_000  # forward passes of single rows spent on the final estimate of the bound
 
@@ -49,12 +50,16 @@ class MeanFieldVI(Method, Training):
             ``"flipout"``: as ``"weight"``, with pseudo-independent perturbations for each example.
             ``"score"``: log-derivative with a leave-one-out baseline; needs no gradient of the likelihood, and many
             more draws.
-        draws: Weight draws per step; None is 1, and 16 for ``"score"``.
-        beta: Factor on the KL. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which the KL's factor rises to its full value.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is), or a fitted
-            posterior.
-        initial_scale: Standard deviation all weights start with.
+            ``"local_score"``: the same, Rao-Blackwellised by layer: the outputs of linear layers are drawn for each
+            example, and their scores multiplied by that example's likelihood alone.
+        draws: Weight draws per step; None is 1, 16 for ``"score"`` and 8 for ``"local_score"``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which the KL's factor rises to its full value. It changes the path and not the target.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
+            prior that are to be learned wait at their first values meanwhile), or a fitted posterior.
+        initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
+        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
+            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
 
     Example:
         >>> import torch
@@ -72,15 +77,24 @@ class MeanFieldVI(Method, Training):
     kl_warmup: int = 0
     start: str | Posterior = "network"
     initial_scale: float = 0.02
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("estimator", self.estimator, ESTIMATORS)
         if self.draws is not None:
             check_count("draws", self.draws)
-        if self.estimator == "score" and self.draws == 1:
-            raise InvalidArgument("draws must be >= 2 with estimator='score': each draw is compared with the others.")
+        if self.estimator in BY_SCORE and self.draws == 1:
+            raise InvalidArgument(
+                f"draws must be >= 2 with estimator={self.estimator!r}: each draw is compared with the others."
+            )
         check_number("beta", self.beta, above=0)
+        check_number("temperature", self.temperature, above=0)
+        if self.beta != 1.0 and self.temperature != 1.0:
+            raise InvalidArgument(
+                f"beta and temperature cannot both differ from 1, got {self.beta:g} and {self.temperature:g}: they "
+                f"temper different things (the likelihood; the whole posterior). Choose one."
+            )
         check_count("kl_warmup", self.kl_warmup, at_least=0)
         if self.epochs is not None and 2 * self.kl_warmup > self.epochs:
             raise InvalidArgument(
@@ -111,15 +125,17 @@ class MeanFieldVI(Method, Training):
         bound, terms = _final_bound(objective, rows, seed)
         return DiagonalNormal(
             model, loc, scale, points=points, buffers=objective.net_buffers, seed=seed, log_evidence=bound,
-            diagnostics=training_diagnostics(self, model, result, {**loc, **points}, terms, self._notes()),
+            diagnostics=training_diagnostics(
+                self, model, result, {**loc, **points}, terms, self._notes(model, rows.size, result)
+            ),
         )  # fmt: skip
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
-        draws = self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1)
+        draws = self.draws or _DRAWS.get(self.estimator, 1)
         return MeanFieldObjective(
-            model, x, size, estimator=self.estimator, draws=draws, beta=self.beta, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale, start=start,
+            model, x, size, estimator=self.estimator, draws=draws, beta=self.beta, temperature=self.temperature,
+            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
     def _start(
@@ -127,21 +143,27 @@ class MeanFieldVI(Method, Training):
     ) -> Params | None:
         if isinstance(self.start, Posterior):
             return means_for("start", model, self.start)
-        if self.start == "network" or model.hyper_names:
+        if self.start == "network":
             return None
-        settings = Training(self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience)
+        settings = Training(
+            self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience,
+            accumulate=self.accumulate,
+        )  # fmt: skip
+        objective = PointObjective(model, rows.size, use_prior=True, held=model.hyper_names)
         best = fit_point(
             self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress,
-            engine=engine,
+            engine=engine, objective=objective,
         )  # fmt: skip
         if best.diagnostics.interrupted:
             raise KeyboardInterrupt  # there is no distribution yet to return
         return best.mean()
 
-    def _notes(self) -> tuple[str, ...]:
-        if self.beta == 1.0:
-            return ()
-        return (f"beta={self.beta:g}: the target is not the Bayes posterior (beta=1 is).",)
+    def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
+        return (
+            *tempering_notes(self.beta, self.temperature),
+            *warmup_notes(self.kl_warmup, result),
+            *learned_scale_notes(model, size),
+        )
 
 
 def _final_bound(objective: MeanFieldObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:

@@ -12,12 +12,19 @@ from knowable.core.objective import Objective
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.core.types import Params
-from knowable.inference.variational.divergence import fixed_normal, other_divergence, stretches_of
+from knowable.inference.variational.divergence import (
+    HALF_LOG_TWO_PI_E,
+    fixed_normal,
+    other_divergence,
+    stretches_of,
+)
 from knowable.inference.variational.gaussian_weight import GaussianWeight, Usage, flipout_rule, local_rule, trace_usage
-from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan
+from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
 from knowable.inference.variational.score_function import score_surrogate
 
-ESTIMATORS = ("auto", "local", "weight", "flipout", "score")
+ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
+BY_SCORE = ("score", "local_score")
+"""Estimators that need no gradient of the likelihood."""
 _VALIDATION_DRAWS = 8
 
 
@@ -25,13 +32,18 @@ class MeanFieldObjective(Objective):
     r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
 
     .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
-        - \beta\, \mathrm{KL}(q \,\|\, p)
+        - \beta\, \big(\mathrm{KL}(q \,\|\, p) - (T - 1)\, H[q]\big)
+
+    with β and the temperature T both 1 for Bayes. The entropy H counted T times leads to the tempered posterior
+    :math:`p(\theta \mid D)^{1/T}`, as in the samplers.
 
     Attributes:
         q: Means and log scales of all random parameters, one buffer ``(2, D)``: those drawn as weights first, then
             those whose layers are sampled locally.
         points: Parameters that are point estimates.
     """
+
+    recordable = True
 
     def __init__(
         self,
@@ -42,12 +54,14 @@ class MeanFieldObjective(Objective):
         estimator: str = "auto",
         draws: int = 1,
         beta: float = 1.0,
+        temperature: float = 1.0,
         kl_warmup: int = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
         super().__init__(model, size)
-        self.estimator, self.draws, self.beta, self.kl_warmup = estimator, draws, beta, kl_warmup
+        self.estimator, self.draws, self.kl_warmup = estimator, draws, kl_warmup
+        self.beta, self.temperature = beta, temperature
         params = {**model.params(), **(start or {})}
         drawn, local = _plan(model, x, estimator)
         self.drawn = Layout.of({name: params[name] for name in drawn})
@@ -82,29 +96,44 @@ class MeanFieldObjective(Objective):
         total = other_divergence(self.model, self.others, loc, scale, params or self.point_params(), max(8, self.draws))
         return total + sum(stretch.value(*flat) for stretch in self.plan.stretches)
 
+    def entropy(self) -> Tensor:
+        """H[q] in closed form."""
+        return self.q[1].sum() + HALF_LOG_TWO_PI_E * self.layout.size
+
     # --- the bound ---------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
-        noise = fast_randn(self.draws, self.drawn.size, like=self.q)
-        if self.estimator == "score":
-            log_likelihood, kl = score_surrogate(self, x, y, points, noise)
+        if self.estimator in BY_SCORE:
+            log_likelihood, kl = score_surrogate(self, x, y, points)
         else:
-            log_likelihood, kl = self._reparameterised(x, y, points, noise)
+            log_likelihood, kl = self._reparameterised(x, y, points)
         if self.others:
             loc, scale = self.loc_and_scale()
             kl = kl + other_divergence(self.model, self.others, loc, scale, points, self.draws)
-        loss = -log_likelihood + (self.beta * self._warmth() / self.size) * kl
+        penalty = kl if self.temperature == 1.0 else kl - (self.temperature - 1.0) * self.entropy()
+        loss = -log_likelihood + (self.beta * self._warmth() / self.size) * penalty
         terms = {"expected_log_likelihood": log_likelihood.detach() * self.size, "kl": kl.detach()}
         if points:
             log_prior = self._log_prior_of_points(points)
             loss, terms["log_prior_of_points"] = loss - log_prior / self.size, log_prior.detach()
         return loss, terms
 
-    def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def noise(self) -> Tensor:
+        """Standard normal noise for the weights that are drawn, ``(draws, drawn weights)``."""
+        if self.recording:  # noise from elsewhere would be the same at every step
+            return torch.randn((self.draws, self.drawn.size), dtype=self.q.dtype, device=self.q.device)
+        return fast_randn(self.draws, self.drawn.size, like=self.q)
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Params, Params, list[Params]]:
+        """KL, means and variances of local weights, and the draws, from ``noise``, which may be used up."""
+        make = draw_by_autograd if self.recording else DrawAndDivergence.apply
+        return self.plan.named(make(self.q, noise, self.plan), len(noise))
+
+    def _reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
         """Expected log likelihood per example and KL, differentiable through the draws."""
-        kl, loc, variance, draws = self.plan.named(DrawAndDivergence.apply(self.q, noise, self.plan), len(noise))
+        kl, loc, variance, draws = self.draw(self.noise())
         each = [
             self.log_likelihood_of(x, y, {**points, **draw, **self._local_weights(loc, variance)}) for draw in draws
         ]
@@ -116,8 +145,12 @@ class MeanFieldObjective(Objective):
 
     def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Mean log likelihood of a batch, in training mode."""
+        return self.scores_of(x, y, params).mean()
+
+    def scores_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log likelihood of each row of a batch, in training mode."""
         output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params).mean()
+        return self.model.score(output, y, params)
 
     def _log_prior_of_points(self, points: Params) -> Tensor:
         total = torch.zeros((), dtype=self.q.dtype, device=self.q.device) + self.model.prior.log_hyperprior(points)
@@ -144,7 +177,8 @@ class MeanFieldObjective(Objective):
 def _plan(model: Model, x: Tensor, estimator: str) -> tuple[list[str], list[str]]:
     """Which parameters are drawn as weights and which are left to their layer's own rule, equal priors together."""
     usage = Usage() if estimator in ("weight", "score") else trace_usage(model, x)
-    local = [name for name in model.random_names if usage.suits(name, estimator)]
+    wanted = "auto" if estimator == "local_score" else estimator  # only where it is exact
+    local = [name for name in model.random_names if usage.suits(name, wanted)]
     drawn = [name for name in model.random_names if name not in set(local)]
     return _by_prior(drawn, model), _by_prior(local, model)
 
