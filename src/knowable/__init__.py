@@ -23,6 +23,7 @@ from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
+from knowable.core.gates import Gates, gated
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.mixture import Mixture
@@ -88,10 +89,11 @@ from knowable.inference.sampling import (
     SimulatedAnnealing,
     TemperedChains,
 )
-from knowable.inference.variational import MeanFieldVI, gradient_variance
+from knowable.inference.variational import BernoulliNormal, DiscreteVI, MeanFieldVI, gradient_variance
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
+    BernoulliPrior,
     EmpiricalBayes,
     Flat,
     Horseshoe,
@@ -110,6 +112,8 @@ __all__ = [
     # the model
     "Model",
     "Data",
+    "Gates",
+    "gated",
     # likelihoods
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -124,6 +128,7 @@ __all__ = [
     "ScaleMixture",
     "LogUniform",
     "Horseshoe",
+    "BernoulliPrior",
     "EmpiricalBayes",
     "Flat",
     # methods
@@ -132,6 +137,7 @@ __all__ = [
     "ExactLinear",
     "Laplace",
     "MeanFieldVI",
+    "DiscreteVI",
     "gradient_variance",
     "MCDropout",
     "ConcreteDropout",
@@ -164,6 +170,7 @@ __all__ = [
     "Particles",
     "DiagonalNormal",
     "FullNormal",
+    "BernoulliNormal",
     "KroneckerNormal",
     "LowRankNormal",
     "SWAGPosterior",
