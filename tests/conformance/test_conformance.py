@@ -28,6 +28,7 @@ SUBJECTS = {
     "exact_linear": Subject(kn.ExactLinear(), refuses=NONLINEAR, seeded=False, iterates=False),
     "laplace": Subject(kn.Laplace(**QUICK)),
     "mean_field_vi": Subject(kn.MeanFieldVI(**QUICK)),
+    "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -90,7 +91,7 @@ def test_method_conforms(subject: Subject, check: Check):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
+@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score", "local_score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
 

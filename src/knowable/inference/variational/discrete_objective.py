@@ -161,7 +161,7 @@ class DiscreteObjective(Objective):
         return self.layout.views(torch.addcmul(self.q[0], self.q[1].exp(), torch.randn_like(self.q[0])))
 
     def _expected_score(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Mean log likelihood of a batch and of the gates' settings; its gradient is, or estimates, that of the mean."""
+        """Mean log likelihood over rows and settings; its gradient is that of the expectation, or estimates it."""
         if self.gates.size == 0:
             return self._mean_score(x, y, params)
         if self.estimator == "enumerate":

@@ -42,8 +42,7 @@ def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points:
         objective: Holds ``q`` and its plan: parameters that are drawn as weights, and those whose layers' outputs are.
         x: Inputs of the batch.
         y: Targets.
-        points: Point estimates, which get the ordinary gradient at the drawn weights (and the score of what is drawn
-            from them, where a layer's outputs are).
+        points: Point estimates, which get the ordinary gradient at what was drawn.
     """
     noise = objective.noise()
     standard = noise.clone()
@@ -71,11 +70,12 @@ def centred(values: Tensor) -> Tensor:
 class DrawnOutputs:
     """A rule for :class:`~knowable.inference.variational.gaussian_weight.GaussianWeight`: draws a layer's outputs.
 
-    No gradient passes through what is drawn.
+    No gradient passes through what is drawn to the distribution it was drawn from; to point estimates, in this layer or
+    before it, the ordinary one does.
 
     Attributes:
-        score: A number for each row, ``(rows,)``, whose gradient (in means and variances of weights, and in the layers'
-            inputs) is that of the log density of all that was drawn for the row.
+        score: A number for each row, ``(rows,)``, whose gradient in means and variances of weights is that of the log
+            density of all that was drawn for the row.
     """
 
     def __init__(self) -> None:
@@ -88,11 +88,30 @@ class DrawnOutputs:
 
         As of the weights: d log q / dμ = ε / σ and d log q / d log σ = ε² - 1.
         """
-        mean, variance = output_moments(op, x, weight, bias, rest)
+        mean, variance = output_moments(op, x.detach(), _without_points(weight), _without_points(bias), rest)
         std, noise = variance.sqrt(), torch.randn_like(mean)
         score = (noise / std.detach()) * mean + (noise.square() - 1.0) * std.log()
         self.score = self.score + score.flatten(1).sum(1)
-        return torch.addcmul(mean, std, noise).detach()
+        if not any(_leads_to_points(each) for each in (x, weight, bias)):
+            return torch.addcmul(mean, std, noise).detach()
+        mean, variance = output_moments(op, x, _as_fixed(weight), _as_fixed(bias), rest)
+        return torch.addcmul(mean, variance.sqrt(), noise)
+
+
+def _leads_to_points(value: Tensor | None) -> bool:
+    return value is not None and not isinstance(value, GaussianWeight) and value.requires_grad
+
+
+def _without_points(value: Any) -> Any:
+    """A random weight as it is, any other without its gradient."""
+    return value if value is None or isinstance(value, GaussianWeight) else value.detach()
+
+
+def _as_fixed(value: Any) -> Any:
+    """A random weight without its gradient, any other as it is."""
+    if not isinstance(value, GaussianWeight):
+        return value
+    return GaussianWeight(value.loc.detach(), value.variance.detach(), value.rule)
 
 
 def _log_density_gradient(q: Tensor, standard: Tensor, advantage: Tensor) -> Tensor:

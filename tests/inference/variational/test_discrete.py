@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import scipy.optimize
+import torch
+from torch import nn
+
+import knowable as kn
+from knowable.inference.variational.discrete_objective import ESTIMATORS
+from knowable.testing import LinearGaussian
+from tests.inference.variational.gated_regression import GatedRegression
+from tests.inference.variational.oracle import flat_moments
+
+# What Adam's last, small steps leave of the bound, in nats: measured below 0.01 with four gates. A gate whose
+# probability is off by 0.1 costs 0.02 at one half and more elsewhere.
+SLACK = 0.02
+QUICK = {"epochs": 600, "learning_rate": 0.05}
+
+
+def fitted(problem: GatedRegression, estimator: str, seed: int) -> kn.BernoulliNormal:
+    return kn.DiscreteVI(**QUICK, estimator=estimator).fit(problem.model(), problem.data, seed=seed)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gates_that_do_not_interact_have_their_exact_posterior(seed, estimator):
+    # orthogonal inputs: the posterior is a product, the bound is the evidence
+    problem = GatedRegression.make(seed=seed, correlation=0.0)
+    posterior = fitted(problem, estimator, seed)
+    found = posterior.probabilities["0.gate"]
+    assert problem.log_evidence - problem.elbo(found) < SLACK
+    evidence = posterior.log_evidence
+    assert abs(evidence - problem.log_evidence) < 4 * evidence.standard_error + SLACK
+    assert evidence.kind == "bound"
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gates_that_interact_reach_the_best_bound_of_independent_ones(seed, estimator):
+    # that bound's maximum by counting, from where the fit ended and from where it began
+    problem = GatedRegression.make(seed=seed)
+    posterior = fitted(problem, estimator, seed)
+    found = posterior.probabilities["0.gate"]
+
+    def negative(logits) -> float:
+        return -problem.elbo(torch.as_tensor(logits, dtype=torch.float64).sigmoid())
+
+    starts = (found.clamp(1e-6, 1 - 1e-6).logit().numpy(), torch.full((4,), problem.probability).logit().numpy())
+    best = min(scipy.optimize.minimize(negative, start, method="Nelder-Mead").fun for start in starts)
+    assert -problem.elbo(found) - best < SLACK
+    evidence = posterior.log_evidence
+    assert abs(evidence - problem.elbo(found)) < 4 * evidence.standard_error
+    assert problem.elbo(found) < problem.log_evidence
+
+
+def test_gates_on_random_weights_stay_below_the_evidence(seed):
+    # two gates on two weights: given the gates the evidence is that of a linear model, and there are four settings
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    y = 1.5 * x[:, :1] + 0.5 * torch.randn(30, 1, generator=generator, dtype=torch.float64)
+    net = nn.Sequential(kn.Gates(2), nn.Linear(2, 1, bias=False)).double()
+    model = kn.Model(net, kn.Gaussian(0.5), {"0.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    posterior = kn.DiscreteVI(epochs=1500, learning_rate=0.03).fit(model, (x, y), seed=seed)
+    each = []
+    for gates in ([0, 0], [0, 1], [1, 0], [1, 1]):
+        used = x[:, [bool(gate) for gate in gates]]
+        covariance = used @ used.T + 0.25 * torch.eye(30, dtype=torch.float64)
+        marginal = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), covariance)
+        each.append(marginal.log_prob(y[:, 0]) + math.log(0.25))
+    log_evidence = torch.stack(each).logsumexp(0).item()
+    found = posterior.log_evidence
+    # the gap is the divergence of q from the posterior: correlation of the weights, and gates that depend on them
+    assert log_evidence - 1.5 < found < log_evidence + 4 * found.standard_error
+    assert posterior.probabilities["0.gate"][0] > 0.95  # the data are sure of this one
+    assert abs(posterior.loc["1.weight"][0, 0] - 1.5) < 0.5
+
+
+def test_without_gates_it_is_mean_field_inference(seed):
+    problem = LinearGaussian.make(n=30, noise=0.7, seed=seed)
+    posterior = kn.DiscreteVI(epochs=800, learning_rate=0.03).fit(problem.model(), problem.data, seed=seed)
+    assert problem.elbo() - problem.elbo(*flat_moments(problem, posterior)) < 0.15  # as in test_mean_field.py
+
+
+def test_network_with_gated_units_is_fitted_saved_and_loaded(seed, tmp_path):
+    x = torch.linspace(-1, 1, 30).unsqueeze(1)
+    net = kn.gated(nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)), "0")
+    model = kn.Model(net, kn.Gaussian(), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    posterior = kn.DiscreteVI(epochs=300).fit(model, (x, torch.sin(3 * x)), seed=seed)
+    drawn = posterior.sample(50)["0.1.gate"]
+    assert set(drawn.unique().tolist()) <= {0.0, 1.0}
+    assert {"kl_of_gates", "kl", "elbo"} <= set(posterior.diagnostics)
+    posterior.save(tmp_path / "gated")
+    again = kn.load(tmp_path / "gated", net=net)
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+
+
+def test_layers_can_be_gated_as_a_whole():
+    net = kn.gated(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)), ["0", "2"], per="layer")
+    model = kn.Model(net, kn.Gaussian(0.5), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    x = torch.randn(20, 1)
+    posterior = kn.DiscreteVI(epochs=20, estimator="enumerate").fit(model, (x, x))
+    assert {name: value.shape for name, value in posterior.probabilities.items()} == {
+        "0.1.gate": (1,), "2.1.gate": (1,),
+    }  # fmt: skip
+
+
+def test_too_many_settings_to_enumerate_are_refused():
+    net = kn.gated(nn.Sequential(nn.Linear(1, 11), nn.Tanh(), nn.Linear(11, 1)), "0")
+    model = kn.Model(net, kn.Gaussian(0.5), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    x = torch.randn(20, 1)
+    with pytest.raises(kn.Unsupported, match=r"all 2\^11 settings .* up to 10"):
+        kn.DiscreteVI(estimator="enumerate").fit(model, (x, x))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "wanted"),
+    [
+        ({"estimator": "concrete"}, "estimator must be one of"),
+        ({"draws": 0}, "draws"),
+        ({"draws": 1}, "draws must be >= 2 with estimator='score'"),
+        ({"initial_probability": 1.0}, "initial_probability must be a finite number > 0 and < 1"),
+        ({"initial_scale": 0.0}, "initial_scale"),
+        ({"kl_warmup": 60, "epochs": 100}, "kl_warmup must be at most half of epochs=100"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused_by_name(knobs, wanted):
+    with pytest.raises(kn.InvalidArgument, match=wanted):
+        kn.DiscreteVI(**knobs)
