@@ -32,6 +32,7 @@ STUDIES = (
     "image_methods",
     "chain_memory",
     "laplace_limits",
+    "empirical_bayes",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -87,9 +87,8 @@ def test_baseline_takes_out_what_all_draws_share(seed):
     # a constant added to the log likelihood (other units of the target) leaves the gradient as it is
     problem = GatedRegression.make(seed=seed)
     objective = objective_of(problem, "score", logits=LOGITS)
-    found = []
+    found, original = [], type(objective.model).score
     for shift in (0.0, 1000.0):
-        original = type(problem.model()).score
         objective.model.score = lambda *args, shift=shift: original(objective.model, *args) + shift  # type: ignore[method-assign]
         torch.manual_seed(seed)
         found.append(gradients(objective, problem.data, 1)[0])
