@@ -38,7 +38,9 @@ _NOTES = {
     "linear": "Log evidence: exact, at the scales that maximise it, of all training rows.",
     "network": "Log evidence: the lower bound of mean-field inference at the end of the fit, of all training rows.",
 }
-_READ = "Held-out: per row. Means ± standard errors over seeds; the difference is taken seed by seed. Seconds: mean of a fit."
+_READ = (
+    "Held-out: per row. Means ± standard errors over seeds; the difference is taken seed by seed. Seconds: a fit."
+)
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,6 @@ def _cells(case: str, which: str, row: Sequence[Mapping[str, Any]], rows: Mappin
     first = next(iter(rows.values()))
     both = [(one, other) for one, other in zip(row, first, strict=True) if not (one["error"] or other["error"])]
     differences = [one["held_out"] - other["held_out"] for one, other in both]
-    words = (
-        {"0": "none: the true one", "1": "one for all"}
-        if case == "linear"
-        else {"fixed": "none", "glob": "one for all"}
-    )
     return [
         str(good[0]["scales"]),
         _WORDS.get(which, f"{which} groups" if case == "linear" else f"for each {which}"),

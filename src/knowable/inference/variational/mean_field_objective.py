@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,15 @@ from knowable.inference.variational.divergence import (
     other_divergence,
     stretches_of,
 )
-from knowable.inference.variational.gaussian_weight import GaussianWeight, Usage, flipout_rule, local_rule, trace_usage
+from knowable.inference.variational.gaussian_weight import (
+    GaussianPair,
+    GaussianWeight,
+    PairRules,
+    Usage,
+    flipout_rule,
+    local_rule,
+    trace_usage,
+)
 from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
 from knowable.inference.variational.score_function import score_surrogate
 
@@ -140,8 +150,12 @@ class MeanFieldObjective(Objective):
         return sum(each[1:], each[0]) / len(each), kl
 
     def _local_weights(self, loc: Params, variance: Params) -> Params:
-        rule = flipout_rule if self.estimator == "flipout" else local_rule
-        return {name: GaussianWeight(loc[name], variance[name], rule) for name in loc}
+        return self.with_rule(loc, variance, flipout_rule if self.estimator == "flipout" else local_rule)
+
+    def with_rule(self, loc: Params, variance: Params, rule: Callable[..., Tensor]) -> Params:
+        """Weights that are left to their layers, whose operations follow the rule."""
+        kind: Any = GaussianPair if self.recording else GaussianWeight
+        return {name: kind(loc[name], variance[name], rule) for name in loc}
 
     def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Mean log likelihood of a batch, in training mode."""
@@ -149,7 +163,12 @@ class MeanFieldObjective(Objective):
 
     def scores_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Log likelihood of each row of a batch, in training mode."""
-        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        if self.recording:
+            rules = PairRules(params)
+            with rules:
+                output = self.model.forward(rules.params, x, buffers=self.net_buffers, training=True)
+        else:
+            output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
         return self.model.score(output, y, params)
 
     def _log_prior_of_points(self, points: Params) -> Tensor:

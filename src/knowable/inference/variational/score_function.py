@@ -29,10 +29,12 @@ import torch
 from torch import Tensor
 
 from knowable.core.types import Params
-from knowable.inference.variational.gaussian_weight import GaussianWeight, output_moments
+from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, output_moments
 
 if TYPE_CHECKING:
     from knowable.inference.variational.mean_field_objective import MeanFieldObjective
+
+_RANDOM = (GaussianWeight, GaussianPair)
 
 
 def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,7 @@ def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points:
     for draw in draws:
         fixed = {name: value.detach() for name, value in draw.items()}  # no gradient passes through
         outputs = DrawnOutputs()
-        local = {name: GaussianWeight(loc[name], variance[name], outputs) for name in loc}
+        local = objective.with_rule(loc, variance, outputs)
         values.append(objective.scores_of(x, y, {**points, **fixed, **local}))
         scores.append(outputs.score)
     rows = torch.stack(values)  # (draws, rows)
@@ -98,20 +100,20 @@ class DrawnOutputs:
         return torch.addcmul(mean, variance.sqrt(), noise)
 
 
-def _leads_to_points(value: Tensor | None) -> bool:
-    return value is not None and not isinstance(value, GaussianWeight) and value.requires_grad
+def _leads_to_points(value: Any) -> bool:
+    return value is not None and not isinstance(value, _RANDOM) and value.requires_grad
 
 
 def _without_points(value: Any) -> Any:
     """A random weight as it is, any other without its gradient."""
-    return value if value is None or isinstance(value, GaussianWeight) else value.detach()
+    return value if value is None or isinstance(value, _RANDOM) else value.detach()
 
 
 def _as_fixed(value: Any) -> Any:
     """A random weight without its gradient, any other as it is."""
-    if not isinstance(value, GaussianWeight):
+    if not isinstance(value, _RANDOM):
         return value
-    return GaussianWeight(value.loc.detach(), value.variance.detach(), value.rule)
+    return type(value)(value.loc.detach(), value.variance.detach(), value.rule)
 
 
 def _log_density_gradient(q: Tensor, standard: Tensor, advantage: Tensor) -> Tensor:
