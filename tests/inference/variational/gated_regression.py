@@ -66,7 +66,8 @@ class GatedRegression:
         """Log p(y, z) of every setting, ``(16,)``."""
         means = self.x @ (self.settings * self.weights).T  # (n, 16)
         log_likelihood = torch.distributions.Normal(means, self.noise).log_prob(self.y).sum(0)
-        return log_likelihood + torch.distributions.Bernoulli(self.probability).log_prob(self.settings).sum(1)
+        prior = torch.distributions.Bernoulli(torch.tensor(self.probability, dtype=torch.float64))
+        return log_likelihood + prior.log_prob(self.settings).sum(1)
 
     @property
     def log_evidence(self) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.method import Method, admit, identity_of
+from knowable.core.model import Model
 from knowable.core.point_estimate import training_diagnostics
 from knowable.core.training import Training, train
 from knowable.errors import InvalidArgument, Unsupported
@@ -13,7 +14,8 @@ from knowable.inference.variational.discrete_objective import ESTIMATORS, MOST_E
 from knowable.inference.variational.discrete_posterior import BernoulliNormal
 from knowable.inference.variational.target_notes import learned_scale_notes, warmup_notes
 
-_DRAWS = {"score": 8, "local_expectation": 1, "enumerate": 1}
+_SCORE_DRAWS = 8
+_BY_DIFFERENCES = 16  # gates at the most, where it is not said how
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,11 +36,13 @@ class DiscreteVI(Method, Training):
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         estimator: How the bound is differentiated in the probabilities.
-            ``"score"``: log-derivative with a leave-one-out baseline; ``draws`` forward passes a step.
+            ``"auto"``: ``"local_expectation"`` up to 16 gates, ``"score"`` beyond.
+            ``"score"``: log-derivative with a leave-one-out baseline; ``draws`` forward passes a step. A gate that is
+            hardly ever closed is hardly ever compared: such probabilities stay a little away from 0 and 1.
             ``"local_expectation"``: for every gate in turn the difference between open and closed, the others as drawn
             (Rao-Blackwellised; Titsias and Lázaro-Gredilla, 2015). Far less noise, and a forward pass for every gate.
             ``"enumerate"``: all settings, each with its probability: exact, for up to ten gates.
-        draws: Settings drawn in each step; None is 8 for ``"score"`` and 1 for ``"local_expectation"``.
+        draws: Settings drawn in each step; None is 8 for ``"score"`` and 1 for the others.
         kl_warmup: Epochs over which the divergence rises to its full weight.
         initial_scale: Standard deviation all weights start with.
         initial_probability: What all gates start with; None is their prior's (but 0.05 to 0.95).
@@ -55,7 +59,7 @@ class DiscreteVI(Method, Training):
         torch.Size([8])
     """
 
-    estimator: str = "score"
+    estimator: str = "auto"
     draws: int | None = None
     kl_warmup: int = 0
     initial_scale: float = 0.02
@@ -63,7 +67,7 @@ class DiscreteVI(Method, Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("estimator", self.estimator, ESTIMATORS)
+        check_choice("estimator", self.estimator, ("auto", *ESTIMATORS))
         if self.draws is not None:
             check_count("draws", self.draws)
         if self.estimator == "score" and self.draws == 1:
@@ -95,16 +99,20 @@ class DiscreteVI(Method, Training):
             diagnostics=training_diagnostics(self, model, result, {**loc, **points}, terms, notes),
         )  # fmt: skip
 
-    def objective(self, model, size: int) -> DiscreteObjective:
+    def objective(self, model: Model, size: int) -> DiscreteObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
-        objective = DiscreteObjective(
-            model, size, estimator=self.estimator, draws=self.draws or _DRAWS[self.estimator],
+        start = model.params()
+        gates = sum(start[name].numel() for name in model.binary_names)
+        estimator = self.estimator
+        if estimator == "auto":
+            estimator = "local_expectation" if gates <= _BY_DIFFERENCES else "score"
+        if estimator == "enumerate" and gates > MOST_ENUMERATED:
+            raise Unsupported(
+                f"estimator='enumerate' goes through all 2^{gates} settings of the model's {gates} binary parameters; "
+                f"it does so for up to {MOST_ENUMERATED}. Use 'score' or 'local_expectation'."
+            )
+        draws = self.draws or (_SCORE_DRAWS if estimator == "score" else 1)
+        return DiscreteObjective(
+            model, size, estimator=estimator, draws=max(2, draws) if estimator == "score" else draws,
             kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, initial_probability=self.initial_probability,
         )  # fmt: skip
-        if self.estimator == "enumerate" and objective.gates.size > MOST_ENUMERATED:
-            raise Unsupported(
-                f"estimator='enumerate' goes through all 2^{objective.gates.size} settings of the model's "
-                f"{objective.gates.size} binary parameters; it does so for up to {MOST_ENUMERATED}. Use 'score' or "
-                f"'local_expectation'."
-            )
-        return objective

@@ -80,7 +80,7 @@ class MeanFieldObjective(Objective):
         loc = self.layout.flatten(params)
         self.q = nn.Parameter(torch.stack([loc, torch.full_like(loc, math.log(initial_scale))]))
         self.point_names = model.point_names
-        self.points = nn.ParameterList([nn.Parameter(params[name]) for name in self.point_names])
+        self.points = nn.ParameterList([nn.Parameter(params[name].detach().clone()) for name in self.point_names])
         self.plan = Plan(self.drawn, self.local, tuple(stretches_of(self.layout, model)))
         self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
 
