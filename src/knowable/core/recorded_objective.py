@@ -43,6 +43,7 @@ class RecordedObjective:
     def __init__(self, objective: Objective):
         self.objective = objective
         self._graphs: dict[Any, Callable[..., Any] | None] = {}  # None: it cannot be recorded
+        self._terms: list[str] = []  # their names, in the order in which a graph gives them
 
     def __call__(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch, to be differentiated in the objective's parameters, and its terms."""

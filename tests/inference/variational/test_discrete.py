@@ -80,8 +80,9 @@ def test_gates_on_random_weights_bound_the_evidence(seed):
     bound = (q @ torch.stack(fits) - kl_of_gates - kn.Normal(1.0).kl_from_normal(loc, scale)).item()
     assert abs(posterior.log_evidence - bound) < 4 * posterior.log_evidence.standard_error
     assert posterior.diagnostics["kl_of_gates"] == pytest.approx(kl_of_gates.item(), rel=1e-6)
-    # what is missing: correlations, and the last tenths of a gate that the data leave no choice (a hundred nats)
-    assert log_evidence - 1.5 < bound < log_evidence
+    # what is missing: correlations, the last tenths of a gate that the data leave no choice, and up to two nats where a
+    # superfluous weight has narrowed around zero before its gate closed
+    assert log_evidence - 3.0 < bound < log_evidence
     assert gates[0] > 0.95 and abs(loc[0] - 1.5) < 0.5
 
 
