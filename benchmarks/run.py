@@ -36,6 +36,7 @@ STUDIES = (
     "compare_concrete",
     "variational_families",
     "in_between",
+    "empirical_bayes",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -26,6 +26,7 @@ from knowable.core.deadline import time_limit
 from knowable.core.diagnostics import Diagnostics, LogEvidence
 from knowable.core.engine import Engine
 from knowable.core.flow_posterior import FlowPosterior
+from knowable.core.gates import Gates, gated
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.low_rank_normal import LowRankNormal
 from knowable.core.mixture import Mixture
@@ -93,6 +94,8 @@ from knowable.inference.sampling import (
     TemperedChains,
 )
 from knowable.inference.variational import (
+    BernoulliNormal,
+    DiscreteVI,
     FlowVI,
     FullRankVI,
     FunctionSpaceVI,
@@ -116,6 +119,7 @@ from knowable.inference.variational import (
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
+    BernoulliPrior,
     EmpiricalBayes,
     Flat,
     Horseshoe,
@@ -135,6 +139,8 @@ __all__ = [
     # the model
     "Model",
     "Data",
+    "Gates",
+    "gated",
     # likelihoods
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -149,6 +155,7 @@ __all__ = [
     "ScaleMixture",
     "LogUniform",
     "Horseshoe",
+    "BernoulliPrior",
     "EmpiricalBayes",
     "Flat",
     # methods
@@ -165,6 +172,7 @@ __all__ = [
     "families",
     "NaturalVI",
     "MomentVI",
+    "DiscreteVI",
     "gradient_variance",
     "FunctionSpaceVI",
     "RBFKernel",
@@ -205,6 +213,7 @@ __all__ = [
     "DiagonalNormal",
     "MomentNormal",
     "FullNormal",
+    "BernoulliNormal",
     "KroneckerNormal",
     "LowRankNormal",
     "SWAGPosterior",

@@ -408,6 +408,30 @@ BIBTEX: dict[str, str] = {
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2020}
 }""",
+    "ranganath2014": """@inproceedings{ranganath2014,
+  author    = {Ranganath, Rajesh and Gerrish, Sean and Blei, David M.},
+  title     = {Black Box Variational Inference},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2014}
+}""",
+    "titsias2015": """@inproceedings{titsias2015,
+  author    = {Titsias, Michalis K. and L{\\'a}zaro-Gredilla, Miguel},
+  title     = {Local Expectation Gradients for Black Box Variational Inference},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2015}
+}""",
+    "mnih2016": """@inproceedings{mnih2016,
+  author    = {Mnih, Andriy and Rezende, Danilo J.},
+  title     = {Variational Inference for {Monte Carlo} Objectives},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2016}
+}""",
+    "kool2019": """@inproceedings{kool2019,
+  author    = {Kool, Wouter and van Hoof, Herke and Welling, Max},
+  title     = {Buy 4 {REINFORCE} Samples, Get a Baseline for Free!},
+  booktitle = {ICLR Workshop: Deep Reinforcement Learning Meets Structured Prediction},
+  year      = {2019}
+}""",
     "williams1992": """@article{williams1992,
   author  = {Williams, Ronald J.},
   title   = {Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning},

@@ -68,7 +68,12 @@ _ENTRIES = (
     MethodEntry(
         "mean_field_vi", "MeanFieldVI", "knowable.inference.variational", "variational",
         "an independent normal for every weight, by maximising the evidence lower bound",
-        ("graves2011", "blundell2015", "kingma2015"), ("mfvi", "bbb"),
+        ("graves2011", "blundell2015", "kingma2015", "ranganath2014", "kool2019"), ("mfvi", "bbb"),
+    ),
+    MethodEntry(
+        "discrete_vi", "DiscreteVI", "knowable.inference.variational", "variational",
+        "gates and other parameters that are 0 or 1, by the score function, with normals for the weights",
+        ("williams1992", "mnih2016", "kool2019", "titsias2015"),
     ),
     MethodEntry(
         "low_rank_vi", "LowRankVI", "knowable.inference.variational", "variational",

@@ -44,6 +44,7 @@ SUBJECTS = {
     "moment_vi": Subject(kn.MomentVI(**QUICK), refuses=NO_MOMENTS),
     "function_space_vi": Subject(kn.FunctionSpaceVI(**QUICK, prior=kn.NetworkPrior(20), context_points=4)),
     "information_bottleneck": Subject(kn.InformationBottleneck(**QUICK)),
+    "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
@@ -106,7 +107,7 @@ def test_method_conforms(subject: Subject, check: Check):
 
 
 @pytest.mark.parametrize("network", ALIKE)
-@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score"])  # "auto" is above
+@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "score", "local_score"])  # "auto" is above
 def test_every_gradient_estimator_fits_every_network(estimator, network):
     check_network(Subject(kn.MeanFieldVI(**QUICK, estimator=estimator, draws=2)), network)
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from knowable.core.diagnostics import Diagnostics, LogEvidence
+from knowable.core.diagnostics import NOT_BAYES, Diagnostics, LogEvidence
 
 DIAGNOSTICS = Diagnostics(
     method="MAP(epochs=3)",
@@ -40,6 +40,11 @@ def test_diagnostics_print_terms_and_notes():
     assert "log_likelihood" in shown
     assert "note: beta=2: not Bayes" in shown
     assert "no iterations" in repr(Diagnostics())
+
+
+def test_diagnostics_know_whether_the_target_was_bayes():
+    assert Diagnostics(notes=("something else",)).bayes
+    assert not Diagnostics(notes=("something else", f"beta=2: {NOT_BAYES} (beta=1 is).")).bayes
 
 
 def test_log_evidence_is_a_float_that_says_what_it_is():

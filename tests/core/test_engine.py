@@ -65,7 +65,7 @@ def test_a_way_that_does_not_exist_is_refused():
         Engine(mode="trace")
 
 
-def test_methods_that_train_take_no_notice_of_the_way():
+def test_methods_that_train_run_the_networks_own_code_unless_they_are_told_to_compile():
     x, net = torch.randn(20, 2), nn.Linear(2, 1)
     fits = [
         kn.MAP(epochs=3).fit(kn.Model(net, kn.Gaussian(0.5)), (x, x.sum(1)), engine=Engine(mode=mode))

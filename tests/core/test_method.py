@@ -51,6 +51,26 @@ def test_the_door_refuses_what_no_fit_can_use(change, error, wanted):
         admit(given["model"], given["data"], given["validation"], given["seed"])
 
 
+def test_the_door_refuses_parameters_that_are_0_or_1_unless_the_method_can_do_them():
+    model = linear_model(prior={"bias": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    with pytest.raises(kn.Unsupported, match=r"0 or 1 \(bias\), which this method cannot do\. DiscreteVI can"):
+        admit(model, linear_data(), None, 0)
+    rows, _, _ = admit(model, linear_data(), None, 0, binary=True)
+    assert rows.size == 20
+
+
+@pytest.mark.parametrize(
+    "method",
+    [kn.MAP(), kn.MaximumLikelihood(), kn.MeanFieldVI(), kn.Laplace(), kn.HMC(), kn.ExactLinear(), kn.DeepEnsemble(2),
+     kn.MCDropout(), kn.SWAG(), kn.ImportanceSampling()],
+    ids=repr,
+)  # fmt: skip
+def test_methods_that_follow_gradients_refuse_parameters_that_are_0_or_1(method):
+    model = linear_model(prior={"bias": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    with pytest.raises(kn.Unsupported, match="DiscreteVI"):
+        method.fit(model, linear_data())
+
+
 def _identity(method=None, net=None, likelihood=None, data=None, validation=None, **settings) -> dict:
     torch.manual_seed(5)
     net = mlp() if net is None else net()

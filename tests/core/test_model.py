@@ -302,3 +302,11 @@ def test_a_network_that_uses_the_likelihoods_prefix_for_the_same_name_is_refused
     net.likelihood.log_noise = nn.Parameter(torch.zeros(()))
     with pytest.raises(kn.InvalidArgument, match=r"begins with 'likelihood\.'; rename that submodule"):
         kn.Model(net, kn.Gaussian())
+
+
+def test_a_parameter_that_is_0_or_1_is_random_or_frozen():
+    prior = {"bias": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)}
+    assert kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), prior).binary_names == ["bias"]
+    assert kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), kn.Normal(1.0), frozen="bias").binary_names == []
+    with pytest.raises(kn.Unsupported, match="'bias' has a prior over 0 and 1, so it cannot be a point estimate"):
+        kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), prior, random="weight")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.diagnostics import NOT_BAYES
 from tests.core.cases import (
     DTYPE,
     atoms,
@@ -187,6 +188,13 @@ def test_a_posterior_prints_its_size_and_evidence():
     posterior = diagonal_posterior(model, log_evidence=kn.LogEvidence(-3.25, "bound"))
     assert repr(posterior) == "DiagonalNormal(2 random parameters of Linear, log evidence -3.25 (bound))"
     assert repr(atoms(model, 3)) == "Particles(3 atoms, 2 random parameters of Linear)"
+
+
+def test_a_posterior_of_another_target_says_so():
+    model = kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), random="weight")
+    posterior = diagonal_posterior(model, diagnostics=kn.Diagnostics(notes=(f"beta=2: {NOT_BAYES} (beta=1 is).",)))
+    shown = "DiagonalNormal(2 random parameters of Linear, not the Bayes posterior: see diagnostics.notes)"
+    assert repr(posterior) == shown
 
 
 class _WithStatistics(kn.Particles):

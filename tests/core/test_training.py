@@ -16,7 +16,7 @@ from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Data, as_data
 from knowable.core.objective import Objective
 from knowable.core.training import Training, train
-from tests.core.cases import batch_norm_net, linear_model, same_params
+from tests.core.cases import batch_norm_net, linear_data, linear_model, same_params
 
 
 class Quadratic(Objective):
@@ -141,6 +141,64 @@ def test_the_objective_knows_how_far_training_is(generator):
     objective.forward = lambda x, y: epochs.append(objective.epoch) or forward(x, y)
     _train(objective, data, Training(epochs=2, batch_size=5))
     assert epochs == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
+
+
+# --- accumulated gradients ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [40, 41, 43])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_accumulated_batches_are_the_step_of_one_large_batch(rows, clip, optimiser, generator):
+    # the order of the rows is that of seed and epoch, so four batches of 5 are the rows of one of 20; 43 rows end in a
+    # batch of 3, which is a step of its own either way. What differs is the order of additions in float64: 1e-16 a step
+    x, y = linear_data(rows, generator=generator)
+    settings = {"epochs": 40, "learning_rate": 0.05, "clip": clip, "optimiser": optimiser}
+    model = kn.Model(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double(), kn.Gaussian())
+    small, large = (
+        kn.MAP(batch_size=size, accumulate=count, **settings).fit(model, (x, y)) for size, count in ((5, 4), (20, 1))
+    )
+    torch.testing.assert_close(small.mean(), large.mean(), rtol=1e-8, atol=1e-10)
+    for one, other in zip(small.diagnostics.history, large.diagnostics.history, strict=True):
+        assert one == pytest.approx(other, rel=1e-8)
+
+
+def test_accumulated_batches_of_an_ensemble_are_those_of_one_large_batch(generator):
+    x, y = linear_data(40, generator=generator)
+    model = linear_model()
+    small, large = (
+        kn.DeepEnsemble(2, epochs=20, batch_size=size, accumulate=count).fit(model, (x, y))
+        for size, count in ((5, 4), (20, 1))
+    )
+    torch.testing.assert_close(small.stack, large.stack, rtol=1e-8, atol=1e-10)
+
+
+def test_batches_that_are_left_over_are_a_step_of_their_own(generator):
+    data, objective = _data(20, generator), Quadratic()
+    result = _train(objective, data, Training(epochs=3, batch_size=4, accumulate=3))
+    assert len(objective.batches) == 15  # five batches an epoch
+    assert result.steps == 6 and result.epochs == 3.0  # in two steps: of three batches, and of two
+
+
+def test_an_interrupted_run_with_accumulation_is_taken_up_and_ends_with_the_same_bits(tmp_path, generator):
+    data, training = _data(20, generator), Training(epochs=150, batch_size=4, accumulate=2)
+    whole, stopped, resumed = Quadratic(), Quadratic(fail_at={601: RuntimeError("killed")}), Quadratic()
+    _train(whole, data, training)
+    with pytest.raises(RuntimeError, match="killed"):
+        _train(stopped, data, training, checkpoint=Checkpoint(tmp_path / "run", seconds=0))
+    result = _train(resumed, data, training, checkpoint=tmp_path / "run")
+    assert result.steps == 450
+    assert len(resumed.batches) < len(whole.batches)
+    assert torch.equal(resumed.theta, whole.theta)
+
+
+def test_a_loader_that_ends_in_the_middle_of_a_group_is_read_to_its_end(generator):
+    data = _data(20, generator)
+    loader = DataLoader(TensorDataset(*data.tensors), batch_size=4)
+    objective = Quadratic()
+    result = _train(objective, as_data(loader), Training(epochs=2, accumulate=3))
+    assert [len(batch) for batch in objective.batches] == [4] * 10
+    assert result.steps == 4
 
 
 # --- early stopping -------------------------------------------------------------------------------------------------

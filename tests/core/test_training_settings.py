@@ -39,6 +39,7 @@ def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
         ({"patience": 0}, InvalidArgument, "patience must be a whole number >= 1, got 0"),
         ({"on_divergence": "stop"}, InvalidArgument, "on_divergence must be one of 'halve', 'raise'; got 'stop'"),
         ({"schedule": "rise"}, InvalidArgument, "schedule must be one of 'fall', 'constant'; got 'rise'"),
+        ({"accumulate": 0}, InvalidArgument, "accumulate must be a whole number >= 1, got 0"),
         ({"cycles": 0}, InvalidArgument, "cycles must be a whole number >= 1, got 0"),
         ({"cycles": 2, "schedule": "constant"}, InvalidArgument, "cycles must be 1 with schedule='constant'"),
         ({"cycles": 3, "epochs": 2}, InvalidArgument, "cycles must be at most epochs=2, got 3"),

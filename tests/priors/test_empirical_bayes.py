@@ -75,6 +75,21 @@ def test_parameters_share_a_scale_by_glob_or_have_one_each():
     np.testing.assert_allclose(shared.log_prob(everything), expected, rtol=1e-5)
 
 
+def test_the_parameters_of_a_layer_may_share_a_scale():
+    params = {"a.weight": torch.randn(3, 2), "a.bias": torch.randn(3), "b.c.weight": torch.randn(4), "w": torch.ones(2)}
+    prior = PriorByName(EmpiricalBayes(Normal(2.0), Normal(1.0), per="layer"), params)
+    groups = {"a": ("a.weight", "a.bias"), "b.c": ("b.c.weight",), "(network)": ("w",)}
+    assert set(prior.hyperparams()) == {f"prior.{group}.log_scale" for group in groups}
+    logs = {f"prior.{group}.log_scale": torch.tensor(0.1 * i) for i, group in enumerate(groups)}
+    expected = torch.zeros(())
+    for group, names in groups.items():
+        log_scale = logs[f"prior.{group}.log_scale"]
+        expected = expected + Normal(1.0).log_prob(log_scale)  # each scale's hyperprior once
+        for name in names:
+            expected = expected + torch.distributions.Normal(0.0, log_scale.exp()).log_prob(params[name]).sum()
+    np.testing.assert_allclose(prior.log_prob({**params, **logs}), expected, rtol=1e-5)
+
+
 def test_every_weight_may_have_its_own_scale():
     params = {"a": torch.randn(3, 2), "b": torch.randn(4)}
     prior = PriorByName(EmpiricalBayes(Normal(2.0), per="weight"), params)
@@ -96,5 +111,5 @@ def test_what_cannot_be_wrapped_is_refused_with_the_list_of_what_can():
         EmpiricalBayes(Flat())
     with pytest.raises(InvalidType, match="hyperprior must be None or a prior"):
         EmpiricalBayes(Normal(1.0), 2.0)
-    with pytest.raises(InvalidArgument, match="per must be one of 'glob', 'parameter', 'weight'; got 'globe'"):
+    with pytest.raises(InvalidArgument, match="per must be one of 'glob', 'layer', 'parameter', 'weight'; got 'globe'"):
         EmpiricalBayes(Normal(1.0), per="globe")

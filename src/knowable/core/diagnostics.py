@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NOT_BAYES = "the target is not the Bayes posterior"
+"""What a note says of a fit that aimed at something else."""
+
 
 class LogEvidence(float):
     """log p(D), or what is known of it.
@@ -67,6 +70,11 @@ class Diagnostics(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self.terms)
+
+    @property
+    def bayes(self) -> bool:
+        """Whether the fit aimed at the Bayes posterior: no note says otherwise."""
+        return not any(NOT_BAYES in note for note in self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for the manifest of an artifact."""

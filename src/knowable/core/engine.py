@@ -15,7 +15,7 @@ MODES = ("auto", "eager", "traced", "compiled")
 
 @dataclass(frozen=True)
 class Engine:
-    """Precision of the forward pass in training, and how the gradients of chains and ensembles are computed.
+    """Precision of the forward pass in training, and how gradients are computed.
 
     The device is the network's own: move it with ``net.to("cuda")`` before building the model.
 
@@ -26,7 +26,9 @@ class Engine:
             ``"compiled"`` (these are fused, which takes some seconds at the beginning and pays in long runs),
             ``"auto"`` (traced, then compiled once the run is long) or ``"eager"`` (the network's own code at every
             step: for debugging). An ensemble whose members are trained in one step does the same, except that with
-            ``"auto"`` it stays traced.
+            ``"auto"`` it stays traced. Networks trained one at a time (``MAP``, ``MeanFieldVI``) run their own code
+            unless ``"compiled"`` is asked for: loss and gradient are then one fused graph where that can be, and the
+            step is the same to rounding (see :mod:`~knowable.core.recorded_objective`).
     """
 
     precision: str = "full"

@@ -55,14 +55,27 @@ class Method(ABC):
 
 
 def admit(
-    model: Any, data: Any, validation: Any, seed: int, *, batch_size: int | None = None, weighted: bool = False
+    model: Any,
+    data: Any,
+    validation: Any,
+    seed: int,
+    *,
+    batch_size: int | None = None,
+    weighted: bool = False,
+    binary: bool = False,
 ) -> tuple[Data, Data | None, int]:
     """Check what every fit is given, once at the door: the data, the held-out data, and the seed.
 
-    ``weighted`` says that the method heeds weights on rows; without it they are refused.
+    ``weighted`` says that the method heeds weights on rows, ``binary`` that it can do parameters which are 0 or 1;
+    without it they are refused.
     """
     if not isinstance(model, Model):
         raise InvalidType(f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}.")
+    if model.binary_names and not binary:
+        raise Unsupported(
+            f"model has parameters that are 0 or 1 ({', '.join(model.binary_names[:5])}), which this method cannot do. "
+            f"DiscreteVI can; or freeze them."
+        )
     seed = check_count("seed", seed, at_least=0)
     training = as_data(data, model, batch_size=batch_size)
     if training.weights is not None and not weighted:

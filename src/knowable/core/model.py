@@ -78,6 +78,12 @@ class Model:
         if not self.random_names:
             raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen ones are set aside.")
         points = [name for name in self.point_names if name not in self._hyperparams]
+        stuck = [name for name in self.binary_names if name in points]
+        if stuck:
+            raise Unsupported(
+                f"{stuck[0]!r} has a prior over 0 and 1, so it cannot be a point estimate: a gradient leads nowhere. "
+                f"Make it random, or freeze it."
+            )
         if points and self.prior.prior_of(points[0]) is None:
             raise Unsupported(
                 f"prior is a posterior with correlations between its parameters, so {points[0]!r} cannot be a point "
@@ -124,6 +130,12 @@ class Model:
     def hyper_names(self) -> list[str]:
         """The prior's hyperparameters."""
         return list(self._hyperparams)
+
+    @property
+    def binary_names(self) -> list[str]:
+        """Parameters whose prior is over 0 and 1 alone."""
+        priors = {name: self.prior.prior_of(name) for name in self._start if name not in self._hyperparams}
+        return [name for name, prior in priors.items() if prior is not None and prior.binary]
 
     def buffers(self) -> Buffers:
         """Start values of the network's buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,20 @@ class Objective(nn.Module, ABC):
         epoch: How far training is, in epochs; the loop keeps it, schedules inside the objective (a KL warm-up) may read
             it.
         net_buffers: The fit's own copies of the network's buffers, updated by training.
+        recordable: Whether a step may be recorded as a graph and run again: all its random numbers come from torch's
+            generator, and nothing in it changes from step to step but parameters and batch, once :attr:`settles_from`
+            is past. Every class says it for itself: it is not inherited.
+        recording: Whether the loss is being recorded just now: no number may be taken out of a tensor.
     """
+
+    recordable: ClassVar[bool] = False
 
     def __init__(self, model: Model, size: int):
         super().__init__()
         self.model = model
         self.size = size
         self.epoch = 0.0
+        self.recording = False
         self.net_buffers: Buffers = model.buffers()
 
     @property

@@ -37,6 +37,8 @@ class PointObjective(Objective):
         held: Parameters that keep their values: they are part of the density, and not trained.
     """
 
+    recordable = True
+
     def __init__(
         self, model: Model, size: int, *, use_prior: bool, attack: Tensor | None = None, held: Collection[str] = ()
     ):

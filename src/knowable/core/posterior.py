@@ -209,7 +209,8 @@ class Posterior(ABC):
         start = self.model.params()
         size = sum(start[name].numel() for name in self.model.random_names if name not in self.points)
         evidence = f", log evidence {self.log_evidence!r}" if self.log_evidence is not None else ""
-        return f"{type(self).__name__}({size:,} random parameters of {type(self.model.net).__name__}{evidence})"
+        target = "" if self.diagnostics.bayes else ", not the Bayes posterior: see diagnostics.notes"
+        return f"{type(self).__name__}({size:,} random parameters of {type(self.model.net).__name__}{evidence}{target})"
 
 
 def _with_density() -> list[str]:

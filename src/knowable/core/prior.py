@@ -34,6 +34,7 @@ class Prior(ABC):
     """
 
     proper: ClassVar[bool] = True  # whether it integrates to one; an improper prior has no evidence and no draws
+    binary: ClassVar[bool] = False  # whether its values are 0 and 1, and nothing between
 
     @abstractmethod
     def log_prob(self, value: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class Prior(ABC):
         """``(mean, precision)`` if this prior is Gaussian (a flat prior has precision 0), else None."""
         return None
 
-    # Priors with hyperparameters of their own (EmpiricalBayes) define the three methods below.
+    # Priors with hyperparameters of their own (EmpiricalBayes) define the methods below.
 
     def hyperparams(self, like: Tensor) -> Params:
         """Initial values of hyperparameters that are learned with everything else, by name."""
@@ -65,10 +66,9 @@ class Prior(ABC):
         """Log density of the hyperparameters."""
         return 0.0
 
-    @property
-    def shares_hyperparams(self) -> bool:
-        """Whether all parameters of one glob share one set of hyperparameters (else each tensor has its own)."""
-        return True
+    def hyper_group(self, name: str, glob: str) -> str:
+        """Which parameters share one set of hyperparameters: by default all that the ``glob`` matches."""
+        return glob
 
 
 class JointPrior(ABC):
@@ -161,8 +161,8 @@ class PriorByName(JointPrior):
         return made
 
     def _hyper_prefix(self, name: str) -> str:
-        shared = self._unbound(name).shares_hyperparams and name in self._glob_of
-        return f"{HYPER_PREFIX}{self._glob_of[name] if shared else name}."
+        glob = self._glob_of.get(name, name)  # what the likelihood brings has no glob
+        return f"{HYPER_PREFIX}{self._unbound(name).hyper_group(name, glob)}."
 
     def _unbound(self, name: str) -> Prior:
         return self._own[name] if name in self._own else self.globs[self._glob_of[name]]

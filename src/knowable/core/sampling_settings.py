@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.diagnostics import NOT_BAYES
 from knowable.core.draw_store import STORES
 from knowable.core.posterior import Posterior
 from knowable.core.predicting import parse_memory
@@ -66,4 +67,4 @@ class Sampling:
         """What a report says where the target is not Bayes."""
         if self.temperature == 1.0:
             return ()
-        return (f"temperature={self.temperature:g}: the target is not the Bayes posterior (temperature=1 is).",)
+        return (f"temperature={self.temperature:g}: {NOT_BAYES} (temperature=1 is).",)

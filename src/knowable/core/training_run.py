@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.checkpoint import Checkpoint
-from knowable.core.data import Data
+from knowable.core.data import Batch, Data
 from knowable.core.deadline import Pace
 from knowable.core.engine import Engine
 from knowable.core.objective import Objective
 from knowable.core.progress import Bar
 from knowable.core.randomness import derive_seed, own_randomness, random_state, restore_random_state
+from knowable.core.recorded_objective import RecordedObjective, may_be_recorded
 from knowable.core.schedule import WINDOW, Schedule, Settling
 from knowable.core.training_settings import Training, TrainingResult
 from knowable.errors import ConvergenceWarning, Diverged, InvalidData
@@ -36,7 +39,7 @@ class TrainingRun:
     engine: Engine
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # batches done in this epoch
+    batch: int = 0  # steps done in this epoch: a batch each, or as many as are accumulated
     halvings: int = 0
     finished: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
@@ -48,7 +51,7 @@ class TrainingRun:
         self.rate = self.training.step_size(self.objective.dimension)
         self.optimiser = _optimiser(self.training.optimiser, self.params, self.rate)
         self.rows = self.training.rows_per_step(self.data.size)
-        self.per_epoch = self.data.batches_per_epoch(self.rows)
+        self.per_epoch = -(-self.data.batches_per_epoch(self.rows) // self.training.accumulate)
         self.window = WINDOW if self.data.in_memory else self.per_epoch  # a loader can only be resumed between epochs
         epochs = self.training.epochs
         tolerance = max(0.01 / self.data.size, 1e-5)  # nats per example in 500 steps
@@ -57,6 +60,8 @@ class TrainingRun:
             cycles=self.training.cycles,
         )  # fmt: skip
         self.pace = Pace.within_limit()
+        compiled = self.engine.mode == "compiled" and may_be_recorded(self.objective)
+        self._loss = RecordedObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         self.good = self._snapshot()
@@ -67,8 +72,10 @@ class TrainingRun:
         """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
         first = self.step
         if self.batch < self.per_epoch:
-            for batch in self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=self.batch):
-                going_on = self._one_step(*batch)
+            done = self.batch * self.training.accumulate
+            batches = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=done)
+            for group in _in_groups(batches, self.training.accumulate):
+                going_on = self._one_step(group)
                 if going_on:
                     self._close_epoch_and_cycle()
                     self._mind_the_time()
@@ -82,17 +89,15 @@ class TrainingRun:
                 self.objective.end_of_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
 
-    def _one_step(self, *batch: Tensor) -> bool:
+    def _one_step(self, batches: list[Batch]) -> bool:
         self.objective.epoch = self.epoch + self.batch / self.per_epoch
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * self.schedule.factor(self.step)
-        done = None if self.training.clip is not None else self.objective.whole_step(self.optimiser, *batch)
-        loss, terms = self._forward(*batch) if done is None else done
-        if not math.isfinite(loss.item()):
+        done = self._gradient_and_update(batches)
+        if done is None:
             self._diverged()
             return False
-        if done is None:
-            self._backward(loss)
+        loss, terms = done
         with torch.no_grad():
             for name, value in (("loss", loss), *terms.items()):
                 if name in self.sums:
@@ -102,13 +107,31 @@ class TrainingRun:
         self.step, self.batch = self.step + 1, self.batch + 1
         return True
 
-    def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _gradient_and_update(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The loss and its terms, their means over the rows of all batches; None where it is not finite."""
+        if len(batches) == 1 and self.training.clip is None:
+            done = self.objective.whole_step(self.optimiser, *batches[0])
+            if done is not None:
+                return done if math.isfinite(done[0].item()) else None
         self.optimiser.zero_grad(set_to_none=True)
-        with self.engine.precision_context(batch[0].device):
-            return self.objective(*batch)
+        rows = sum(len(batch[0]) for batch in batches)
+        found = []
+        for batch in batches:
+            loss, terms = self._forward(*batch)
+            if not math.isfinite(loss.item()):
+                return None
+            share = len(batch[0]) / rows
+            (loss if len(batches) == 1 else share * loss).backward()
+            found.append((share, {"loss": loss.detach(), **terms}))
+        self._update()
+        means = found[0][1] if len(found) == 1 else _weighted_mean(found)
+        return means.pop("loss"), means
 
-    def _backward(self, loss: Tensor) -> None:
-        loss.backward()
+    def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.engine.precision_context(batch[0].device):
+            return self._loss(*batch)
+
+    def _update(self) -> None:
         if self.training.clip is not None:
             self.objective.clip_gradient(self.training.clip)
         self.objective.update(self.optimiser)
@@ -260,6 +283,18 @@ class TrainingRun:
             message = f"{'settled' if converged else 'ended'} after {self.step} steps"
         epochs = self.epoch + self.batch / self.per_epoch
         return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
+
+
+def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """So many batches at a time, and what is left at the end."""
+    source = iter(batches)
+    while group := list(itertools.islice(source, size)):
+        yield group
+
+
+def _weighted_mean(found: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """The mean of each value over batches, by their shares of the rows."""
+    return {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in found[0][1]}
 
 
 def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:

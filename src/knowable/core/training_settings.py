@@ -29,6 +29,9 @@ class Training:
         schedule: ``"fall"`` (the learning rate is constant, then falls to zero along a cosine) or ``"constant"``.
         cycles: How often the rate falls. With more than one it begins anew each time and, where ``epochs`` is given,
             falls all along (Huang et al., 2017).
+        accumulate: Batches whose gradients are averaged into one step: large batches in the memory of small ones. Where
+            the loss is a mean over rows, the step is that of one batch of so many rows, to rounding. (Layers that look
+            at the whole batch, batch normalisation among them, see the small ones.)
     """
 
     epochs: int | None = None
@@ -40,6 +43,7 @@ class Training:
     on_divergence: str = "halve"
     schedule: str = "fall"
     cycles: int = 1
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -55,6 +59,7 @@ class Training:
         check_choice("on_divergence", self.on_divergence, ("halve", "raise"))
         check_choice("schedule", self.schedule, SHAPES)
         check_count("cycles", self.cycles)
+        check_count("accumulate", self.accumulate)
         if self.cycles > 1 and self.schedule == "constant":
             raise InvalidArgument("cycles must be 1 with schedule='constant': the rate never falls.")
         if self.epochs is not None and self.cycles > self.epochs:

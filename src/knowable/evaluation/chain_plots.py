@@ -17,42 +17,15 @@ from torch import Tensor
 from knowable.core.chain_diagnostics import element_name
 from knowable.core.chain_posterior import ChainPosterior
 from knowable.core.checks import check_count
+from knowable.core.figure import BAND, COLOURS, GRID, INK, MUTED, new_figure
 from knowable.core.mixing import ess_bulk, rhat
 from knowable.core.samples import Samples
-from knowable.errors import InvalidArgument, InvalidType, MissingExtra
+from knowable.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK, _MUTED, _GRID, _BAND = "#1a1a1a", "#595959", "#d9d9d9", "#e6eef5"
-_CHAINS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#333333", "#b3589a")  # Okabe and Ito
-_RC = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.labelsize": 9,
-    "axes.titlesize": 9.5,
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.facecolor": "white",
-    "figure.dpi": 110,
-    "savefig.dpi": 160,
-    "text.parse_math": False,
-    "path.simplify": True,
-    "agg.path.chunksize": 20_000,
-}
 _WELL, _BADLY = 1.01, 1.05  # R-hat
 _POINTS = 2_000  # of a trace; more than the eye sees are thinned
 _SHOWN_CHAINS = 8  # rows of ranks
@@ -88,13 +61,13 @@ def trace_plot(
             right = figure.add_subplot(grid[row, 1], sharey=left)
             _trace(left, quantity)
             _densities(right, quantity)
-            left.set_title(quantity.name, loc="left", color=_INK, fontweight="bold")
+            left.set_title(quantity.name, loc="left", color=INK, fontweight="bold")
             _verdict(right, quantity, x=1.0)
             left.tick_params(labelbottom=row == len(chosen) - 1)
         left.set_xlabel("draw")  # type: ignore[possibly-undefined]
         right.set_xlabel("density")  # type: ignore[possibly-undefined]
 
-    return _figure(8.6, 0.5 + 1.75 * len(chosen), draw)
+    return new_figure(8.6, 0.5 + 1.75 * len(chosen), draw)
 
 
 def rank_plot(
@@ -141,11 +114,11 @@ def rank_plot(
                 if column == 0:
                     axes.set_ylabel(f"chain {chain + 1}", rotation=0, ha="right", va="center")
                 if row == 0:
-                    axes.set_title(quantity.name, loc="left", color=_INK, fontweight="bold", pad=16)
+                    axes.set_title(quantity.name, loc="left", color=INK, fontweight="bold", pad=16)
                     _verdict(axes, quantity, x=0.0, ha="left")
-        figure.supxlabel("rank among all draws", fontsize=9, color=_INK)
+        figure.supxlabel("rank among all draws", fontsize=9, color=INK)
 
-    return _figure(0.9 + 2.3 * len(chosen), 0.95 + 0.72 * rows, draw)
+    return new_figure(0.9 + 2.3 * len(chosen), 0.95 + 0.72 * rows, draw)
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
@@ -245,34 +218,17 @@ def _least_even(counts: list[Tensor], rows: int) -> list[int]:
 # --- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _figure(width: float, height: float, draw: Any) -> Figure:
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtra("Plots need matplotlib, which is not installed. Run: pip install knowable[report]") from None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    settings: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "agg"}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        draw(figure)
-        figure.canvas.draw()
-    return figure
-
-
 def _trace(axes: Axes, quantity: _Quantity) -> None:
     chains, count = quantity.draws.shape
     step = max(1, count // _POINTS)
     where = range(1, count + 1, step)
     for number, chain in enumerate(quantity.draws):
         axes.plot(
-            where, chain[::step].numpy(), color=_CHAINS[number % len(_CHAINS)], lw=0.7 if count > 200 else 1.0,
+            where, chain[::step].numpy(), color=COLOURS[number % len(COLOURS)], lw=0.7 if count > 200 else 1.0,
             alpha=max(0.35, 0.9 - 0.06 * chains), rasterized=True,
         )  # fmt: skip
     axes.set_xlim(1, count)
-    axes.grid(axis="y", color=_GRID, lw=0.6)
+    axes.grid(axis="y", color=GRID, lw=0.6)
     axes.margins(y=0.06)
     axes.locator_params(axis="y", nbins=4)
 
@@ -284,7 +240,7 @@ def _densities(axes: Axes, quantity: _Quantity) -> None:
     margin = 0.06 * (high - low) or 1.0
     at = torch.linspace(low - margin, high + margin, _DENSITY, dtype=torch.float64)
     for number, chain in enumerate(draws):
-        colour = _CHAINS[number % len(_CHAINS)]
+        colour = COLOURS[number % len(COLOURS)]
         curve = kernel_density(chain, at).numpy()
         axes.plot(curve, at.numpy(), color=colour, lw=1.1, alpha=0.9)
         if len(draws) <= _SHOWN_CHAINS:
@@ -311,10 +267,10 @@ def _bars(
     axes: Axes, counts: Tensor, chain: int, expected: float, band: tuple[float, float], top: float
 ) -> None:  # fmt: skip
     bins = len(counts)
-    axes.axhspan(*band, color=_BAND, lw=0, zorder=0)
-    axes.axhline(expected, color=_MUTED, lw=0.8, ls=(0, (4, 3)), zorder=3)
+    axes.axhspan(*band, color=BAND, lw=0, zorder=0)
+    axes.axhline(expected, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=3)
     outside = (counts < band[0]) | (counts > band[1])
-    colour = _CHAINS[chain % len(_CHAINS)]
+    colour = COLOURS[chain % len(COLOURS)]
     for alpha, mask in ((0.45, ~outside), (0.95, outside)):
         places = torch.arange(bins)[mask] + 0.5
         axes.bar(places.numpy() / bins, counts[mask].numpy(), width=0.86 / bins, color=colour, alpha=alpha, zorder=2)
@@ -329,7 +285,7 @@ def _bars(
 def _verdict(axes: Axes, quantity: _Quantity, *, x: float, ha: str = "right") -> None:
     """R-hat and effective sample size above the axes, in red where the chains have not mixed."""
     known = not math.isnan(quantity.rhat)
-    colour = _MUTED if not known or quantity.rhat <= _WELL else "#8a6d00" if quantity.rhat <= _BADLY else "#c0392b"
+    colour = MUTED if not known or quantity.rhat <= _WELL else "#8a6d00" if quantity.rhat <= _BADLY else "#c0392b"
     text = f"R-hat {_figures(quantity.rhat)}   ess {quantity.ess:,.0f}" if known else "never moved"
     axes.annotate(
         text, (x, 1.0), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", ha=ha, va="bottom",

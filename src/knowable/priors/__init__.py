@@ -1,5 +1,6 @@
 """Priors: what is believed about a parameter before the data. One a file."""
 
+from knowable.priors.bernoulli import BernoulliPrior
 from knowable.priors.empirical_bayes import EmpiricalBayes
 from knowable.priors.flat import Flat
 from knowable.priors.horseshoe import Horseshoe
@@ -20,6 +21,8 @@ __all__ = [
     "LogUniform",
     # that say nothing
     "Flat",
+    # of zeros and ones
+    "BernoulliPrior",
     # learned
     "EmpiricalBayes",
 ]

@@ -17,6 +17,8 @@ from knowable.priors.laplace import LaplacePrior
 from knowable.priors.normal import Normal
 from knowable.priors.student_t import StudentTPrior
 
+_ROOT = "(network)"  # the module whose path is empty
+
 
 @dataclass(frozen=True)
 class EmpiricalBayes(Prior):
@@ -31,8 +33,11 @@ class EmpiricalBayes(Prior):
         prior: What to learn the scale of: ``Normal``, ``LaplacePrior`` or ``StudentTPrior``. Its scale is where the
             search begins.
         hyperprior: A prior on the logarithm of the scale; None is flat.
-        per: ``"glob"``: all parameters that the glob matches share one scale. ``"parameter"``: each tensor has its own.
-            ``"weight"``: each element of every tensor has its own (automatic relevance determination).
+        per: ``"glob"``: all parameters that the glob matches share one scale (a single one if it is ``"*"``).
+            ``"layer"``: the parameters of each module, its weight and its bias. ``"parameter"``: each tensor has its
+            own. ``"weight"``: each element of every tensor has its own (automatic relevance determination). The more
+            scales, the more the data choose their own prior: see the page on empirical Bayes before going beyond
+            layers.
 
     Example:
         >>> EmpiricalBayes(Normal(1.0)).hyperparams(torch.zeros(3))
@@ -49,7 +54,7 @@ class EmpiricalBayes(Prior):
         )
         if self.hyperprior is not None:
             check_type("hyperprior", self.hyperprior, Prior, "None or a prior such as Normal(1.0)")
-        check_choice("per", self.per, ("glob", "parameter", "weight"))
+        check_choice("per", self.per, ("glob", "layer", "parameter", "weight"))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of each element at the initial scale."""
@@ -80,7 +85,8 @@ class EmpiricalBayes(Prior):
         """Log density of the logarithm of the scale."""
         return 0.0 if self.hyperprior is None else self.hyperprior.log_prob(hyperparams["log_scale"]).sum()
 
-    @property
-    def shares_hyperparams(self) -> bool:
-        """Whether the parameters of one glob share one scale."""
-        return self.per == "glob"
+    def hyper_group(self, name: str, glob: str) -> str:
+        """Which parameters share a scale: those of the glob, of the module, or no others."""
+        if self.per == "glob":
+            return glob
+        return (name.rpartition(".")[0] or _ROOT) if self.per == "layer" else name

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.variational.gradient_variance import EstimatorNoise
+from knowable.inference.variational.gradient_variance import EstimatorNoise, GradientVariance
 from knowable.testing import LinearGaussian
 from tests.inference.variational.oracle import loss_gradient
 
-EXACT = ("score", "weight", "flipout", "auto")  # "local" is "auto" on a linear layer
+EXACT = ("score", "local_score", "weight", "flipout", "auto")  # "local" is "auto" on a linear layer
 
 
 def somewhere(model: kn.Model, generator: torch.Generator, *, scale: float = 0.3) -> kn.DiagonalNormal:
@@ -30,7 +30,7 @@ def largest_z(one: EstimatorNoise, other: EstimatorNoise) -> float:
 
 
 def test_every_estimator_has_the_closed_form_gradient_of_a_linear_model(seed, generator):
-    # 8 coordinates and 4 estimators within 5 standard errors: gradients are skewed, so that the mean of 600 draws still
+    # 8 coordinates and 5 estimators within 5 standard errors: gradients are skewed, so that the mean of 600 draws still
     # strays further than a normal variable would
     problem = LinearGaussian.make(n=20, seed=seed)
     model = problem.model()
@@ -52,7 +52,8 @@ def test_every_estimator_has_no_gradient_at_the_optimum(seed):
 NETWORKS = {
     # every layer's weights act once per example: local, flipout and score are all exact
     "linear layers": (
-        lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), (6, 2), ("local", "flipout", "score"),
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), (6, 2),
+        ("local", "flipout", "score", "local_score"),
     ),
     # a convolution straight under a likelihood that is a sum over positions: only the marginals matter
     "conv2d": (lambda: nn.Conv2d(1, 2, 2), (4, 1, 3, 3), ("local", "flipout", "score")),
@@ -60,7 +61,7 @@ NETWORKS = {
     # positions are mixed later: flipout is still exact
     "conv2d under a head": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1)),
-        (4, 1, 3, 3), ("auto", "flipout"),
+        (4, 1, 3, 3), ("auto", "flipout", "local_score"),
     ),
     # one weight acts on several rows of what it is given for each example
     "tokens as rows": (lambda: Tokens(False), (4, 2), ("auto", "flipout")),
@@ -87,7 +88,7 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_estimators_agree_with_weight_draws(seed, generator, name):
-    # up to 44 coordinates and 3 comparisons within 5.5 standard errors, with some room for skewed gradients
+    # up to 44 coordinates and 4 comparisons within 5.5 standard errors, with some room for skewed gradients
     make, shape, estimators = NETWORKS[name]
     net = make().double()
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -172,7 +173,32 @@ def test_table_lists_the_noisiest_first_and_repeats_itself(seed):
     assert torch.equal(first["score"].mean, second["score"].mean)
     lines = repr(first).splitlines()
     assert lines[1].startswith("score") and lines[2].startswith("local")
-    assert lines[2].split()[2] == "1.0"
+    assert lines[2].split()[3] == "1.0"
+    assert [line.split()[1] for line in lines[1:]] == ["2", "1"]  # draws
+
+
+def test_plot_shows_the_figures_of_the_table(seed, tmp_path):
+    problem = LinearGaussian.make(n=20, seed=seed)
+    found = kn.gradient_variance(problem.model(), problem.data, ("local", "score", "weight"), repeats=20, seed=seed)
+    figure = found.plot()
+    left, right = figure.axes
+    rows = found.by_noise[::-1]  # the noisiest above
+    assert [label.get_text() for label in left.get_yticklabels()] == [f"{row.estimator} ({row.draws})" for row in rows]
+    assert [text.get_text() for text in left.texts] == [f"{row.variance:.3g}" for row in rows]
+    assert [text.get_text() for text in right.texts] == [f"{row.variance * row.milliseconds:.3g}" for row in rows]
+    ends = [bar.get_x() + bar.get_width() for bar in left.patches]
+    assert ends == pytest.approx([row.variance for row in rows], rel=1e-9)
+    assert left.get_xscale() == right.get_xscale() == "log"
+    figure.savefig(tmp_path / "noise.png")
+    assert (tmp_path / "noise.png").stat().st_size > 5_000
+
+
+def test_plot_of_an_estimator_without_noise_is_drawn(seed):
+    # with a flat prior and no data to speak of, a gradient may be the same every time
+    row = EstimatorNoise("weight", torch.zeros(2), torch.zeros(2), 0.0, 1.0)
+    found = GradientVariance((row,))
+    assert "nan" in repr(found)
+    assert found.plot().axes
 
 
 def test_unknown_estimators_are_refused():

@@ -72,6 +72,19 @@ def test_beta_multiplies_the_divergence_and_nothing_else(seed, beta):
     assert changed_terms["kl"].item() == terms["kl"].item()
 
 
+@pytest.mark.parametrize("temperature", [0.25, 3.0])
+def test_temperature_multiplies_the_entropy_and_nothing_else(seed, temperature):
+    problem = LinearGaussian.make(n=20, seed=seed)
+    plain, terms = repeated(objective_of(problem), problem.data, seed)
+    objective = objective_of(problem, temperature=temperature)
+    changed, changed_terms = repeated(objective, problem.data, seed)
+    _, std = moments(problem, objective)
+    entropy = torch.distributions.Normal(0.0, std).entropy().sum().item()
+    assert objective.entropy().item() == pytest.approx(entropy, rel=1e-9)
+    assert (changed - plain).item() == pytest.approx((1 - temperature) * entropy / 20, rel=1e-9)
+    assert changed_terms["kl"].item() == terms["kl"].item()
+
+
 def test_warm_up_raises_the_divergence_to_its_full_weight(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     objective = objective_of(problem, kl_warmup=4)
@@ -120,6 +133,7 @@ def test_hyperprior_of_a_learned_scale_is_counted_once(seed):
         ("flipout", set()),
         ("weight", {"0.weight", "0.bias", "2.weight", "2.bias"}),
         ("score", {"0.weight", "0.bias", "2.weight", "2.bias"}),
+        ("local_score", {"0.weight", "0.bias"}),
     ],
 )
 def test_plan_follows_the_estimator(estimator, drawn):

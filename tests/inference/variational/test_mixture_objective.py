@@ -73,7 +73,7 @@ def test_losses_and_gradients_are_those_of_each_component_alone(seed, prior, ran
         )  # what no stretch covers
         loss = 0.8 / 20 * kl - fit
         torch.testing.assert_close(torch.stack([fits[k], kls[k], losses[k]]), torch.stack([fit, kl, loss]).detach())
-        total = loss - component._log_prior_of_points(points) / 20
+        total = loss - component.log_prior_of_points(points) / 20
         slopes = torch.autograd.grad(total, [component.q, *points.values()], allow_unused=True)
         torch.testing.assert_close(by_q[k], slopes[0])
         expected_by_points.append([torch.zeros(()) if slope is None else slope for slope in slopes[1:]])
@@ -81,7 +81,7 @@ def test_losses_and_gradients_are_those_of_each_component_alone(seed, prior, ran
         found = together.point_layout.views(by_points)[name]
         torch.testing.assert_close(found, sum(each[place] for each in expected_by_points).to(DTYPE).expand_as(found))
     if model.point_names:
-        torch.testing.assert_close(log_prior, components[0]._log_prior_of_points(components[0].point_params()).detach())
+        torch.testing.assert_close(log_prior, components[0].log_prior_of_points(components[0].point_params()).detach())
 
 
 @pytest.mark.parametrize("kind", [ComponentsTogether, ComponentsInTurn])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from knowable.core.params import Layout
 from knowable.inference.variational.divergence import Stretch
-from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan
+from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
 
 DRAWN = Layout(("a", "b"), (torch.Size([2, 2]), torch.Size([1])))
 LOCAL = Layout(("c", "d"), (torch.Size([1]), torch.Size([3])))
@@ -41,10 +41,11 @@ def scattered(generator: torch.Generator, draws: int, split: int = DRAWN.size) -
 
 
 @pytest.mark.parametrize("draws", [1, 3])
-def test_values_and_gradients_are_those_of_autograd(generator, draws):
+@pytest.mark.parametrize("make", [DrawAndDivergence.apply, draw_by_autograd], ids=["by hand", "by autograd"])
+def test_values_and_gradients_are_those_of_autograd(generator, draws, make):
     q, noise = scattered(generator, draws)
     plan = mixed_plan(generator)
-    expected, found = plainly(q, noise, plan), DrawAndDivergence.apply(q, noise.clone(), plan)
+    expected, found = plainly(q, noise, plan), make(q, noise.clone(), plan)
     weights = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in expected]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -3,6 +3,8 @@
 from knowable.inference.variational import families
 from knowable.inference.variational.bottleneck import InformationBottleneck
 from knowable.inference.variational.bottleneck_posterior import RandomCode
+from knowable.inference.variational.discrete import DiscreteVI
+from knowable.inference.variational.discrete_posterior import BernoulliNormal
 from knowable.inference.variational.flow import FlowVI
 from knowable.inference.variational.full_rank import FullRankVI
 from knowable.inference.variational.function_priors import (
@@ -23,6 +25,8 @@ from knowable.inference.variational.moment_posterior import MomentNormal
 from knowable.inference.variational.natural import NaturalVI
 
 __all__ = [
+    "BernoulliNormal",
+    "DiscreteVI",
     "FlowVI",
     "FullRankVI",
     "FunctionSpaceVI",

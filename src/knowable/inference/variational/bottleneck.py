@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.deadline import share_of_time
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
 from knowable.core.point_estimate import refuse_learned_prior, training_diagnostics
@@ -92,10 +93,11 @@ class InformationBottleneck(Method, Training):
             model, tap, shape, rows.size, beta=self.beta, marginal=self.marginal, draws=self.draws,
             initial_scale=self.initial_scale,
         )  # fmt: skip
-        result = train(
-            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-            engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
-        )  # fmt: skip
+        with share_of_time(0.9):  # the rest is for the distortion
+            result = train(
+                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+                engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
+            )  # fmt: skip
         params = {name: value.detach() for name, value in objective.params().items()}
         terms = objective.final_terms(rows, seed)
         return RandomCode(

@@ -21,9 +21,9 @@ from knowable.inference.variational.bottleneck_code import (
     feature_axis,
     rate_of,
 )
+from knowable.inference.variational.final_bound import mean_and_error, passes_over
 
 _VALIDATION_DRAWS = 8
-_FINAL_ROWS = 200_000  # forward passes of single rows spent on the final estimate of the distortion
 
 
 class BottleneckObjective(PointObjective):
@@ -106,13 +106,11 @@ class BottleneckObjective(PointObjective):
 
     def final_terms(self, data: Data, seed: int) -> dict[str, float]:
         """Rate and distortion over all rows, in nats per example, and the distortion's standard error."""
-        draws = int(min(256, max(4, _FINAL_ROWS // data.size)))
-        params, fits, rate = self.params(), [], 0.0
+        params, distortions, rate = self.params(), [], 0.0
         with torch.no_grad(), own_randomness(derive_seed(seed, "rate and distortion")):
-            for _ in range(draws):
+            for _ in range(passes_over(data.size)):
                 found = [self.fit_and_rate(params, x, y, training=False) for x, y in data]
-                fits.append(sum(fit.sum().item() for fit, _ in found) / data.size)
+                distortions.append(-sum(fit.sum().item() for fit, _ in found) / data.size)
                 rate = sum(each.sum().item() for _, each in found) / data.size  # in closed form: the same each time
-        distortion = -sum(fits) / draws
-        error = math.sqrt(sum((fit + distortion) ** 2 for fit in fits) / (draws - 1) / draws)
+        distortion, error = mean_and_error(distortions)
         return {"rate": rate, "distortion": distortion, "distortion_standard_error": error}

@@ -22,6 +22,11 @@ from knowable.core.types import Params
 HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
 
+def entropy_of_normals(log_scale: Tensor) -> Tensor:
+    """Entropy of independent normals with these log scales, ``(D,)``."""
+    return log_scale.sum() + HALF_LOG_TWO_PI_E * len(log_scale)
+
+
 @dataclass(frozen=True)
 class Stretch:
     """A contiguous part of the flat buffer under one normal (or flat) prior.

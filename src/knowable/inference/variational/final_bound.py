@@ -29,10 +29,9 @@ def final_bound(
         The bound (None under an improper prior, whose constant is arbitrary), and ``expected_log_likelihood``, ``kl``
         and ``elbo``.
     """
-    draws = int(min(256, max(4, _BOUND_ROWS // data.size)))
     with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
-        kl, kl_error = _mean_and_error([objective.divergence().item() for _ in range(_KL_DRAWS)])
-        fit, fit_error = _mean_and_error([_full_log_likelihood(objective, data) for _ in range(draws)])
+        kl, kl_error = mean_and_error([objective.divergence().item() for _ in range(_KL_DRAWS)])
+        fit, fit_error = mean_and_error([_full_log_likelihood(objective, data) for _ in range(passes_over(data.size))])
     terms = {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl}
     priors = [objective.model.prior.prior_of(name) for name in objective.model.random_names]
     if any(prior is not None and not prior.proper for prior in priors):
@@ -49,6 +48,12 @@ def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
     )
 
 
-def _mean_and_error(values: list[float]) -> tuple[float, float]:
+def passes_over(size: int) -> int:
+    """How many passes over ``size`` rows a final estimate is worth."""
+    return int(min(256, max(4, _BOUND_ROWS // size)))
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """The mean, and its standard error."""
     mean = sum(values) / len(values)
     return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -22,9 +22,11 @@ class FlowVI(StructuredVI):
 
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
-        draws: This and the other fields of
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod` and
-            :class:`~knowable.inference.variational.structured.StructuredVI` say what is maximised, from where.
+        beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
+            it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
+            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
+            :class:`~knowable.inference.variational.variational_method.VariationalMethod`, say what is maximised, how
+            and from where.
         kind: ``"planar"``, ``"radial"`` or ``"real_nvp"``, see
             :class:`~knowable.inference.variational.flow_family.Flow`.
         layers: How many maps; None is 8, and 4 of real NVP or for more than 10,000 weights.

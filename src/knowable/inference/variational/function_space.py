@@ -7,21 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
+from knowable.core.checks import check_count, check_number
 from knowable.core.data import Data
-from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
-from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.point_estimate import training_diagnostics
 from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.start_values import means_for
+from knowable.core.randomness import generator_for
 from knowable.core.storage import tensor_fingerprint
-from knowable.core.training import Training, train
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.core.training import TrainingResult
+from knowable.core.types import Params
+from knowable.errors import InvalidArgument
 from knowable.inference.variational.function_context import DrawPoints, check_context, context_pool
 from knowable.inference.variational.function_priors import FunctionPrior, NetworkPrior, as_function_prior
 from knowable.inference.variational.function_space_objective import FunctionSpaceObjective, check_model
+from knowable.inference.variational.variational_method import VariationalMethod
 
 _NO_BOUND = (
     "log_evidence is None: functions are compared at finitely many points, with the network linearised, which is no "
@@ -30,7 +28,7 @@ _NO_BOUND = (
 
 
 @dataclass(frozen=True, repr=False)
-class FunctionSpaceVI(Method, Training):
+class FunctionSpaceVI(VariationalMethod):
     r"""An independent normal for every weight, held to a prior over *functions* instead of one over weights.
 
     What is maximised, exactly (Rudner et al., 2022):
@@ -47,8 +45,9 @@ class FunctionSpaceVI(Method, Training):
     and p the prior, independent for every output o (function values are all outputs; correlations of q between outputs
     are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This is no bound of the
     evidence**: the KL at finitely many points is at most that of the whole processes, the points need not contain the
-    training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is linear in its
-    weights, with the kernel that its weights' prior makes and as many points as weights, it is mean-field inference.
+    training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is
+    linear in its weights, with the kernel that its weights' prior makes and as many points as weights, it is mean-field
+    inference.
 
     The model's prior over the network's random weights is not used, unless through ``prior=None``; the likelihood's own
     parameters and weights that are point estimates keep theirs. Predictions use weight draws, not the linearisation.
@@ -72,7 +71,9 @@ class FunctionSpaceVI(Method, Training):
             divergence finite where the prior is smoother than anything the network can do; smaller is stricter.
         draws: Weight draws for the likelihood in each step.
         beta: Factor on the divergence. Anything but 1 weighs prior and data otherwise than the model says.
-        start: ``"network"`` (the network's own weights are the first means), or a fitted posterior, such as MAP's.
+        kl_warmup: Epochs over which that factor rises to its full value.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is, under the model's
+            prior over weights), or a fitted posterior.
         initial_scale: Standard deviation all weights start with.
 
     Example:
@@ -92,9 +93,6 @@ class FunctionSpaceVI(Method, Training):
     margin: float = 0.5
     jitter: float = 1e-3
     draws: int = 1
-    beta: float = 1.0
-    start: str | Posterior = "network"
-    initial_scale: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,41 +102,29 @@ class FunctionSpaceVI(Method, Training):
         check_number("margin", self.margin, at_least=0)
         check_number("jitter", self.jitter, above=0)
         check_count("draws", self.draws)
-        check_number("beta", self.beta, above=0)
-        check_number("initial_scale", self.initial_scale, above=0)
-        if isinstance(self.start, str):
-            check_choice("start", self.start, ("network",))
-        elif not isinstance(self.start, Posterior):
-            raise InvalidType(f"start must be 'network' or a posterior, got {type(self.start).__name__}.")
         if isinstance(prior, NetworkPrior) and prior.draws <= self.context_points:
             raise InvalidArgument(
                 f"prior has {prior.draws} draws, too few for the covariance of context_points="
                 f"{self.context_points} function values. Take some ten times as many draws as points."
             )
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> DiagonalNormal:
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Posterior:
         """Maximise the objective; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
-        check_model(model)
-        with own_randomness(derive_seed(seed, "start")):
-            pool = self._pool(model, rows, seed)
-            objective = self.objective(model, next(iter(rows))[0], rows.size, pool=pool, seed=seed)
-        identity = {**identity_of(self, model, rows, held_out), "context": tensor_fingerprint(pool)}
-        result = train(
-            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-            engine=engine, label=type(self).__name__, identity=identity,
-        )  # fmt: skip
-        loc, scale = objective.loc_and_scale()
-        points = objective.point_params()
-        return DiagonalNormal(
-            model, loc, scale, points=points, buffers=objective.net_buffers, seed=seed,
-            diagnostics=training_diagnostics(self, model, result, {**loc, **points}, notes=self._notes()),
-        )  # fmt: skip
+        if isinstance(model, Model):  # what is not is refused by the next line
+            check_model(model)
+        return super().fit(
+            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
+        )
 
     def objective(
-        self, model: Model, x: Tensor, size: int, *, pool: Tensor | None = None, seed: int = 0
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        start: Params | None = None,
+        pool: Tensor | None = None,
+        seed: int = 0,
     ) -> FunctionSpaceObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``.
 
@@ -149,15 +135,22 @@ class FunctionSpaceVI(Method, Training):
         return FunctionSpaceObjective(
             model, x, size, prior=as_function_prior(self.prior).at(pool, model, generator=generator), pool=pool,
             context_points=self.context_points, jitter=self.jitter, draws=self.draws, beta=self.beta,
-            initial_scale=self.initial_scale,
-            start=means_for("start", model, self.start) if isinstance(self.start, Posterior) else None,
+            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
+
+    def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> FunctionSpaceObjective:
+        pool = self._pool(model, rows, seed)
+        return self.objective(model, next(iter(rows))[0], rows.size, start=start, pool=pool, seed=seed)
+
+    def _identity(self, objective: FunctionSpaceObjective) -> dict[str, Any]:
+        return {"context": tensor_fingerprint(objective.pool)}
 
     def _pool(self, model: Model, data: Data, seed: int) -> Tensor:
         generator = generator_for(seed, "context")
         return context_pool(self.context, data, model, margin=self.margin, generator=generator)
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
+        notes = (_NO_BOUND, *super()._notes(model, size, result))
         if self.beta == 1.0:
-            return (_NO_BOUND,)
-        return (_NO_BOUND, f"beta={self.beta:g}: prior and data are not weighed as the model says (beta=1 is).")
+            return notes
+        return (*notes, f"beta={self.beta:g}: prior and data are not weighed as the model says (beta=1 is).")

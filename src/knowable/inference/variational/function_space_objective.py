@@ -38,6 +38,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         jitter: See :func:`process_divergence`.
         draws: Weight draws for the likelihood in each step.
         beta: Factor on the divergences.
+        kl_warmup: Epochs over which that factor rises to its full value.
         initial_scale: Standard deviation all weights start with.
         start: Where means start, or None for the model's start values.
     """
@@ -54,10 +55,13 @@ class FunctionSpaceObjective(MeanFieldObjective):
         jitter: float,
         draws: int = 1,
         beta: float = 1.0,
+        kl_warmup: int = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
-        super().__init__(model, x, size, draws=draws, beta=beta, initial_scale=initial_scale, start=start)
+        super().__init__(
+            model, x, size, draws=draws, beta=beta, kl_warmup=kl_warmup, initial_scale=initial_scale, start=start
+        )
         self.prior, self.pool, self.jitter = prior, pool, jitter
         self.context_points = min(context_points, len(pool))
         self.network_names = list(model.network_params(dict.fromkeys(self.layout.names, x)))
@@ -73,7 +77,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         index = torch.randperm(len(self.pool))[: self.context_points].to(self.pool.device)
         with torch.autocast(x.device.type, enabled=False):
             divergence = self.function_divergence(index)
-        loss = loss + (self.beta / self.size) * divergence.to(loss.dtype)
+        loss = loss + (self.beta * self.warmth() / self.size) * divergence.to(loss.dtype)
         value = divergence.detach().to(loss.dtype)
         return loss, {**terms, "kl": terms["kl"] + value, "function_kl": value}
 

@@ -23,11 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
 from knowable.core.model import Model
 from knowable.core.randomness import own_randomness
+from knowable.core.types import Params
 
 
 class GaussianWeight(torch.Tensor):
@@ -71,14 +73,49 @@ class GaussianWeight(torch.Tensor):
         return func(*tree_map(_drawn, args), **tree_map(_drawn, kwargs))
 
 
+@dataclass(frozen=True)
+class GaussianPair:
+    """The same as a :class:`GaussianWeight`, and no tensor: for recordings, in which no tensor subclass can be made.
+
+    The network is given the mean, and :class:`PairRules` puts the pair in its place again where an operation takes it.
+    """
+
+    loc: Tensor
+    variance: Tensor
+    rule: Callable[..., Tensor]
+
+
+class PairRules(TorchFunctionMode):
+    """Inside this block, linear operations and convolutions that take the mean of a pair follow its rule.
+
+    Args:
+        params: Parameters by name; those that are pairs are looked out for.
+    """
+
+    def __init__(self, params: Params):
+        super().__init__()
+        self._pairs: dict[int, Any] = {id(pair.loc): pair for pair in params.values() if isinstance(pair, GaussianPair)}
+        self.params = {name: v.loc if isinstance(v, GaussianPair) else v for name, v in params.items()}
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace operations on the means."""
+        kwargs = kwargs or {}
+        if func is LINEAR or func in CONVOLUTIONS:
+            x, weight, bias, rest = operands(func, args, kwargs)
+            weight, bias = (self._pairs.get(id(each), each) for each in (weight, bias))
+            owner = next((each for each in (weight, bias) if isinstance(each, GaussianPair)), None)
+            if owner is not None:
+                return owner.rule(func, x, weight, bias, rest)
+        return func(*args, **kwargs)
+
+
 def local_rule(
     op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
 ) -> Tensor:
     """Draw the result of a linear operation from its own normal distribution."""
     loc, variance = _moments(weight)
-    bias_loc, bias_variance = _moments(bias)
     if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
-        return LocalLinear.apply(x, loc, variance, bias_loc, bias_variance)
+        return LocalLinear.apply(x, loc, variance, *_moments(bias))
     return plain_local_rule(op, x, weight, bias, rest)
 
 
@@ -86,6 +123,14 @@ def plain_local_rule(
     op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
 ) -> Tensor:
     """The same by plain operations, which ``vmap`` takes and autocast rounds."""
+    mean, spread = output_moments(op, x, weight, bias, rest)
+    return torch.addcmul(mean, spread.sqrt(), torch.randn_like(mean))
+
+
+def output_moments(
+    op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the result of a linear operation with normal weights, for given inputs."""
     loc, variance = _moments(weight)
     bias_loc, bias_variance = _moments(bias)
     mean = op(x, loc, bias_loc, **rest)
@@ -94,7 +139,7 @@ def plain_local_rule(
     else:  # only the bias is random
         assert bias_variance is not None
         spread = bias_variance if op is LINEAR else _along_channels(bias_variance, mean)
-    return torch.addcmul(mean, spread.clamp_min(1e-16).sqrt(), torch.randn_like(mean))
+    return mean, spread.clamp_min(1e-16)
 
 
 class LocalLinear(torch.autograd.Function):
@@ -237,7 +282,7 @@ def _drawn(leaf: Any) -> Any:
 
 
 def _moments(weight: Tensor | None) -> tuple[Any, Tensor | None]:
-    return (weight.loc, weight.variance) if isinstance(weight, GaussianWeight) else (weight, None)
+    return (weight.loc, weight.variance) if isinstance(weight, GaussianWeight | GaussianPair) else (weight, None)
 
 
 def _along_channels(values: Tensor, like: Tensor) -> Tensor:

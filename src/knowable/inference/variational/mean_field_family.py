@@ -13,7 +13,7 @@ from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
-from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
+from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.family import Family, FamilyModule
 
 
@@ -54,7 +54,7 @@ class MeanFieldModule(FamilyModule):
 
     def entropy(self) -> Tensor:
         """Sum of those of the weights."""
-        return self.log_scale.sum() + HALF_LOG_TWO_PI_E * len(self.loc)
+        return entropy_of_normals(self.log_scale)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and variances."""

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from knowable.core.checks import check_choice, check_count, check_type
 from knowable.core.data import Data
+from knowable.core.deadline import share_of_time
 from knowable.core.diagnostics import Diagnostics
 from knowable.core.engine import Engine, as_engine
 from knowable.core.fresh_start import fresh_start
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import admit, identity_of
 from knowable.core.mixture import Mixture
 from knowable.core.model import Model
 from knowable.core.normal_posterior import DiagonalNormal
@@ -23,13 +24,14 @@ from knowable.core.point_estimate import training_diagnostics
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.start_values import means_for
-from knowable.core.training import Training, train
+from knowable.core.training import train
 from knowable.core.types import Params
 from knowable.errors import Unsupported
 from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.inference.variational.mixture_bound import mixture_bound
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
+from knowable.inference.variational.variational_method import BoundMethod
 
 ESTIMATORS = ("auto", "local", "weight")
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one component after the other
@@ -47,7 +49,7 @@ class Components:
 
 
 @dataclass(frozen=True, repr=False)
-class MixtureVI(Method, Training, Components):
+class MixtureVI(BoundMethod, Components):
     r"""Several mean-field normals of equal weight, each around a mode of its own, trained together.
 
     .. math:: q(\theta) = \frac1K \sum_k q_k(\theta), \qquad q_k(\theta) = \prod_d \mathcal{N}(m_{kd}, s_{kd}^2)
@@ -70,15 +72,16 @@ class MixtureVI(Method, Training, Components):
     Args:
         components: How many normals are mixed.
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
-        estimator: ``"auto"``, ``"local"`` or ``"weight"``, see
-            :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
-        draws: Weight draws of each component per step.
-        beta: Factor on the KL. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which the KL's factor rises to its full value.
+        beta: This and the other fields of
+            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
+            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            where.
         start: Where the components begin. ``"network"``: the first at the network's own weights, the others at new
             initial ones. ``"map"``: at the modes that MAP fits from there find. A posterior: at its members' means (a
             mixture) or its atoms (an ensemble), as far as there are any, else at its mean, and then at draws.
-        initial_scale: Standard deviation all weights start with.
+        estimator: ``"auto"``, ``"local"`` or ``"weight"``, see
+            :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
+        draws: Weight draws of each component per step.
         vectorise: Take all components through the network at once (True) or in turn (False). None: at once where the
             network allows it and has up to 100,000 parameters.
 
@@ -94,10 +97,6 @@ class MixtureVI(Method, Training, Components):
 
     estimator: str = "auto"
     draws: int = 1
-    beta: float = 1.0
-    kl_warmup: int = 0
-    start: str | Posterior = "network"
-    initial_scale: float = 0.02
     vectorise: bool | None = None
 
     def __post_init__(self) -> None:
@@ -107,22 +106,22 @@ class MixtureVI(Method, Training, Components):
         check_count("draws", self.draws)
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
-        self._single()  # what they have in common is checked there
 
     def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Mixture:
         """Maximise the mean of the bounds; see :meth:`knowable.core.method.Method.fit`."""
         rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
         engine = as_engine(engine)
-        with own_randomness(derive_seed(seed, "start")):
+        with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
             x, y = next(iter(rows))[:2]
             starts = self._starts(model, rows, held_out, seed, progress, engine)
-            components = [self._component(each, x, rows.size) for each in starts]
+            components = [self.objective(each, x, rows.size) for each in starts]
             objective = self._objective(components, x, y, engine)
-        result = train(
-            objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-            engine=engine, label=f"{type(self).__name__}, {self.components} components",
-            identity={**identity_of(self, model, rows, held_out), "engine": repr(engine)},
-        )  # fmt: skip
+        with share_of_time(0.9):  # the rest is for the bound
+            result = train(
+                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+                engine=engine, label=f"{type(self).__name__}, {self.components} components",
+                identity={**identity_of(self, model, rows, held_out), "engine": repr(engine)},
+            )  # fmt: skip
         trained: Sequence[MeanFieldObjective] = list(objective.components)  # type: ignore[arg-type]
         bound, terms, each = mixture_bound(trained, rows, seed)
         points = trained[0].point_params()
@@ -133,24 +132,26 @@ class MixtureVI(Method, Training, Components):
             )
             for component, (own, own_terms) in zip(trained, each, strict=True)
         ]  # fmt: skip
-        plain = Mixture(model, members, points=points)
-        return Mixture(
-            model, members, points=points, seed=seed, log_evidence=bound,
-            diagnostics=training_diagnostics(self, model, result, plain.mean(), terms, self._single()._notes()),
-        )  # fmt: skip
+        mixture = Mixture(model, members, points=points, seed=seed, log_evidence=bound)
+        mixture.diagnostics = training_diagnostics(
+            self, model, result, mixture.mean(), terms, self._notes(model, rows.size, result)
+        )
+        return mixture
 
     def _single(self) -> MeanFieldVI:
         """The method that fits one component by itself."""
         return MeanFieldVI(
             self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience,
-            self.on_divergence, self.schedule, self.cycles, estimator=self.estimator, draws=self.draws, beta=self.beta,
-            kl_warmup=self.kl_warmup, start=self.start, initial_scale=self.initial_scale,
+            self.on_divergence, self.schedule, self.cycles, self.accumulate, estimator=self.estimator,
+            draws=self.draws, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup, start=self.start,
+            initial_scale=self.initial_scale,
         )  # fmt: skip
 
-    def _component(self, model: Model, x: Tensor, size: int) -> MeanFieldObjective:
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
+        """The loss of one component by itself; :meth:`fit` minimises the mean of all components' losses."""
         return MeanFieldObjective(
-            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale,
+            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, temperature=self.temperature,
+            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
     def _starts(
@@ -160,10 +161,11 @@ class MixtureVI(Method, Training, Components):
         if isinstance(self.start, Posterior):
             return [model.starting_at(each) for each in _centres(self.start, self.components, model, seed)]
         fresh = [model, *(model.starting_at(*fresh_start(model, seed, k)) for k in range(1, self.components))]
-        single, found = self._single(), []
+        found = []
         for k, each in enumerate(fresh):
             own_seed = seed if k == 0 else derive_seed(seed, "component", k)
-            found.append(each.starting_at(single._start(each, rows, held_out, own_seed, progress, engine) or {}))
+            with share_of_time(1 / (self.components - k)):
+                found.append(each.starting_at(self._start(each, rows, held_out, own_seed, progress, engine) or {}))
         return found
 
     def _objective(

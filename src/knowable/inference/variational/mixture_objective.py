@@ -22,7 +22,7 @@ from knowable.core.objective import Objective
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.core.types import Params
-from knowable.inference.variational.divergence import other_divergence
+from knowable.inference.variational.divergence import entropy_of_normals, other_divergence
 from knowable.inference.variational.gaussian_weight import GaussianWeight, plain_local_rule
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 
@@ -196,7 +196,7 @@ class ComponentsTogether(Objective):
         first.epoch = self.epoch
         shape = count, first.draws, first.drawn.size
         noise = fast_randn(count * first.draws, first.drawn.size, like=self.q).view(shape)
-        weight = torch.full((), first.beta * first._warmth() / self.size, dtype=self.q.dtype, device=self.q.device)
+        weight = torch.full((), first.beta * first.warmth() / self.size, dtype=self.q.dtype, device=self.q.device)
         points = self.q.new_zeros(0) if self.points is None else self.points.detach()
         return self.q.detach(), points, noise, weight, x, y
 
@@ -220,14 +220,16 @@ class ComponentsTogether(Objective):
         self, q: Tensor, points: Tensor, noise: Tensor, weight: Tensor, x: Tensor, y: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
         one = vmap(self._one, in_dims=(0, None, 0, None, None), randomness="different")
-        fit, kl = one(q, points, noise, x, y)
-        losses, log_prior = weight * kl - fit, q.new_zeros(())
+        fit, kl, entropy = one(q, points, noise, x, y)
+        temperature = self._components[0].temperature
+        penalty = kl if temperature == 1.0 else kl - (temperature - 1.0) * entropy
+        losses, log_prior = weight * penalty - fit, q.new_zeros(())
         if self.points is not None:
-            log_prior = self._components[0]._log_prior_of_points(self.point_layout.views(points))
+            log_prior = self._components[0].log_prior_of_points(self.point_layout.views(points))
         return losses.sum() - (len(q) / self.size) * log_prior, (losses, fit, kl, log_prior)
 
-    def _one(self, q: Tensor, points: Tensor, noise: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected log likelihood per example and KL of one component."""
+    def _one(self, q: Tensor, points: Tensor, noise: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Expected log likelihood per example, KL and entropy of one component."""
         first = self._components[0]
         loc, log_scale = q[0], q[1]
         scale = log_scale.exp()
@@ -242,7 +244,7 @@ class ComponentsTogether(Objective):
             drawn = first.drawn.views(loc[:cut] + scale[:cut] * each)
             local = self._local_weights(first.local, loc[cut:], scale[cut:].square())
             fits.append(self._mean_score({**fixed, **drawn, **local}, x, y))
-        return torch.stack(fits).mean(), kl
+        return torch.stack(fits).mean(), kl, entropy_of_normals(log_scale)
 
     @staticmethod
     def _local_weights(layout: Layout, loc: Tensor, variance: Tensor) -> Params:

@@ -10,13 +10,13 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count
 from knowable.core.model import Model
 from knowable.core.types import Params
-from knowable.inference.variational.gaussian_vi import GaussianVI
 from knowable.inference.variational.moment_objective import MomentObjective
-from knowable.inference.variational.moment_posterior import LIMIT, PREDICTIONS, MomentNormal
+from knowable.inference.variational.moment_posterior import PREDICTIONS, MomentNormal
+from knowable.inference.variational.variational_method import BoundMethod
 
 
 @dataclass(frozen=True, repr=False)
-class MomentVI(GaussianVI):
+class MomentVI(BoundMethod):
     r"""An independent normal for every weight, fitted and used without sampling.
 
     Means and variances of the weights become means and variances of each layer's outputs, up to the network's own. The
@@ -36,11 +36,10 @@ class MomentVI(GaussianVI):
 
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
-        beta: Factor on the KL. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which the KL's factor rises to its full value.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is), or a fitted
-            posterior.
-        initial_scale: Standard deviation all weights start with.
+        beta: This and the other fields of
+            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
+            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            where.
         covariance_limit: Number of outputs up to which the covariances of a linear layer's outputs are followed in
             training; they cost its square for every row. In prediction it is 256 at the least.
         prediction: ``"moments"``, or ``"sampling"``: the network at drawn weights, as for any other posterior.
@@ -66,10 +65,9 @@ class MomentVI(GaussianVI):
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MomentObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
         return MomentObjective(
-            model, x, size, beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
-            limit=self.covariance_limit,
+            model, x, size, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale, start=start, limit=self.covariance_limit,
         )  # fmt: skip
 
-    def _posterior(self, model: Model, loc: Params, scale: Params, **common: Any) -> MomentNormal:
-        limit = max(LIMIT, self.covariance_limit)
-        return MomentNormal(model, loc, scale, prediction=self.prediction, limit=limit, **common)
+    def _posterior(self, objective: MomentObjective, **common: Any) -> MomentNormal:
+        return objective.posterior(prediction=self.prediction, **common)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from knowable.core.likelihood import LIKELIHOOD_PREFIX
@@ -11,8 +13,9 @@ from knowable.core.types import Params
 from knowable.inference.variational.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.inference.variational.moment_network import check_layers, propagate
+from knowable.inference.variational.moment_posterior import LIMIT, MomentNormal
 from knowable.inference.variational.moments import Moments
-from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan
+from knowable.inference.variational.reparameterise import Plan
 
 
 class MomentObjective(MeanFieldObjective):
@@ -23,6 +26,7 @@ class MomentObjective(MeanFieldObjective):
         x: Inputs that look like the data.
         size: Number of training examples N.
         beta: Factor on the KL.
+        temperature: How often the entropy counts.
         kl_warmup: Epochs over which that factor rises to its full value.
         initial_scale: Standard deviation all weights start with.
         start: First means.
@@ -36,6 +40,7 @@ class MomentObjective(MeanFieldObjective):
         size: int,
         *,
         beta: float = 1.0,
+        temperature: float = 1.0,
         kl_warmup: int = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
@@ -44,15 +49,22 @@ class MomentObjective(MeanFieldObjective):
         check_likelihood(model.likelihood)
         check_layers(model, x, limit=limit)
         super().__init__(
-            model, x, size, estimator="weight", beta=beta, kl_warmup=kl_warmup, initial_scale=initial_scale, start=start
-        )
+            model, x, size, estimator="weight", beta=beta, temperature=temperature, kl_warmup=kl_warmup,
+            initial_scale=initial_scale, start=start,
+        )  # fmt: skip
         self.limit = limit
         self.drawn, self.local = Layout.of({}), self.layout  # no weight is drawn
         self.plan = Plan(self.drawn, self.local, self.plan.stretches)
 
-    def _reparameterised(self, x: Tensor, y: Tensor, points: Params, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected log likelihood per example and KL, by moments; ``noise`` is empty."""
-        kl, loc, variance, _ = self.plan.named(DrawAndDivergence.apply(self.q, noise, self.plan), len(noise))
+    def posterior(self, **common: Any) -> MomentNormal:
+        """Independent normals, that predict by moments."""
+        loc, scale = self.loc_and_scale()
+        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
+        return MomentNormal(self.model, loc, scale, limit=max(LIMIT, self.limit), **about)
+
+    def _reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
+        """Expected log likelihood per example and KL, by moments: no weight is drawn."""
+        kl, loc, variance, _ = self.draw(self.noise())
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
         output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
         own = likelihood_moments(self.model, params)

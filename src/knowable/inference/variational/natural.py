@@ -9,14 +9,14 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.model import Model
 from knowable.core.types import Params
-from knowable.inference.variational.gaussian_vi import GaussianVI
 from knowable.inference.variational.natural_objective import NaturalObjective
+from knowable.inference.variational.variational_method import BoundMethod
 
 ESTIMATORS = ("weight", "auto", "local", "flipout")
 
 
 @dataclass(frozen=True, repr=False)
-class NaturalVI(GaussianVI):
+class NaturalVI(BoundMethod):
     r"""An independent normal for every weight, fitted along the natural gradient of the bound: IVON.
 
     The target is that of :class:`~knowable.inference.variational.mean_field.MeanFieldVI`. The way there is Newton's:
@@ -38,11 +38,10 @@ class NaturalVI(GaussianVI):
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
             ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
-        beta: Factor on the KL. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which the KL's factor rises to its full value.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is), or a fitted
-            posterior.
-        initial_scale: Standard deviation all weights start with.
+        beta: This and the other fields of
+            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
+            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            where.
         draws: Weight draws per step.
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of
             :class:`~knowable.inference.variational.mean_field.MeanFieldVI` with less noise and a costlier step.
@@ -80,7 +79,7 @@ class NaturalVI(GaussianVI):
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NaturalObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
         return NaturalObjective(
-            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale, start=start, momentum=self.momentum, curvature_rate=self.curvature_rate,
-            radius=self.radius,
+            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, temperature=self.temperature,
+            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start, momentum=self.momentum,
+            curvature_rate=self.curvature_rate, radius=self.radius,
         )  # fmt: skip

@@ -26,6 +26,7 @@ class NaturalObjective(MeanFieldObjective):
         estimator: Of the gradient, see :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
         draws: Weight draws per step.
         beta: Factor on the KL.
+        temperature: How often the entropy counts.
         kl_warmup: Epochs over which that factor rises to its full value.
         initial_scale: Standard deviation all weights start with.
         start: First means.
@@ -43,6 +44,7 @@ class NaturalObjective(MeanFieldObjective):
         estimator: str = "weight",
         draws: int = 1,
         beta: float = 1.0,
+        temperature: float = 1.0,
         kl_warmup: int = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
@@ -51,7 +53,7 @@ class NaturalObjective(MeanFieldObjective):
         radius: float = 0.03,
     ):
         super().__init__(
-            model, x, size, estimator=estimator, draws=draws, beta=beta, kl_warmup=kl_warmup,
+            model, x, size, estimator=estimator, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup,
             initial_scale=initial_scale, start=start,
         )  # fmt: skip
         self.momentum, self.curvature_rate, self.radius = momentum, curvature_rate, radius
@@ -68,7 +70,7 @@ class NaturalObjective(MeanFieldObjective):
                 state["squares"] = torch.zeros_like(self.q[0])
         state["step"] += 1
         step, rate = int(state["step"].item()), optimiser.param_groups[0]["lr"]
-        scale = self.size / (self.beta * self._warmth())
+        scale = self.size / (self.beta * self.temperature * self.warmth())
         if self.curvature_rate is None:
             change = adaptive_change(gradient[1], state["squares"], step=step, rate=rate)
         else:
@@ -130,7 +132,7 @@ def natural_step(
         gradient: Of the loss in the means, ``(D,)``.
         momentum: Its running mean, ``(D,)``; changed.
         step: How many steps there were, this one included.
-        scale: What turns the loss into one on the full-data scale whose entropy counts once: N / β.
+        scale: What turns the loss into one on the full-data scale whose entropy counts once: N / (β T).
         rate: Learning rate η, the longest move of a mean.
         decay: β₁.
         radius: r; moves shorter than η are η / r of a Newton step.

@@ -86,6 +86,20 @@ class DrawAndDivergence(torch.autograd.Function):
         return gradient, None, None
 
 
+def draw_by_autograd(q: Tensor, noise: Tensor, plan: Plan) -> tuple[Tensor, ...]:
+    """What :class:`DrawAndDivergence` gives, with a gradient by autograd: no number is taken out of a tensor.
+
+    For graphs that are recorded, where a compiler joins the passes over memory.
+    """
+    loc, log_scale = q[0], q[1]
+    split = plan.drawn.size
+    scale = log_scale.exp()
+    variance = scale[split:].square()
+    kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in plan.stretches]).sum()
+    drawn = [view for each in noise * scale[:split] for view in plan.drawn.views(each + loc[:split]).values()]
+    return (kl, *plan.local.views(loc[split:]).values(), *plan.local.views(variance).values(), *drawn)
+
+
 def _add(
     target: Tensor, sizes: list[int], parts: list[Tensor], factor: Tensor | None = None, *, value: float = 1.0
 ) -> None:

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from knowable.core.checks import check_choice
+from knowable.core.checks import check_choice, check_count
 from knowable.core.model import Model
 from knowable.core.types import Params
 from knowable.inference.variational.family import Family
-from knowable.inference.variational.family_groups import group_weights
+from knowable.inference.variational.family_groups import check_families, group_weights
 from knowable.inference.variational.structured_objective import KL_GRADIENTS, StructuredObjective
-from knowable.inference.variational.variational_method import VariationalMethod
+from knowable.inference.variational.variational_method import BoundMethod
 
 
 @dataclass(frozen=True, repr=False)
-class StructuredVI(VariationalMethod):
+class FamiliesVI(BoundMethod):
+    """A variational method that takes other families for groups of weights.
+
+    Args:
+        draws: Weight draws per step; None is one.
+        families: Families for groups of weights by name, glob or ``"last_layer"``, such as ``{"head.*": FullRank()}``;
+            the first that matches wins, and groups are independent. Weights that none of them names have the method's
+            own family.
+    """
+
+    draws: int | None = None
+    families: Mapping[str, Family] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draws is not None:
+            check_count("draws", self.draws)
+        if self.families is not None:
+            check_families("families", self.families)
+
+    def _by_groups(
+        self, model: Model, size: int, own: Family, *, kl_gradient: str = "auto", start: Params | None = None
+    ) -> StructuredObjective:
+        """The loss where weights are in groups, ``own`` being the family of those that ``families`` does not name."""
+        return StructuredObjective(
+            model, size, group_weights(self.families or {}, own, model), kl_gradient=kl_gradient,
+            draws=self.draws or 1, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale, start=start,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class StructuredVI(FamiliesVI):
     """A variational method that has a family of its own, for the weights to which ``families`` gives no other.
 
     Args:
@@ -40,8 +73,4 @@ class StructuredVI(VariationalMethod):
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
-        return StructuredObjective(
-            model, size, group_weights(self.families or {}, self.own_family, model), kl_gradient=self.kl_gradient,
-            draws=self.draws or 1, beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale,
-            start=start,
-        )  # fmt: skip
+        return self._by_groups(model, size, self.own_family, kl_gradient=self.kl_gradient, start=start)

@@ -38,6 +38,7 @@ class StructuredObjective(VariationalObjective):
         kl_gradient: ``"closed"``, ``"path"``, or ``"auto"``: what suits each family.
         draws: Weight draws in a step.
         beta: Factor on the KL; 1 is Bayes.
+        temperature: How often the entropy counts; 1 is Bayes.
         kl_warmup: Epochs over which it rises to its full value.
         initial_scale: Standard deviation all weights start with.
         start: Values to begin at, where they are not the model's own.
@@ -55,11 +56,12 @@ class StructuredObjective(VariationalObjective):
         kl_gradient: str = "auto",
         draws: int = 1,
         beta: float = 1.0,
+        temperature: float = 1.0,
         kl_warmup: int = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
-        super().__init__(model, size, draws=draws, beta=beta, kl_warmup=kl_warmup, start=start)
+        super().__init__(model, size, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup, start=start)
         first = first_values(model, start)
         layouts = [Layout.of({name: first[name] for name in group.names}) for group in groups]
         self.parts: Iterable[FamilyModule] = nn.ModuleList(  # type: ignore[assignment]
@@ -112,17 +114,25 @@ class StructuredObjective(VariationalObjective):
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
             drawn = [self._draw(part) for part in self.parts]
             kl = self._divergence(drawn, points)
+            entropy = None if self.temperature == 1.0 else -_negative_entropy_of(drawn)
         draws = self._by_name([each.values for each in drawn])
         each = [self.log_likelihood_of(x, y, {**points, **draw}) for draw in draws]
-        return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, points)
+        return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, points, entropy=entropy)
 
     def divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
-        return self._divergence([part.draw_with_terms(max(_OTHER_DRAWS, self.draws)) for part in self.parts])
+        return self._divergence(self._draws_for_terms())
+
+    def entropy(self) -> Tensor:
+        """H[q], in closed form where the families have it, else over draws."""
+        return -_negative_entropy_of(self._draws_for_terms())
+
+    def _draws_for_terms(self) -> list[Drawn]:
+        return [part.draw_with_terms(max(_OTHER_DRAWS, self.draws)) for part in self.parts]
 
     def _divergence(self, drawn: Sequence[Drawn], points: Params | None = None) -> Tensor:
         points = self.point_params() if points is None else points
-        total = torch.stack([_negative_entropy(each) for each in drawn]).sum()
+        total = _negative_entropy_of(drawn)
         if self.priors is None:
             return total - self._joint_log_prior(drawn)
         for part, prior, each in zip(self.parts, self.priors, drawn, strict=True):
@@ -144,6 +154,10 @@ class StructuredObjective(VariationalObjective):
             return Drawn(values, log_density, entropy, part.moments())
         value = _negative_entropy(Drawn(values, log_density, entropy, None))
         return Drawn(values, held + (value - held.mean()).detach(), None, None)  # its value, and the gradient of held
+
+
+def _negative_entropy_of(drawn: Sequence[Drawn]) -> Tensor:
+    return torch.stack([_negative_entropy(each) for each in drawn]).sum()
 
 
 def _negative_entropy(drawn: Drawn) -> Tensor:

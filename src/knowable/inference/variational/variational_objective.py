@@ -26,13 +26,17 @@ class VariationalObjective(Objective):
     r"""-ELBO / N of a distribution q over the random parameters, on the full-data scale.
 
     .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
-        - \beta\, \mathrm{KL}(q \,\|\, p)
+        - \beta\, \big(\mathrm{KL}(q \,\|\, p) - (T - 1)\, H[q]\big)
+
+    with β and the temperature T both 1 for Bayes. The entropy H counted T times leads to the tempered posterior
+    :math:`p(\theta \mid D)^{1/T}`, as in the samplers.
 
     Args:
         model: The model.
         size: Number of training examples N.
         draws: Weight draws in a step.
         beta: Factor on the KL; 1 is Bayes.
+        temperature: How often the entropy counts; 1 is Bayes.
         kl_warmup: Epochs over which it rises to its full value.
         start: Values to begin at, where they are not the model's own.
 
@@ -47,11 +51,13 @@ class VariationalObjective(Objective):
         *,
         draws: int = 1,
         beta: float = 1.0,
+        temperature: float = 1.0,
         kl_warmup: int = 0,
         start: Params | None = None,
     ):
         super().__init__(model, size)
-        self.draws, self.beta, self.kl_warmup = draws, beta, kl_warmup
+        self.draws, self.kl_warmup = draws, kl_warmup
+        self.beta, self.temperature = beta, temperature
         first = first_values(model, start)
         self.point_names = model.point_names
         self.points = nn.ParameterList([nn.Parameter(first[name]) for name in self.point_names])
@@ -66,6 +72,10 @@ class VariationalObjective(Objective):
     @abstractmethod
     def divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """H[q], in closed form or estimated."""
 
     @abstractmethod
     def draw_weights(self, count: int) -> list[Params]:
@@ -83,19 +93,32 @@ class VariationalObjective(Objective):
 
     def log_likelihood_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Mean log likelihood of a batch, in training mode."""
-        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params).mean()
+        return self.scores_of(x, y, params).mean()
 
-    def loss_and_terms(self, log_likelihood: Tensor, kl: Tensor, points: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss from the mean log likelihood of a row and the KL; its terms are on the full-data scale."""
-        loss = -log_likelihood + (self.beta * self._warmth() / self.size) * kl
+    def scores_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log likelihood of each row of a batch, in training mode."""
+        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        return self.model.score(output, y, params)
+
+    def loss_and_terms(
+        self, log_likelihood: Tensor, kl: Tensor, points: Params, *, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss from the mean log likelihood of a row and the KL; its terms are on the full-data scale.
+
+        An ``entropy`` that is at hand (from the same draws as the KL) is used at a temperature other than 1.
+        """
+        penalty = kl
+        if self.temperature != 1.0:
+            penalty = kl - (self.temperature - 1.0) * (self.entropy() if entropy is None else entropy)
+        loss = -log_likelihood + (self.beta * self.warmth() / self.size) * penalty
         terms = {"expected_log_likelihood": log_likelihood.detach() * self.size, "kl": kl.detach()}
         if points:
-            log_prior = self._log_prior_of_points(points)
+            log_prior = self.log_prior_of_points(points)
             loss, terms["log_prior_of_points"] = loss - log_prior / self.size, log_prior.detach()
         return loss, terms
 
-    def _log_prior_of_points(self, points: Params) -> Tensor:
+    def log_prior_of_points(self, points: Params) -> Tensor:
+        """Log prior of the point estimates, and hyperprior of the prior's own scales."""
         total = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
         total = total + self.model.prior.log_hyperprior(points)
         for name, value in points.items():
@@ -103,7 +126,8 @@ class VariationalObjective(Objective):
             total = total if prior is None else total + prior.log_prob(value).sum()
         return total
 
-    def _warmth(self) -> float:
+    def warmth(self) -> float:
+        """The share of its full weight that the KL has now."""
         return min(1.0, (self.epoch + 1.0) / (self.kl_warmup + 1.0)) if self.kl_warmup else 1.0
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Figures that look alike and touch nothing global: no pyplot, no backend, no settings left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from knowable.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, MUTED, GRID, BAND = "#1a1a1a", "#595959", "#d9d9d9", "#e6eef5"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#333333", "#b3589a")  # Okabe and Ito
+_RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": "white",
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "text.parse_math": False,
+    "path.simplify": True,
+    "agg.path.chunksize": 20_000,
+}
+
+
+def new_figure(width: float, height: float, draw: Callable[[Figure], None]) -> Figure:
+    """A matplotlib figure of so many inches, with what ``draw`` puts on it.
+
+    Raises:
+        MissingExtra: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("Plots need matplotlib, which is not installed. Run: pip install knowable[report]") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "agg"}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.canvas.draw()
+    return figure
