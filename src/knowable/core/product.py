@@ -67,9 +67,12 @@ class ProductPosterior(Posterior):
             if not isinstance(prior, NormalPart):
                 raise Unsupported(f"{type(part).__name__} cannot be part of a prior: only normal posteriors can.")
             priors.append(prior)
-        if any(isinstance(prior, CorrelatedPrior) for prior in priors):
+        independent = [prior for prior in priors if isinstance(prior, DiagonalNormalPrior)]
+        if len(independent) < len(priors):
             return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
-        loc, scale = _joined(each.loc_by_name for each in priors), _joined(each.scale_by_name for each in priors)
+        loc, scale = (
+            _joined(each) for each in zip(*((p.loc_by_name, p.scale_by_name) for p in independent), strict=True)
+        )
         return DiagonalNormalPrior(loc, scale, fixed=self.points, buffers=self.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:
