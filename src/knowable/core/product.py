@@ -70,9 +70,8 @@ class ProductPosterior(Posterior):
         independent = [prior for prior in priors if isinstance(prior, DiagonalNormalPrior)]
         if len(independent) < len(priors):
             return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
-        loc, scale = (
-            _joined(each) for each in zip(*((p.loc_by_name, p.scale_by_name) for p in independent), strict=True)
-        )
+        loc = _joined(each.loc_by_name for each in independent)
+        scale = _joined(each.scale_by_name for each in independent)
         return DiagonalNormalPrior(loc, scale, fixed=self.points, buffers=self.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:
