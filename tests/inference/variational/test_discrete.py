@@ -115,6 +115,17 @@ def test_layers_can_be_gated_as_a_whole():
     }  # fmt: skip
 
 
+def test_fit_goes_on_from_another():
+    net = kn.gated(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)), "0")
+    model = kn.Model(net, kn.Gaussian(0.5), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    x = torch.randn(20, 1)
+    first = kn.DiscreteVI(epochs=60, learning_rate=0.05).fit(model, (x, x))
+    second = kn.DiscreteVI(epochs=1, learning_rate=1e-9, start=first).fit(model, (x, x))
+    wanted = first.mean()
+    wanted["0.1.gate"] = wanted["0.1.gate"].clamp(0.05, 0.95)
+    torch.testing.assert_close(second.mean(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_too_many_settings_to_enumerate_are_refused():
     net = kn.gated(nn.Sequential(nn.Linear(1, 11), nn.Tanh(), nn.Linear(11, 1)), "0")
     model = kn.Model(net, kn.Gaussian(0.5), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
@@ -127,7 +138,7 @@ def test_few_gates_are_compared_one_by_one_and_many_by_draws():
     def objective(units: int, **knobs):
         net = kn.gated(nn.Sequential(nn.Linear(1, units), nn.Tanh(), nn.Linear(units, 1)), "0")
         model = kn.Model(net, kn.Gaussian(0.5), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
-        return kn.DiscreteVI(**knobs).objective(model, 10)
+        return kn.DiscreteVI(**knobs).objective(model, torch.zeros(4, 1), 10)
 
     assert [(each.estimator, each.draws) for each in (objective(16), objective(17), objective(17, draws=1))] == [
         ("local_expectation", 1), ("score", 8), ("score", 2),
@@ -142,6 +153,7 @@ def test_few_gates_are_compared_one_by_one_and_many_by_draws():
         ({"draws": 1, "estimator": "score"}, "draws must be >= 2 with estimator='score'"),
         ({"initial_probability": 1.0}, "initial_probability must be a finite number > 0 and < 1"),
         ({"initial_scale": 0.0}, "initial_scale"),
+        ({"start": "map"}, "start must be 'network' or a posterior"),
         ({"kl_warmup": 60, "epochs": 100}, "kl_warmup must be at most half of epochs=100"),
     ],
     ids=str,

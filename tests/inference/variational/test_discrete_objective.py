@@ -45,6 +45,27 @@ def test_enumerated_loss_is_the_bound_written_out(seed):
     assert terms["kl"].item() == terms["kl_of_gates"].item() == pytest.approx(divergence.sum().item(), rel=1e-10)
 
 
+def test_beta_and_temperature_weigh_divergence_and_entropy():
+    # of gates and one weight, whose entropies are those of torch's distributions
+    net = kn.gated(nn.Sequential(nn.Linear(1, 1, bias=False)), "0").double()
+    model = kn.Model(net, kn.Gaussian(0.7), {"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
+    x = torch.randn(6, 1, dtype=torch.float64)
+    losses, entropy, kl = {}, 0.0, 0.0
+    for knobs in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.5)):
+        beta, temperature = knobs
+        objective = DiscreteObjective(
+            model, 6, beta=beta, temperature=temperature, initial_scale=0.4, initial_probability=0.3
+        )
+        torch.manual_seed(0)
+        losses[knobs] = objective(x, x)[0].item()
+        kl = objective.divergence().item()
+        parts = torch.distributions.Bernoulli(torch.tensor(0.3)), torch.distributions.Normal(0.0, 0.4)
+        entropy = sum(float(part.entropy()) for part in parts)
+        assert objective.entropy().item() == pytest.approx(entropy, rel=1e-6)
+    assert losses[3.0, 1.0] - losses[1.0, 1.0] == pytest.approx(2 * kl / 6, rel=1e-9)
+    assert losses[1.0, 0.5] - losses[1.0, 1.0] == pytest.approx(0.5 * entropy / 6, rel=1e-6)
+
+
 def test_log_probability_is_that_of_independent_bernoullis(seed):
     objective = objective_of(GatedRegression.make(seed=seed), "score", logits=LOGITS)
     settings = all_settings(4, like=LOGITS)

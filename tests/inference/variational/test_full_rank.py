@@ -48,13 +48,14 @@ def test_last_layer_is_bayesian_linear_regression_on_the_features(seed):
 
 
 def test_head_on_features_that_are_learned_is_regression_on_those_they_became(seed):
-    # the head follows the features, which move all along: within 0.15 nats of the optimum for those they ended as
+    # the head follows the features, which move all along: within 0.3 nats of the optimum for those they ended
+    # as; a KL that is wrong by a factor of two would cost 0.15 nats a weight, 1 in all
     net, x, y = features_and_head(seed)
     model = kn.Model(net, kn.Gaussian(0.3), random="last_layer")
     posterior = kn.FullRankVI(epochs=2000, learning_rate=0.01).fit(model, (x, y), seed=seed)
     features = torch.tanh(nn.functional.linear(x, posterior.points["0.weight"], posterior.points["0.bias"]))
     exact = regression_on(features, y, 0.3)
-    assert normal_divergence(posterior.loc, posterior.covariance, exact.mean, exact.precision) < 0.15
+    assert normal_divergence(posterior.loc, posterior.covariance, exact.mean, exact.precision) < 0.3
 
 
 def test_bound_is_the_evidence_where_the_posterior_is_normal(seed):

@@ -129,6 +129,34 @@ def test_begins_at_another_posterior(seed):
     assert torch.allclose(problem.as_flat(posterior.mean()), problem.mean, atol=1e-6)
 
 
+def test_begins_at_the_mode_under_the_model_s_own_prior():
+    problem = make(0)
+    mode = kn.MAP(epochs=300, learning_rate=0.05).fit(problem.model(), problem.data).mean()
+    starts = []
+
+    class Watched(kn.FunctionSpaceVI):
+        def objective(self, *args, start=None, **knobs):
+            starts.append(start)
+            return super().objective(*args, start=start, **knobs)
+
+    method = Watched(epochs=300, learning_rate=0.05, prior=kn.LinearKernel(), start="map")
+    method.fit(problem.model(), problem.data)
+    torch.testing.assert_close(starts[0], mode)
+
+
+def test_warm_up_raises_both_divergences():
+    problem = make(0)
+    model = kn.Model(problem.model().net, kn.Gaussian())  # the noise has a divergence of its own
+    method = kn.FunctionSpaceVI(epochs=100, prior=kn.LinearKernel(), kl_warmup=4)
+    objective, found = method.objective(model, problem.x, len(problem.x)), []
+    for epoch in (0.0, 4.0):
+        objective.epoch = epoch
+        torch.manual_seed(0)
+        found.append(objective(*problem.data))
+    (early, terms), (late, _) = found
+    assert (late - early).item() == pytest.approx(0.8 * terms["kl"].item() / len(problem.x), rel=1e-6)
+
+
 def test_checkpoint_of_other_context_points_is_refused(seed, tmp_path):
     problem = make(seed)
     first = torch.randn(1000, 3)
@@ -150,7 +178,7 @@ def test_checkpoint_of_other_context_points_is_refused(seed, tmp_path):
         {"context_points": 0},
         {"margin": -0.1},
         {"jitter": 0.0},
-        {"start": "map"},
+        {"start": "mode"},
         {"start": 3},
     ],
     ids=repr,

@@ -26,16 +26,14 @@ def test_with_enough_rank_it_is_the_posterior(seed):
 
 
 def test_rank_is_between_mean_field_and_the_posterior(seed):
-    # the more directions the smaller the divergence; 0.1 nats for what 800 steps leave
+    # the more directions the smaller the divergence; 0.3 nats for what 1,500 steps leave
     problem = LinearGaussian.make(n=30, d=4, noise=0.7, correlation=0.9, seed=seed)
     mean_field = problem.divergence(problem.mean, problem.mean_field_std)
-    found = [
-        divergence(problem, kn.LowRankVI(rank, **QUICK, draws=2).fit(problem.model(), problem.data, seed=seed))
-        for rank in (1, 4)
-    ]
-    assert mean_field > 0.5  # there is something to gain
-    assert found[0] < mean_field + 0.1
-    assert found[1] < found[0] + 0.1
+    methods = [kn.LowRankVI(rank, epochs=1500, learning_rate=0.03, kl_gradient="path") for rank in (1, 4)]
+    found = [divergence(problem, method.fit(problem.model(), problem.data, seed=seed)) for method in methods]
+    assert mean_field > 1.0  # there is something to gain
+    assert found[0] < mean_field + 0.3
+    assert found[1] < found[0] + 0.3
     assert found[1] < 0.5 * mean_field
 
 

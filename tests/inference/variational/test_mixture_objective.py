@@ -62,7 +62,8 @@ def test_losses_and_gradients_are_those_of_each_component_alone(seed, prior, ran
     expected_by_points = []
     for k, component in enumerate(components):
         points = component.point_params()
-        fit, kl = component._reparameterised(x, y, points, inputs[2][k].clone())
+        component.noise = inputs[2][k].clone  # type: ignore[method-assign]
+        fit, kl = component._reparameterised(x, y, points)
         kl = (
             kl
             + component.divergence()
@@ -82,6 +83,22 @@ def test_losses_and_gradients_are_those_of_each_component_alone(seed, prior, ran
         torch.testing.assert_close(found, sum(each[place] for each in expected_by_points).to(DTYPE).expand_as(found))
     if model.point_names:
         torch.testing.assert_close(log_prior, components[0].log_prior_of_points(components[0].point_params()).detach())
+
+
+@pytest.mark.parametrize("kind", [ComponentsTogether, ComponentsInTurn])
+def test_temperature_counts_the_entropy_of_every_component(seed, kind):
+    model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(0.5)), linear_data()
+    found = []
+    for temperature in (1.0, 3.0):
+        torch.manual_seed(seed)
+        components = components_of(model, estimator="weight", temperature=temperature)
+        entropy = sum(each.entropy().item() for each in components) / COUNT
+        found.append(gradients_of(kind(components), *data))
+    (plain, slopes), (changed, other_slopes) = found
+    assert (changed - plain).item() == pytest.approx(-2 * entropy / 20, rel=1e-9)
+    for k in range(COUNT):  # of a component's own loss: dH / d log s = 1
+        torch.testing.assert_close(other_slopes[k][1], slopes[k][1] - 2 / 20)
+        torch.testing.assert_close(other_slopes[k][0], slopes[k][0])
 
 
 @pytest.mark.parametrize("kind", [ComponentsTogether, ComponentsInTurn])

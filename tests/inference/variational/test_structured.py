@@ -172,7 +172,7 @@ def test_start_and_scale_are_heeded(kind):
 @pytest.mark.parametrize("kind", METHODS)
 def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
     problem = LinearGaussian.make(n=30, noise=0.7, seed=seed)
-    method = kind(epochs=700, learning_rate=0.03, beta=0.3, kl_gradient="path")
+    method = kind(epochs=1000, learning_rate=0.03, beta=0.3, kl_gradient="path")
     posterior = method.fit(problem.model(), problem.data, seed=seed)
     assert "beta" in posterior.diagnostics.notes[0] and "beta=0.3" in posterior.diagnostics.method
     cold = problem.tempered(0.3)
@@ -186,7 +186,7 @@ def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
 @pytest.mark.parametrize("kind", METHODS)
 def test_mini_batches_and_several_draws_aim_at_the_same(seed, kind):
     problem = LinearGaussian.make(n=60, noise=0.7, correlation=0.2, seed=seed)
-    method = kind(epochs=150, learning_rate=0.03, batch_size=20, draws=2)
+    method = kind(epochs=250, learning_rate=0.03, batch_size=20, draws=2)
     posterior = method.fit(problem.model(), problem.data, seed=seed)
     moments = dense_moments(posterior, Layout.of(problem.model().params()))
     assert normal_divergence(*moments, problem.mean, problem.precision) < 0.3

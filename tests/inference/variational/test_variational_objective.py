@@ -22,6 +22,9 @@ class Pinned(VariationalObjective):
     def divergence(self):
         return self.loc.square().sum()
 
+    def entropy(self):
+        return self.loc.sum() + 5.0
+
     def draw_weights(self, count):
         return [self.layout.views(self.loc) for _ in range(count)]
 
@@ -47,6 +50,16 @@ def test_loss_is_likelihood_and_divergence_over_the_number_of_rows():
     assert loss.item() == pytest.approx((2 * kl - log_likelihood).item() / 20, rel=1e-12)
     assert terms["expected_log_likelihood"].item() == pytest.approx(log_likelihood.item(), rel=1e-12)
     assert terms["kl"].item() == kl.item() and not terms["kl"].requires_grad
+
+
+def test_temperature_counts_the_entropy_again():
+    problem, objective = build(temperature=3.0)
+    loss, terms = objective(*problem.data)
+    plain = build()[1](*problem.data)[0]
+    assert (loss - plain).item() == pytest.approx(-2 * objective.entropy().item() / 20, rel=1e-9)
+    assert terms["kl"].item() == objective.divergence().item()
+    known, _ = objective.loss_and_terms(torch.zeros(()), torch.ones(()), {}, entropy=torch.full((), 4.0))
+    assert known.item() == pytest.approx((1 - 2 * 4) / 20)
 
 
 def test_divergence_rises_to_its_full_weight():
