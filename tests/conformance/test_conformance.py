@@ -96,6 +96,12 @@ def _short_training_before_chains(monkeypatch):
     monkeypatch.setattr("knowable.core.starting_points._STEPS", 20)
 
 
+@pytest.fixture(autouse=True)
+def _few_passes_for_the_bound(monkeypatch):
+    """The bound at the end of a variational fit is averaged over some ten draws of the weights, not hundreds."""
+    monkeypatch.setattr("knowable.inference.variational.final_bound._BOUND_ROWS", 400)
+
+
 def test_every_registered_method_is_here():
     assert set(SUBJECTS) == set(METHODS)
     assert all(type(SUBJECTS[name].method) is entry.cls for name, entry in METHODS.items())
