@@ -67,9 +67,11 @@ class ProductPosterior(Posterior):
             if not isinstance(prior, NormalPart):
                 raise Unsupported(f"{type(part).__name__} cannot be part of a prior: only normal posteriors can.")
             priors.append(prior)
-        if any(isinstance(prior, CorrelatedPrior) for prior in priors):
+        independent = [prior for prior in priors if isinstance(prior, DiagonalNormalPrior)]
+        if len(independent) < len(priors):
             return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
-        loc, scale = _joined(each.loc_by_name for each in priors), _joined(each.scale_by_name for each in priors)
+        loc = _joined(each.loc_by_name for each in independent)
+        scale = _joined(each.scale_by_name for each in independent)
         return DiagonalNormalPrior(loc, scale, fixed=self.points, buffers=self.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:

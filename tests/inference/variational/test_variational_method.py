@@ -33,7 +33,7 @@ def test_start_is_passed_on(seed):
     exact = kn.ExactLinear().fit(problem.model(), problem.data)
     posterior = Plain(epochs=1, learning_rate=1e-9, start=exact).fit(problem.model(), problem.data)
     torch.testing.assert_close(problem.as_flat(posterior.mean()), problem.mean, rtol=1e-6, atol=1e-6)
-    at_mode = Plain(epochs=400, learning_rate=0.05, start="map").fit(problem.model(), problem.data)
+    at_mode = Plain(epochs=150, learning_rate=0.1, start="map").fit(problem.model(), problem.data)
     assert (problem.as_flat(at_mode.mean()) - problem.mean).abs().max() < 0.5
 
 
