@@ -29,7 +29,7 @@ class NormalisingFlow(nn.Module):
         super().__init__()
         self.loc = nn.Parameter(loc.detach().clone())
         self.log_scale = nn.Parameter(scale.detach().log())
-        self.layers = nn.ModuleList(layers)
+        self.layers: Sequence[Bijection] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     @property
     def size(self) -> int:

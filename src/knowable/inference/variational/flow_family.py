@@ -19,7 +19,7 @@ from knowable.inference.variational.family import Family, FamilyModule
 
 _LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
-_PATH_BELOW = 500  # weights
+_PATH_BELOW = 300  # weights
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class ComponentsInTurn(Objective):
 
     def tensors(self) -> dict[str, Tensor]:
         """All components' parameters and buffers."""
-        found = {f"parameter.{name}": value for name, value in self.named_parameters()}
+        found: dict[str, Tensor] = {f"parameter.{name}": value for name, value in self.named_parameters()}
         for k, each in enumerate(self.components):
             found |= {f"buffer.{k}.{name}": value for name, value in each.net_buffers.items()}  # type: ignore[union-attr]
         return found

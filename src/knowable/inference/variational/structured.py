@@ -57,8 +57,8 @@ class StructuredVI(FamiliesVI):
         kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
             ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
             two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
-            family, which is ``"path"`` for a full covariance of up to 300 weights and a flow over up to 500. All aim at
-            the same optimum.
+            family, which is ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All
+            aim at the same optimum.
     """
 
     kl_gradient: str = "auto"
