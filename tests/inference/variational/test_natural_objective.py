@@ -109,7 +109,7 @@ def test_log_scales_move_as_adam_would_move_them(generator):
         -6, 3, 50, dtype=torch.float64
     )
     squares, theta = torch.zeros(50, dtype=torch.float64), torch.zeros(50, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([theta], lr=1e-3, betas=(0.0, 0.999), eps=0.0)
+    adam = torch.optim.Adam([theta], lr=1e-3, betas=(0.0, 0.99), eps=0.0)
     log_scale = torch.zeros(50, dtype=torch.float64)
     for step, each in enumerate(gradients, start=1):
         log_scale -= 0.5 * adaptive_change(each.clone(), squares, step=step, rate=1e-3)

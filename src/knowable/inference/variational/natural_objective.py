@@ -11,7 +11,7 @@ from knowable.core.model import Model
 from knowable.core.types import Params
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 
-_MEMORY = 0.999  # of the mean square of the curvature's estimates, as in Adam
+_MEMORY = 0.99  # of the mean square of the curvature's estimates: the last hundred steps
 
 
 class NaturalObjective(MeanFieldObjective):
