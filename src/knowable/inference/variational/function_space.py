@@ -46,8 +46,8 @@ class FunctionSpaceVI(VariationalMethod):
     are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This is no bound of the
     evidence**: the KL at finitely many points is at most that of the whole processes, the points need not contain the
     training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is
-    linear in its weights, with the kernel that its weights' prior makes and as many points as weights, it is mean-field
-    inference.
+    linear in its weights, with the kernel that the weights' prior makes and at least as many points as weights, it is
+    mean-field inference.
 
     The model's prior over the network's random weights is not used, unless through ``prior=None``; the likelihood's own
     parameters and weights that are point estimates keep theirs. Predictions use weight draws, not the linearisation.
