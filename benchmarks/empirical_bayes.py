@@ -2,7 +2,7 @@
 
 Two problems, each with rows that no fit has seen:
 
-- ``linear``: a linear model whose weights all come from the same normal. It is cut into 1, 4, 16, ... groups, each with
+- ``linear``: a linear model whose weights all come from the same normal. It is cut into 1, 2, 4, ... groups, each with
   a scale of its own, and the exact evidence is maximised over them. One scale is the truth; every further one can only
   be fitted to noise.
 - ``network``: a network with one hidden layer under mean-field inference, with a fixed scale and with scales learned
@@ -64,7 +64,7 @@ class Plan:
     network_rows: int = 100
     hidden: int = 30
     epochs: int = 3_000
-    groups: tuple[int, ...] = field(default=(0, 1, 4, 16, 64), repr=False)
+    groups: tuple[int, ...] = field(default=(0, 1, 2, 4, 8, 16, 32, 64), repr=False)
     seeds: int = field(default=8, repr=False)
     network_seeds: int = field(default=4, repr=False)
 

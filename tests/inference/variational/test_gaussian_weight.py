@@ -11,10 +11,13 @@ from torch.func import jacrev
 
 import knowable as kn
 from knowable.inference.variational.gaussian_weight import (
+    GaussianPair,
     GaussianWeight,
     LocalLinear,
+    PairRules,
     flipout_rule,
     local_rule,
+    output_moments,
     plain_local_rule,
     trace_usage,
 )
@@ -264,3 +267,33 @@ def test_watching_changes_neither_the_network_nor_the_generator():
     trace_usage(case.model(), case.x)
     assert all(torch.equal(value, before[name]) for name, value in case.net.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(("op", "shape"), [(F.linear, (4, 3)), (F.conv1d, (4, 3, 5))], ids=["linear", "convolution"])
+def test_pairs_follow_the_rules_that_weights_do(rule, op, shape):
+    # the same noise, so the same outputs; what takes no pair is left alone
+    x, weight, bias = torch.randn(shape), torch.randn(2, 3, *[2] * (len(shape) - 2)), torch.randn(2)
+    moments = {"weight": (weight, 0.1 + weight.square()), "bias": (bias, 0.1 + bias.square())}
+    torch.manual_seed(0)
+    expected = op(x, *(GaussianWeight(*pair, rule) for pair in moments.values()))
+    rules = PairRules({name: GaussianPair(*pair, rule) for name, pair in moments.items()})
+    torch.manual_seed(0)
+    with rules:
+        found = op(x, rules.params["weight"], rules.params["bias"])
+        other = F.linear(torch.ones(1, 2), torch.ones(1, 2))
+    torch.testing.assert_close(found, expected)
+    assert other.item() == 2.0
+
+
+def test_moments_of_an_output_are_those_of_a_sum_of_normals(generator):
+    x = torch.randn(4, 3, generator=generator)
+    loc, variance = torch.randn(2, 3, generator=generator), torch.rand(2, 3, generator=generator)
+    bias_loc, bias_variance = torch.randn(2, generator=generator), torch.rand(2, generator=generator)
+    weight, bias = GaussianPair(loc, variance, local_rule), GaussianPair(bias_loc, bias_variance, local_rule)
+    mean, spread = output_moments(F.linear, x, weight, bias, {})
+    torch.testing.assert_close(mean, x @ loc.T + bias_loc)
+    torch.testing.assert_close(spread, x.square() @ variance.T + bias_variance)
+    fixed_mean, fixed_spread = output_moments(F.linear, x, loc, bias, {})  # only the bias is random
+    torch.testing.assert_close(fixed_mean, mean)
+    torch.testing.assert_close(fixed_spread.expand_as(mean), bias_variance.expand_as(mean))

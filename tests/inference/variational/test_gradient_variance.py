@@ -189,6 +189,7 @@ def test_plot_shows_the_figures_of_the_table(seed, tmp_path):
     ends = [bar.get_x() + bar.get_width() for bar in left.patches]
     assert ends == pytest.approx([row.variance for row in rows], rel=1e-9)
     assert left.get_xscale() == right.get_xscale() == "log"
+    assert not any("$" in label.get_text() for axes in (left, right) for label in axes.get_xticklabels(which="both"))
     figure.savefig(tmp_path / "noise.png")
     assert (tmp_path / "noise.png").stat().st_size > 5_000
 

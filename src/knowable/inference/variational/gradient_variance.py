@@ -101,6 +101,8 @@ def _bars(axes: Axes, rows: list[EstimatorNoise], values: list[float], title: st
     colours = [COLOURS[ESTIMATORS.index(row.estimator) % len(COLOURS)] for row in rows]
     axes.barh(places, [max(value, least) - least for value in values], left=least, height=0.62, color=colours)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.set_xlim(least, 8 * max(*values, least))
     axes.set_yticks(list(places), [f"{row.estimator} ({row.draws})" for row in rows])
     axes.set_title(title, loc="left", color=INK)
