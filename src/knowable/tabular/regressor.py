@@ -43,8 +43,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             average over them) and for methods that do better so.
         prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
             widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
-        budget: Seconds that a fit may take, kept within 20% by all but chains with Metropolis tests, whose single
-            trajectories can be long. None: until it has settled; with ``"auto"`` 20.
+        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
         samples: Draws of the weights that a prediction uses, at the most.
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
