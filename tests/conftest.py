@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell that starts the tests in the background has made them deaf to Ctrl-C, which some of them press
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,6 +22,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _seeds(text: str) -> list[int]:
     first, _, last = text.partition("-")
     return list(range(int(first), int(last or first) + 1))
+
+
+def pytest_collectstart() -> None:
+    """Give the networks that a file of tests makes as it is read the same weights in every run."""
+    torch.manual_seed(_seeds(os.environ.get("KNOWABLE_SEEDS", "42"))[0])
 
 
 @pytest.fixture

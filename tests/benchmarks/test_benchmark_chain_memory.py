@@ -72,6 +72,7 @@ def test_verdict_needs_memory_and_the_same_draws():
     assert verdict({"undisturbed": {"error": "no"}, "killed": good, "resumed": good})["error"] == "undisturbed: no"
 
 
+@pytest.mark.slow
 def test_quick_run_is_killed_and_resumed_to_the_same_draws():
     found = run(quick=True, only="*", rows=Rows())
     assert found["error"] is None and found["same_draws"] and found["within_limit"]

@@ -56,6 +56,7 @@ def test_finished_fits_are_the_whole_lines_after_the_first(tmp_path):
     assert finished(tmp_path / "some") == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_quick_run_is_killed_taken_up_and_shows_its_ranking(tmp_path):
     found = run(quick=True, only="*", rows=Rows(tmp_path / "compare_concrete.jsonl"))
     assert found["killed"]["error"] is None and 3 <= found["killed"]["fits"] < found["killed"]["of"] == 9

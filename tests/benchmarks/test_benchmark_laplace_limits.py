@@ -39,6 +39,7 @@ def test_limit_stops_what_is_too_large_and_nothing_else():
     assert said.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_quick_run_has_a_row_for_every_contender():
     found = run(quick=True, only="*", rows=Rows())
     assert LIMIT == found["limit"] == 4 * 2**30

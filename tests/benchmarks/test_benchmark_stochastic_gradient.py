@@ -4,6 +4,8 @@ import pytest
 from benchmarks.run import run_benchmark
 from benchmarks.stochastic_gradient import CASES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def result():

@@ -117,6 +117,7 @@ def test_a_reference_is_compared_too_and_the_others_are_held_against_it():
     assert found.by_fold("exact_linear", "reference_distance") == {}
 
 
+@pytest.mark.slow
 def test_nuts_is_the_reference_where_it_is_among_the_methods_unless_told_otherwise():
     model, data = linear_problem()
     nuts = kn.NUTS(chains=2, warmup=30, draws=30, start="network", max_depth=6)

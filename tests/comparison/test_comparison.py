@@ -49,6 +49,13 @@ def test_warnings_are_counted_over_fits():
     assert made_up(THREE, records=tuple(records), methods=("a",)).warnings("a") == {"slow": 2}
 
 
+def test_warnings_that_differ_in_numbers_alone_are_one():
+    texts = [("ended after 21 steps", "R-hat 1.3"), ("ended after 1,335 steps",), ("ended after 4 steps", "no noise")]
+    records = [Record("a", "a", fold, scores={"nll": 1.0}, warnings=each) for fold, each in enumerate(texts)]
+    found = made_up(THREE, records=tuple(records), methods=("a",)).warnings("a")
+    assert found == {"ended after 21 steps": 3, "R-hat 1.3": 1, "no noise": 1}
+
+
 def test_agreement_is_averaged_over_folds():
     records = [Record("a", "a", fold, scores={"nll": 1.0}, agreement={"ks": 0.1 * (fold + 1)}) for fold in range(3)]
     found = made_up(THREE, records=tuple(records), methods=("a", "b"), reference="b")

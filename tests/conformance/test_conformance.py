@@ -6,7 +6,7 @@ import pytest
 
 import knowable as kn
 from knowable.registry import METHODS
-from knowable.testing import NETWORKS, Check, Subject, parametrize_with_checks
+from knowable.testing import CHECKS, NETWORKS, Check, Subject
 from knowable.testing.checks.networks import check_network
 from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly
 
@@ -107,7 +107,26 @@ def test_every_registered_method_is_here():
     assert all(type(SUBJECTS[name].method) is entry.cls for name, entry in METHODS.items())
 
 
-@parametrize_with_checks(SUBJECTS.values())
+# checks that fit many times, and methods that have their loop from another one above: together only in the slow run
+COSTLY = {
+    "arrays_and_tensor_datasets_are_tensors", "datasets_and_loaders_are_read", "dtype_is_kept",
+    "interrupted_fit_on_a_dataset_resumes_exactly", "killed_fit_resumes_exactly", "loading_with_the_network_given",
+    "network_is_left_alone",
+}  # fmt: skip
+FOLLOWERS = {
+    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "EnsembleOf", "HMC", "Metropolis", "MultiSWAG", "NUTS",
+    "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+}  # fmt: skip
+
+
+def subject_and_check(subject: Subject, check: Check):
+    costly = subject.name in FOLLOWERS and check.name in COSTLY
+    return pytest.param(subject, check, id=f"{subject.name}-{check.name}", marks=[pytest.mark.slow] if costly else [])
+
+
+@pytest.mark.parametrize(
+    ("subject", "check"), [subject_and_check(subject, check) for subject in SUBJECTS.values() for check in CHECKS]
+)
 def test_method_conforms(subject: Subject, check: Check):
     check(subject)
 

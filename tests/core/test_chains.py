@@ -14,7 +14,8 @@ from torch import Tensor
 import knowable as kn
 from knowable.core import chain_run
 from knowable.core.batched_gradient import BatchedGradient
-from knowable.core.chain_run import ChainResult, ChainRun, Mixing
+from knowable.core.chain_result import ChainResult, Mixing
+from knowable.core.chain_run import ChainRun
 from knowable.core.chains import run_chains
 from knowable.core.draw_store import DrawStore
 from knowable.core.mixing import mixing_terms

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.chain_run import ChainResult
+from knowable.core.chain_result import ChainResult
 from knowable.core.chains import run_chains
 from knowable.core.data import as_data
 from knowable.core.deadline import ChainTime, Pace, share_of_time, time_left, time_limit
@@ -313,6 +313,45 @@ def test_chains_without_time_for_a_single_draw_say_where_they_are(clock: Clock):
     with time_limit(1):
         found = chains(SlowChains(clock, 50.0), draws=10)
     assert found.draws.shape[1] == 1
+
+
+class LongTrajectories(Counting):
+    """Chains whose transitions take one gradient, of a second of a clock, and from some number on a thousand."""
+
+    def __init__(self, clock: Clock, long_from: int):
+        super().__init__()
+        self.clock, self.long_from = clock, long_from
+
+    def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
+        for number in range(int(state["count"]), int(state["count"]) + n):
+            for _ in range(1000 if number >= self.long_from else 1):
+                self.clock.passes(1.0)
+                target.count(3, 1)
+        return super().advance(target, state, n, generator=generator, warmup=warmup)
+
+
+@pytest.mark.parametrize("long_from", [70, 100, 130])
+def test_a_trajectory_that_goes_beyond_the_limit_is_given_up(clock: Clock, long_from: int):
+    began = clock.now
+    with time_limit(200):
+        found = chains(LongTrajectories(clock, long_from), draws=1000)
+    assert clock.now - began <= 201  # one gradient
+    assert found.out_of_time
+    transitions = found.draws[0, -1, 0].item() / 1000
+    assert long_from - 6 < transitions <= long_from and transitions == int(transitions)  # those of the last whole block
+
+
+def test_a_warm_up_that_is_given_up_leaves_half_of_the_time_for_draws(clock: Clock):
+    class Settles(LongTrajectories):
+        def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
+            self.long_from = 30 if warmup is not None else 10**9
+            return super().advance(target, state, n, generator=generator, warmup=warmup)
+
+    began = clock.now
+    with time_limit(200):
+        found = chains(Settles(clock, 30), draws=1000)
+    assert clock.now - began <= 201
+    assert found.draws.shape[1] >= 90
 
 
 # --- whole fits, on the clock of the machine -------------------------------------------------------------------------

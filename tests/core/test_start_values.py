@@ -103,3 +103,12 @@ def test_means_for_another_model_need_all_its_parameters():
     posterior = diagonal_posterior(kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1)))
     with pytest.raises(kn.InvalidArgument, match=r"at is a posterior with nothing for 'likelihood\.log_noise'"):
         means_for("at", kn.Model(nn.Linear(2, 1), kn.Gaussian()), posterior)
+
+
+def test_what_is_done_to_a_posteriors_means_is_not_done_to_the_posterior():
+    model = kn.Model(nn.Linear(2, 1), kn.Gaussian(0.1), random="weight")  # the bias is a point estimate
+    posterior = kn.MeanFieldVI(epochs=1).fit(model, (torch.randn(8, 2), torch.randn(8, 1)))
+    before = {name: value.clone() for name, value in posterior.mean().items()}
+    for value in means_for("start", model, posterior).values():
+        value.add_(1.0)
+    assert all(torch.equal(value, before[name]) for name, value in posterior.mean().items())

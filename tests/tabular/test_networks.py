@@ -43,7 +43,8 @@ def test_functions_of_the_prior_are_of_the_size_of_standardised_targets_whatever
     generator = torch.Generator().manual_seed(seed)
     weights = [model.prior.sample(model.params(), generator=generator) for _ in range(draws)]
     functions = torch.stack([model.forward(each, x).flatten() for each in weights])
-    assert 0.8 < functions.square().mean().sqrt() < 2.5  # of N(0, 1) on all weights: 4 with 17 units, 10 with 100
+    # about 1.45 with a standard error of 0.05; with N(0, 1) on all weights 3.8 with 17 units, 9.8 with 100
+    assert 1.2 < functions.square().mean().sqrt() < 1.9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

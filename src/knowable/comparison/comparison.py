@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from knowable.core.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,13 +112,13 @@ class Comparison:
         }
 
     def warnings(self, method: str) -> dict[str, int]:
-        """What a method's fits warned of, and in how many of them."""
-        found: dict[str, int] = {}
+        """What a method's fits warned of, and in how many of them; texts that differ in numbers alone are one."""
+        found: dict[str, dict[int, str]] = {}  # by kind and fold
         for record in self.records:
             if record.method == method:
                 for text in record.warnings:
-                    found[text] = found.get(text, 0) + 1
-        return found
+                    found.setdefault(_NUMBER.sub("#", text), {}).setdefault(record.fold, text)
+        return {next(iter(texts.values())): len(texts) for texts in found.values()}
 
     @property
     def table(self) -> list[dict[str, Any]]:

@@ -20,12 +20,14 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from knowable.core.deadline import time_left
 from knowable.core.network import no_hidden_loops
 from knowable.core.recorded_graph import simplify
 
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
 _COMPILE_AFTER = 20_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
+_TIME_TO_COMPILE = 60.0  # seconds that must be left for it where time is limited
 _DIRECTLY = 100  # gradients taken by themselves, not within a fused step: until then it is not worth a graph
 
 
@@ -46,12 +48,21 @@ class BatchedGradient:
         self.function, self.mode = function, mode
         self.calls = self.direct = 0
         self._vectorises = True  # until vmap refuses
+        self._compiles: bool | None = None  # in time; None: not yet asked
         self._graphs: dict[Any, Callable[..., Any]] = {}
 
     @property
     def compiling(self) -> bool:
         """Whether steps are fused: see :class:`~knowable.core.fused_step.FusedStep`."""
-        return self._vectorises and (self.mode == "compiled" or (self.mode == "auto" and self.calls > _COMPILE_AFTER))
+        if not self._vectorises or self.mode == "compiled":
+            return self._vectorises
+        return self.mode == "auto" and self.calls > _COMPILE_AFTER and self._time_to_compile()
+
+    def _time_to_compile(self) -> bool:
+        if self._compiles is None:
+            left = time_left()
+            self._compiles = left is None or left > _TIME_TO_COMPILE
+        return self._compiles
 
     def value_and_grad(self, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.chain_result import ChainResult, Mixing, info_terms
 from knowable.core.checkpoint import Checkpoint
-from knowable.core.deadline import ChainTime
+from knowable.core.deadline import ChainTime, TimeIsUp
 from knowable.core.draw_store import STORES, DrawStore
 from knowable.core.free_memory import give_back_free_memory
-from knowable.core.kernel import Block, Kernel, State, WarmUp
+from knowable.core.kernel import Block, Kernel, WarmUp
 from knowable.core.mixing import mixing_terms
 from knowable.core.predicting import parse_memory
 from knowable.core.progress import Bar
@@ -29,55 +30,9 @@ Monitor = Callable[[Tensor], Tensor]
 
 _BLOCK = 50  # transitions between two looks at the clock
 _BLOCK_BYTES = 32 * 2**20
-_FIRST_BLOCK = 5  # transitions, where time is limited
+_FIRST_BLOCK = 1  # transitions, where time is limited: nobody knows yet what one takes
 _BLOCK_SHARE = 0.05  # of the time that is left, for a block
 _WARMUP_SHARE = 0.5  # of the time, at the most
-FEW = 100  # draws of a chain: where the user asks for fewer, nothing is said of mixing
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """When chains count as mixed, and how long they may try.
-
-    Attributes:
-        rhat: Largest R-hat allowed.
-        ess: Least bulk and tail effective sample size, over all chains.
-        first: Draws of each chain before the first look; the next looks are at twice as many each time.
-        most: Draws of each chain after which it gives up.
-    """
-
-    rhat: float = 1.01
-    ess: float = 400.0
-    first: int = 250
-    most: int = 8000
-
-
-@dataclass(frozen=True)
-class ChainResult:
-    """What a run of chains leaves behind.
-
-    Attributes:
-        draws: ``(chains, draws, D)``.
-        monitored: The watched quantities of every transition that was to be kept, ``(chains, n, M)``.
-        values: Log densities of the draws, ``(chains, draws)``.
-        info: What the kernel said of them, ``(chains, draws)``.
-        terms: Numbers for the report.
-        state: The kernel's last state.
-        converged: Whether the chains have mixed; None where there are too few draws to tell.
-        out_of_time: Whether a limit of time ended the run.
-    """
-
-    draws: Tensor
-    monitored: Tensor
-    values: Tensor
-    info: dict[str, Tensor]
-    terms: dict[str, float]
-    state: State
-    converged: bool | None
-    interrupted: bool
-    message: str
-    seconds: float
-    out_of_time: bool = False
 
 
 @dataclass
@@ -100,7 +55,9 @@ class ChainRun:
     sampling_from: int = 0  # gradients taken when the warm-up ended
     timed: bool = False  # ended by a limit of time
     _compiled: bool = False
-    _each: float = math.inf  # seconds of a transition in the last block of the warm-up
+
+    def __post_init__(self) -> None:
+        self._asked = self.warmup  # transitions, before a limit of time makes them fewer
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -145,10 +102,12 @@ class ChainRun:
             self._compiled = True
             bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
         began = time.monotonic()
-        self.state, block = self.kernel.advance(
-            self.target, self.state, count, generator=self.generator,
-            warmup=WarmUp(self.done, self.warmup) if warming else None,
-        )  # fmt: skip
+        try:
+            block = self._advance(count, WarmUp(self.done, self.warmup) if warming else None)
+        except TimeIsUp:
+            self.restore_good()
+            self._cut_short(warming)
+            return
         self._check_finite(block.positions)
         if not warming:
             self._keep(block)
@@ -163,6 +122,27 @@ class ChainRun:
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
         bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
+
+    def _advance(self, count: int, warmup: WarmUp | None) -> Block:
+        """So many transitions; TimeIsUp if they do not end in time (the first ones of a warm-up may use all of it)."""
+        if self.time is not None:
+            self.target.deadline = self.time.at(_WARMUP_SHARE) if warmup is not None and self.done else self.time.end
+        try:
+            self.state, block = self.kernel.advance(
+                self.target, self.state, count, generator=self.generator, warmup=warmup
+            )
+        finally:
+            self.target.deadline = None
+        return block
+
+    def _cut_short(self, warming: bool) -> None:
+        """Give up the block under way: the warm-up ends here, or the run."""
+        assert self.time is not None
+        if self.time.left == 0:
+            self._end_in_time()
+        elif warming:
+            self.warmup, self.sampling_from, self.block_size = self.done, self.target.gradients, 1
+            self._keep_good()
 
     def _keep(self, block: Block) -> None:
         first = -(self.done - self.warmup + 1) % self.settings.thin  # the last of every thin transitions is kept
@@ -188,32 +168,29 @@ class ChainRun:
         """Have the chains mixed? Stop if so, or where they have had their time."""
         draws = (self.done - self.warmup) // self.settings.thin
         self.finished = self.settings.draws is not None or draws >= self.mixing.most
-        found = mixing_terms(torch.cat(self.monitored).transpose(0, 1))
-        self.converged = self._mixed(found)
+        self.converged = self._mixed()
         if self.settings.draws is None and self.converged:
             self.finished = True
 
     def _mind_the_time(self, warming: bool, each: float) -> None:
-        """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition takes."""
+        """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition took."""
         if self.time is None:
             return
         each = max(each, 1e-9)
         self.block_size = min(self.largest_block, max(1, int(_BLOCK_SHARE * self.time.left / each)))
-        if warming:  # by the quicker of two blocks: one may have had to wait for the compiler
-            usual, self._each = min(each, self._each), each
-            self.warmup = min(self.warmup, self.done + int(self.time.left_of(_WARMUP_SHARE) / usual))
+        if warming:
+            possible = math.ceil(self.time.left_of(_WARMUP_SHARE) / each)
+            self.warmup = min(self._asked, self.done + possible)  # it may grow again: a block may have had to compile
         if self.time.left == 0:
-            self.finished = self.timed = True
-            if self.monitored:
-                self.converged = self._mixed(mixing_terms(torch.cat(self.monitored).transpose(0, 1)))
+            self._end_in_time()
 
-    def _mixed(self, found: dict[str, float]) -> bool | None:
-        if found["rhat"] != found["rhat"] or (self.settings.draws or FEW) < FEW:
-            return None  # too few to tell
-        enough = min(found["ess_bulk"], found["ess_tail"])
-        if self.settings.draws is not None:  # as many as were asked for: only what is clearly wrong is said
-            return found["rhat"] <= max(self.mixing.rhat, 1.05) and enough >= min(self.mixing.ess, 100.0)
-        return found["rhat"] <= self.mixing.rhat and enough >= self.mixing.ess
+    def _end_in_time(self) -> None:
+        self.finished = self.timed = True
+        if self.monitored:
+            self.converged = self._mixed()
+
+    def _mixed(self) -> bool | None:
+        return self.mixing.reached(mixing_terms(torch.cat(self.monitored).transpose(0, 1)), self.settings.draws)
 
     def _check_finite(self, positions: Tensor) -> None:
         if not torch.isfinite(positions).all():
@@ -303,7 +280,7 @@ class ChainRun:
             self.info = {}
         monitored = torch.cat(self.monitored).transpose(0, 1)
         info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}
-        terms = {**mixing_terms(monitored), **_info_terms(info), **self.kernel.tuned(self.state)}
+        terms = {**mixing_terms(monitored), **info_terms(info), **self.kernel.tuned(self.state)}
         terms["gradients"] = float(self.target.gradients)
         known = {name: value for name, value in terms.items() if math.isfinite(value)}
         transitions = max(0, self.done - self.warmup)
@@ -326,17 +303,3 @@ class ChainRun:
         if self.timed:
             outcome += " when time was up,"
         return f"{outcome} after {transitions} transitions of {self.store.chains} chains"
-
-
-def _info_terms(info: dict[str, Tensor]) -> dict[str, float]:
-    terms = {}
-    if "acceptance" in info:
-        terms["acceptance"] = info["acceptance"].double().mean().item()
-    if "diverging" in info:
-        terms["divergences"] = info["diverging"].double().sum().item()
-    if "steps" in info:
-        terms["steps"] = info["steps"].double().mean().item()
-    if "energy" in info and info["energy"].shape[1] > 1:
-        energy = info["energy"].double()  # E-BFMI (Betancourt, 2016): below 0.3 momenta explore the energies poorly
-        terms["ebfmi"] = (energy.diff(dim=1).square().mean(1) / energy.var(1).clamp_min(1e-300)).min().item()
-    return terms

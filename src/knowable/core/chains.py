@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from knowable.core.chain_run import FEW, ChainResult, ChainRun, Mixing, Monitor
+from knowable.core.chain_result import FEW, ChainResult, Mixing
+from knowable.core.chain_run import ChainRun, Monitor
 from knowable.core.checkpoint import Checkpoint
 from knowable.core.interrupts import noted_interrupts
 from knowable.core.kernel import Kernel

@@ -20,6 +20,10 @@ _LEAST = 1e-3  # seconds: what is left of a time that is up
 _LOOK = 0.02  # of the time that is left, until the pace is judged anew
 
 
+class TimeIsUp(Exception):
+    """A block of transitions has come to the end of its time; the chain loop catches it."""
+
+
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Let fits inside this take about so many seconds at the most, all of them together.
@@ -63,6 +67,12 @@ def time_left() -> float | None:
     """Seconds until the limit, 0 where it is past, None where there is none."""
     end = _END.get()
     return None if end is None else max(0.0, end - time.monotonic())
+
+
+def check_time(end: float | None) -> None:
+    """Raise TimeIsUp where the monotonic clock has come to ``end``."""
+    if end is not None and time.monotonic() >= end:
+        raise TimeIsUp
 
 
 @dataclass
@@ -121,6 +131,10 @@ class ChainTime:
         """Seconds until time is up."""
         return max(0.0, self.end - time.monotonic())
 
+    def at(self, share: float) -> float:
+        """When this share of the whole time will be used, on the monotonic clock."""
+        return self.begun + share * (self.end - self.begun)
+
     def left_of(self, share: float) -> float:
         """Seconds until this share of the whole time is used."""
-        return max(0.0, self.begun + share * (self.end - self.begun) - time.monotonic())
+        return max(0.0, self.at(share) - time.monotonic())

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from knowable.core.chain_diagnostics import ChainDiagnostics
 from knowable.core.chain_posterior import ChainPosterior
-from knowable.core.chain_run import ChainResult, Mixing, Monitor
+from knowable.core.chain_result import ChainResult, Mixing
+from knowable.core.chain_run import Monitor
 from knowable.core.chains import run_chains
 from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.checks import check_count

@@ -73,7 +73,7 @@ def means_for(argument: str, model: Model, posterior: Posterior) -> Params:
             raise InvalidArgument(
                 f"{argument} is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
             )
-    return {name: means[name].to(value) for name, value in model.params().items()}
+    return {name: means[name].to(value).clone() for name, value in model.params().items()}  # training changes them
 
 
 def _known(argument: str, model: Model, start: Any) -> Mapping[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from knowable.core.batched_gradient import BatchedGradient
 from knowable.core.data import Data
+from knowable.core.deadline import check_time
 from knowable.core.model import Model
 from knowable.core.params import Layout
 from knowable.core.predicting import bytes_per_row
@@ -38,6 +39,7 @@ class Target(ABC):
         layout: How a flat position is cut into parameters.
         temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
         gradients: How many gradients were taken so far, each chain's counted.
+        deadline: When the block of transitions under way must end, on the monotonic clock; None: it may take its time.
         fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
     """
 
@@ -46,10 +48,11 @@ class Target(ABC):
         self.layout = layout
         self.temperature: float | Tensor = temperature
         self.gradients = 0
+        self.deadline: float | None = None
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
-        self.gradients += len(position)
+        self._note(len(position))
         value, gradient = self._value_and_grad(position)
         if isinstance(self.temperature, Tensor):
             return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
@@ -57,12 +60,17 @@ class Target(ABC):
 
     def value(self, position: Tensor) -> Tensor:
         """Log densities ``(C,)``, at the target's temperature."""
+        self._note(0)
         return self._value(position) / self.temperature
 
     def count(self, chains: int, gradients: int) -> None:
         """Take note of gradients that were taken within a fused step."""
-        self.gradients += chains * gradients
         self.function.calls += gradients
+        self._note(chains * gradients)
+
+    def _note(self, gradients: int) -> None:
+        self.gradients += gradients
+        check_time(self.deadline)
 
     def block_size(self, chains: int, x: Tensor | None = None) -> int:
         """How many of so many chains go through the target together, on all rows or on those of ``x``."""
@@ -240,7 +248,7 @@ class ModelTarget(Target):
 
     def batch_value_and_grad(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """An unbiased estimate, from one batch that stands for all rows, of what :meth:`value_and_grad` gives."""
-        self.gradients += len(position)
+        self._note(len(position))
         scale = self.size / len(x)
         found = []
         for block in position.split(self.block_size(len(position), x)):

@@ -94,7 +94,8 @@ def outputs_both_ways(name: str, n: int, generator: torch.Generator) -> tuple[Te
 def test_both_ways_give_the_same_predictive_distribution(name, generator):
     by_row, by_draw = outputs_both_ways(name, 4000, generator)
     # the outcomes are discrete, which makes the test conservative: it fails less often than one time in ten thousand
-    assert scipy.stats.ks_2samp(by_row.numpy(), by_draw.numpy()).pvalue > 1e-4
+    # (SciPy's exact p value is not always found, and then warns; of 4000 outcomes the limit's is as good)
+    assert scipy.stats.ks_2samp(by_row.numpy(), by_draw.numpy(), method="asymp").pvalue > 1e-4
 
 
 def test_the_comparison_would_notice_another_rate(generator):
@@ -105,7 +106,7 @@ def test_the_comparison_would_notice_another_rate(generator):
         placement = place_dropout(model, x, rate=rate, where=None)
         draws = MaskedWeights(model, model.params(), placement).sample(4000, generator)
         found.append(model.network.over_draws(draws, x, vectorise=True)[:, 0, 0].detach().numpy())
-    assert scipy.stats.ks_2samp(*found).pvalue < 1e-4
+    assert scipy.stats.ks_2samp(*found, method="asymp").pvalue < 1e-4
 
 
 @pytest.mark.parametrize("way", ["activations", "weights"])

@@ -21,7 +21,10 @@ def test_a_transition_leaves_the_density_as_it_is(density, seed):
 
 @pytest.mark.parametrize(
     "density",
-    [correlated_gaussian(10), pytest.param(bimodal(), marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [
+        pytest.param(correlated_gaussian(10), marks=pytest.mark.slow),
+        pytest.param(bimodal(), marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
     ids=lambda d: d.name,
 )
 def test_draws_have_the_moments_of_the_density(density, seed):

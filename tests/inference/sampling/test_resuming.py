@@ -55,7 +55,7 @@ def draw(sampler: Sampler, checkpoint: Checkpoint | None = None) -> kn.Samples:
         )
 
 
-@pytest.mark.parametrize("saves", [1, 3])
+@pytest.mark.parametrize("saves", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_a_run_that_was_stopped_ends_with_the_same_bits(sampler: Sampler, saves: int, tmp_path: Path):
     whole = draw(sampler)

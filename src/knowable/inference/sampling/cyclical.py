@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from knowable.core.chain_run import ChainResult, Mixing
+from knowable.core.chain_result import ChainResult, Mixing
 from knowable.core.checks import check_count, check_number
 from knowable.core.kernel import State
 from knowable.inference.sampling.langevin import Stage, StochasticGradientSampler

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chain_run import ChainResult
+from knowable.core.chain_result import ChainResult
 from knowable.core.checks import check_choice, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
 from knowable.core.randomness import generator_for

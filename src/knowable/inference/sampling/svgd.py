@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chain_run import ChainResult
+from knowable.core.chain_result import ChainResult
 from knowable.core.checks import check_count, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
 from knowable.core.sampler import Sampler
