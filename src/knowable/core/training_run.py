@@ -123,18 +123,15 @@ class TrainingRun:
             share = len(batch[0]) / rows
             (loss if len(batches) == 1 else share * loss).backward()
             found.append((share, {"loss": loss.detach(), **terms}))
-        self._update()
+        if self.training.clip is not None:
+            self.objective.clip_gradient(self.training.clip)
+        self.objective.update(self.optimiser)
         means = found[0][1] if len(found) == 1 else _weighted_mean(found)
         return means.pop("loss"), means
 
     def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         with self.engine.precision_context(batch[0].device):
             return self._loss(*batch)
-
-    def _update(self) -> None:
-        if self.training.clip is not None:
-            self.objective.clip_gradient(self.training.clip)
-        self.objective.update(self.optimiser)
 
     def _close_epoch_and_cycle(self) -> None:
         """Before a window is closed, so that the state it keeps has seen it."""

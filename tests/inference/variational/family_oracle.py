@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import scipy.optimize
 import torch
 from torch import Tensor, nn
 
@@ -126,3 +128,29 @@ def dense_moments(posterior: kn.Posterior, layout: Layout) -> tuple[Tensor, Tens
     joint = posterior.as_prior().joint_normal(layout)
     assert joint is not None
     return joint[0], torch.linalg.inv(joint[1])
+
+
+def best_low_rank(precision: Tensor, rank: int) -> float:
+    """The least divergence from N(m, precision⁻¹) of normals with a diagonal and ``rank`` directions, by scipy.
+
+    There are several valleys: the best of eight searches from different places.
+    """
+    size, generator = len(precision), torch.Generator().manual_seed(0)
+
+    def divergence(at: np.ndarray) -> tuple[float, np.ndarray]:
+        numbers = torch.tensor(at, requires_grad=True)
+        factor = numbers[size:].view(size, rank)
+        covariance = (2 * numbers[:size]).exp().diag() + factor @ factor.T
+        product = precision @ covariance
+        value = 0.5 * (product.trace() - size - torch.logdet(product))
+        value.backward()
+        assert numbers.grad is not None
+        return value.item(), numbers.grad.numpy()
+
+    scale = precision.diagonal().rsqrt()
+    found = []
+    for _ in range(8):
+        factor = 0.5 * scale.unsqueeze(1) * torch.randn(size, rank, generator=generator, dtype=torch.float64)
+        start = torch.cat([scale.log(), factor.flatten()]).numpy()
+        found.append(scipy.optimize.minimize(divergence, start, jac=True, method="L-BFGS-B").fun)
+    return float(min(found))

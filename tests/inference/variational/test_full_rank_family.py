@@ -71,9 +71,9 @@ def test_base_takes_in_what_was_learned_and_the_distribution_stays(seed):
     mean, covariance = dense(module)
     with torch.no_grad():
         for _ in range(9):
-            module.before_step()
+            module.after_step()
         assert module.drift.abs().max() > 0
-        module.before_step()
+        module.after_step()
     assert module.drift.abs().max() == module.log_scale.abs().max() == module.mix.abs().max() == 0
     torch.testing.assert_close(dense(module), (mean, covariance))
     torch.testing.assert_close(module.base @ module.base.T, covariance)

@@ -162,6 +162,21 @@ def test_one_group_has_its_own_posterior_and_several_their_product():
     assert [type(part) for part in product.parts] == [kn.FullNormal, kn.DiagonalNormal]
 
 
+def test_form_of_q_changes_between_steps_and_never_within_one(seed):
+    # gradients of several batches are added up, so they must be in the same coordinates
+    problem = LinearGaussian.make(n=20, seed=seed)
+    objective = objective_of(problem)
+    (part,) = objective.parts
+    optimiser, first = torch.optim.SGD(objective.parameters(), lr=0.01), part.base.clone()
+    for _ in range(10):
+        assert torch.equal(part.base, first)
+        for _ in range(3):
+            objective(*problem.data)[0].backward()
+        assert torch.equal(part.base, first)
+        objective.update(optimiser)
+    assert not torch.equal(part.base, first)
+
+
 def test_default_step_size_does_not_depend_on_the_family():
     problem = LinearGaussian.make(n=20)
     assert {objective_of(problem, *groups).dimension for groups in (*ALL, SPLIT)} == {8}

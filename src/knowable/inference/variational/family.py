@@ -97,8 +97,8 @@ class FamilyModule(nn.Module, ABC):
         """
         return None
 
-    def before_step(self) -> None:
-        """Called before every step, without gradients: it may change how q is written, and not what it is."""
+    def after_step(self) -> None:
+        """Called after every step, without gradients: it may change how q is written, and not what it is."""
 
     @property
     def prefers_path(self) -> bool:

@@ -91,7 +91,7 @@ class FullRankModule(FamilyModule):
         """Up to some hundred weights: q can then be the posterior itself, where the noise of the gradient vanishes."""
         return self.base is not None
 
-    def before_step(self) -> None:
+    def after_step(self) -> None:
         """Now and then, let B take in what was learned; the distribution stays the same."""
         self.age += 1
         if self.base is None or self.drift is None or self.age % _STEPS_OF_A_BASE:

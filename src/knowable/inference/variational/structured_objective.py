@@ -108,9 +108,6 @@ class StructuredObjective(VariationalObjective):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
-        with torch.no_grad():
-            for part in self.parts:
-                part.before_step()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
             drawn = [self._draw(part) for part in self.parts]
             kl = self._divergence(drawn, points)
@@ -118,6 +115,13 @@ class StructuredObjective(VariationalObjective):
         draws = self._by_name([each.values for each in drawn])
         each = [self.log_likelihood_of(x, y, {**points, **draw}) for draw in draws]
         return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, points, entropy=entropy)
+
+    def update(self, optimiser: torch.optim.Optimizer) -> None:
+        """The optimiser's step, and then what families do after it: all gradients of a step are of one form of q."""
+        super().update(optimiser)
+        with torch.no_grad():
+            for part in self.parts:
+                part.after_step()
 
     def divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
