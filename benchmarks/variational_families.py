@@ -107,8 +107,8 @@ def several_outputs() -> Problem:
         lambda draws: exact.log_prob(draws["weight"].flatten(1)),
         {
             "mean field": independent, "natural gradient, mean field": independent, "matrix normal": 0.0,
-            "low rank, 1 direction": _best_low_rank(precision, 1), "low rank, 5 directions": _best_low_rank(precision, 5),
-            "full rank": 0.0,
+            "low rank, 1 direction": _best_low_rank(precision, 1),
+            "low rank, 5 directions": _best_low_rank(precision, 5), "full rank": 0.0,
         },
     )  # fmt: skip
 
