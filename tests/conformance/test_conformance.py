@@ -114,8 +114,8 @@ COSTLY = {
     "network_is_left_alone",
 }  # fmt: skip
 FOLLOWERS = {
-    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "EnsembleOf", "HMC", "Metropolis", "MultiSWAG", "NUTS",
-    "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "EnsembleOf", "FlowVI", "FullRankVI", "HMC", "LowRankVI",
+    "MatrixNormalVI", "Metropolis", "MultiSWAG", "NUTS", "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
 }  # fmt: skip
 
 
