@@ -20,6 +20,7 @@ from tests.inference.variational.oracle import expected_log_likelihood, flat_mom
 # deviations of the optimum, and every standard deviation within a factor of 1.35.
 SLACK = 0.15
 QUICK = {"epochs": 600, "learning_rate": 0.03}
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # another case of a check that the quick run has
 
 
 def make(seed: int, **changes: object) -> LinearGaussian:
@@ -45,7 +46,7 @@ def test_slack_would_not_hide_a_divergence_scaled_by_two(seed):
         assert problem.elbo() - problem.elbo(wrong.mean, wrong.mean_field_std) > 2 * SLACK
 
 
-@pytest.mark.parametrize("estimator", ["auto", "weight", "flipout", "score", "local_score"])
+@pytest.mark.parametrize("estimator", ["auto", "weight", slow("flipout"), "score", slow("local_score")])
 def test_every_estimator_reaches_the_closed_form_optimum(seed, estimator):
     problem = make(seed)
     draws, epochs = {"score": (8, 800), "local_score": (2, 400)}.get(estimator, (1, 800))
@@ -78,7 +79,7 @@ def test_default_settings_reach_it_by_themselves(seed, n):
     assert abs(posterior.log_evidence - problem.elbo()) < 4 * posterior.log_evidence.standard_error + SLACK
 
 
-@pytest.mark.parametrize("as_loader", [False, True], ids=["tensors", "loader"])
+@pytest.mark.parametrize("as_loader", [False, slow(True)], ids=["tensors", "loader"])
 def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)
     data = DataLoader(TensorDataset(*problem.data), batch_size=20, shuffle=True) if as_loader else problem.data
@@ -92,6 +93,7 @@ def test_accumulated_mini_batches_reach_it_too(seed):
     assert shortfall(problem, method.fit(problem.model(), problem.data, seed=seed)) < SLACK
 
 
+@pytest.mark.slow
 def test_several_draws_in_a_step_reach_it_too(seed):
     problem = make(seed)
     posterior = kn.MeanFieldVI(**QUICK, draws=4, estimator="weight").fit(problem.model(), problem.data, seed=seed)
@@ -117,7 +119,7 @@ def test_bfloat16_comes_close(seed):
 # --- beta, warm-up, start --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beta", [0.3, 3.0])
+@pytest.mark.parametrize("beta", [0.3, slow(3.0)])
 def test_beta_leads_to_the_tempered_optimum(seed, beta):
     problem = make(seed)
     posterior = kn.MeanFieldVI(**QUICK, beta=beta).fit(problem.model(), problem.data, seed=seed)
@@ -128,7 +130,7 @@ def test_beta_leads_to_the_tempered_optimum(seed, beta):
     assert f"beta={beta}" in posterior.diagnostics.method
 
 
-@pytest.mark.parametrize("temperature", [0.2, 3.0])
+@pytest.mark.parametrize("temperature", [0.2, slow(3.0)])
 def test_temperature_leads_to_the_tempered_posterior(seed, temperature):
     # p(θ | D)^(1/T) of a normal: the same mean, T times the variance; the best independent normals follow it
     problem = make(seed)
@@ -209,7 +211,7 @@ def test_start_from_a_posterior_of_another_network_is_refused():
 # --- priors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["correlated", "independent"])
+@pytest.mark.parametrize("full", [True, slow(False)], ids=["correlated", "independent"])
 def test_second_half_after_the_first(seed, full):
     problem = make(seed, n=40)
     model, (x, y) = problem.model(), problem.data
@@ -277,11 +279,11 @@ def log_evidence_of(x: torch.Tensor, y: torch.Tensor, variances: torch.Tensor) -
 @pytest.mark.parametrize(
     ("per", "hyperprior", "groups"),
     [
-        ("glob", None, [7]),
+        slow("glob", None, [7]),
         ("layer", None, [3, 4]),
-        ("parameter", None, [3, 4]),
+        slow("parameter", None, [3, 4]),
         ("layer", kn.Normal(0.2), [3, 4]),
-        ("weight", None, [1] * 7),
+        slow("weight", None, [1] * 7),
     ],
     ids=str,
 )
@@ -359,7 +361,7 @@ def test_bound_under_other_priors_is_likelihood_less_divergence(seed, prior):
     assert abs(posterior.log_evidence - exact) < 4 * posterior.log_evidence.standard_error
 
 
-@pytest.mark.parametrize("prior", [kn.LaplacePrior(0.5), kn.StudentTPrior(3.0, scale=0.5)], ids=repr)
+@pytest.mark.parametrize("prior", [slow(kn.LaplacePrior(0.5)), kn.StudentTPrior(3.0, scale=0.5)], ids=repr)
 def test_fit_under_other_priors_is_at_the_maximum_of_the_bound(seed, prior):
     # the bound as a function of all means and log standard deviations, by quadrature, maximised by scipy from the fit
     problem = make(seed, d=1)

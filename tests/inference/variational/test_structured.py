@@ -16,6 +16,8 @@ from tests.inference.variational.family_oracle import dense_moments, normal_dive
 from tests.inference.variational.oracle import expected_log_likelihood, integrated_kl
 
 METHODS = [kn.FullRankVI, kn.LowRankVI, kn.MatrixNormalVI]
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # another case of a check that the quick run has
+ONE_QUICK = [kn.FullRankVI, slow(kn.LowRankVI), slow(kn.MatrixNormalVI)]
 FULL, MEAN, LOW = kn.families.FullRank(), kn.families.MeanField(), kn.families.LowRank(2)
 EVERY = [
     kn.MeanFieldVI(families={"*": MEAN}),
@@ -174,7 +176,7 @@ def test_start_and_scale_are_heeded(kind):
     )
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("kind", ONE_QUICK)
 def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
     problem = LinearGaussian.make(n=30, noise=0.7, seed=seed)
     method = kind(epochs=1000, learning_rate=0.03, beta=0.3, kl_gradient="path")
@@ -188,16 +190,19 @@ def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
     assert kl < (matrix if kind is kn.MatrixNormalVI else 0.0) + 0.1
 
 
-@pytest.mark.parametrize("kind", METHODS)
-def test_mini_batches_and_several_draws_aim_at_the_same(seed, kind):
+@pytest.mark.parametrize(
+    "batches", [slow({"batch_size": 20, "draws": 2}), {"batch_size": 10, "accumulate": 3}], ids=str
+)
+@pytest.mark.parametrize("kind", ONE_QUICK)
+def test_mini_batches_with_several_draws_or_accumulated_aim_at_the_same(seed, kind, batches):
     problem = LinearGaussian.make(n=60, noise=0.7, correlation=0.2, seed=seed)
-    method = kind(epochs=250, learning_rate=0.03, batch_size=20, draws=2)
+    method = kind(epochs=400, learning_rate=0.03, **batches)
     posterior = method.fit(problem.model(), problem.data, seed=seed)
     moments = dense_moments(posterior, Layout.of(problem.model().params()))
     assert normal_divergence(*moments, problem.mean, problem.precision) < 0.3
 
 
-@pytest.mark.parametrize("prior", [kn.LaplacePrior(0.5), kn.ScaleMixture(0.5, 1.0, 0.1)], ids=repr)
+@pytest.mark.parametrize("prior", [slow(kn.LaplacePrior(0.5)), kn.ScaleMixture(0.5, 1.0, 0.1)], ids=repr)
 def test_bound_under_other_priors_is_likelihood_less_divergence(seed, prior):
     # likelihood in closed form; divergence: correlations in closed form, independent normals by quadrature
     problem = LinearGaussian.make(n=30, noise=0.7, seed=seed)
