@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import knowable as kn
 from knowable.core.params import Layout
 from knowable.inference.variational.family import FamilyModule
+from knowable.inference.variational.matrix_normal_family import Side
 
 DRAWS = 20_000
 
@@ -32,11 +33,14 @@ def layout_of(model: kn.Model) -> Layout:
 
 
 def moved(module: FamilyModule, seed: int) -> FamilyModule:
-    """The same distribution with all its numbers shaken, so that nothing is zero or equal by design."""
+    """The same family with all its numbers shaken, so that nothing is zero or equal by design; triangles stay so."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in module.parameters():
             value.add_(0.4 * torch.randn(value.shape, generator=generator, dtype=value.dtype))
+        for side in module.modules():
+            if isinstance(side, Side) and side.mix is not None:
+                side.mix.tril_(-1)
     return module
 
 

@@ -29,16 +29,6 @@ def build(full_up_to: int = 1024, **shapes: tuple[int, ...]):
     return model, loc, kn.families.MatrixNormal(full_up_to).build(layout, loc, 0.3)
 
 
-def shaken(module: MatrixNormalModule, seed: int) -> MatrixNormalModule:
-    """Moved, and triangular again."""
-    moved(module, seed)
-    with torch.no_grad():
-        for side in module.modules():
-            if isinstance(side, Side) and side.mix is not None:
-                side.mix.tril_(-1)
-    return module
-
-
 def side_covariance(side: Side) -> torch.Tensor:
     scale = side.log_scale.detach().exp()
     below = torch.zeros(len(scale), len(scale), dtype=scale.dtype) if side.mix is None else side.mix.detach().tril(-1)
@@ -70,7 +60,7 @@ def covariance_of(module: MatrixNormalModule) -> torch.Tensor:
 @pytest.mark.parametrize("full_up_to", [1024, 2])
 def test_covariance_is_a_kronecker_product_for_each_matrix(seed, shapes, full_up_to):
     model, _, module = build(full_up_to, **shapes)
-    shaken(module, seed)
+    moved(module, seed)
     check_against_dense(module, model, module.loc.detach(), covariance_of(module), seed)
     assert isinstance(module.posterior(model), kn.KroneckerNormal)
 
@@ -81,7 +71,7 @@ def test_it_starts_where_it_is_told():
 
 
 def test_terms_in_one_call_have_the_same_gradient(seed):
-    check_gradient_of_terms(shaken(build()[2], seed), seed)
+    check_gradient_of_terms(moved(build()[2], seed), seed)
 
 
 @pytest.mark.parametrize("row", [True, False])
@@ -132,7 +122,7 @@ def test_long_sides_have_a_diagonal_factor_and_no_basis():
 def test_posterior_of_float32_is_float32(seed):
     model = kn.Model(torch.nn.Linear(3, 2), kn.Gaussian(0.3))
     layout = layout_of(model)
-    module = shaken(kn.families.MatrixNormal().build(layout, layout.flatten(model.params()), 0.1), seed)
+    module = moved(kn.families.MatrixNormal().build(layout, layout.flatten(model.params()), 0.1), seed)
     assert all(value.dtype == torch.float32 for value in module.posterior(model).sample(2).values())
 
 
