@@ -116,6 +116,7 @@ COSTLY = {
 FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "EnsembleOf", "HMC", "Metropolis", "MultiSWAG", "NUTS",
     "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+    "DiscreteVI", "FunctionSpaceVI", "MomentVI", "NaturalVI",
 }  # fmt: skip
 
 
