@@ -101,10 +101,21 @@ def fit(method: Any, recipe: Recipe, seed: int) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     prediction = posterior.predict(grid(), samples=recipe.samples)
     return {
+        **mixing(posterior),
         "mean": [round(value, 5) for value in prediction.mean.flatten().tolist()],
         "std": [round(value, 5) for value in prediction.epistemic.sqrt().flatten().tolist()],
         "seconds": round(seconds, 1),
     }
+
+
+def mixing(posterior: Any) -> dict[str, float]:
+    """Of chains the largest R-hat and the smallest effective sample size of the function along the grid."""
+    from knowable.core.chain_posterior import ChainPosterior
+
+    if not isinstance(posterior, ChainPosterior):
+        return {}
+    found = posterior.function_diagnostics(grid())
+    return {"rhat": round(found.rhat["f"].max().item(), 4), "ess": round(found.ess["f"].min().item(), 1)}
 
 
 def spread(std: list[float], between: tuple[float, float]) -> float:
@@ -125,7 +136,8 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
         for seed in seeds:
             key = f"{title} {seed} {quick}"
             row = rows.get(key) or rows.add(key, _tried(make, recipe, seed))
-            say(f"{title}, seed {seed}: {row.get('error') or {name: row[name] for name in ('seconds',)}}")
+            shown = {name: row[name] for name in ("seconds", "rhat", "ess") if name in row}
+            say(f"{title}, seed {seed}: {row.get('error') or shown}")
             found[title][str(seed)] = row
     if rows.path is not None:
         plot(found, recipe, rows.path.with_suffix(".png"))
@@ -165,7 +177,17 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     methods = run["methods"]
     lines = [_cells(title, fits, methods.get(REFERENCE, {})) for title, fits in methods.items()]
     title = "A sine seen on [-3, -1] and [1, 3]: standard deviation of the function in the gap and at the data"
-    return page(run, table(title, _HEADER, lines, _NOTE), "![mean and two standard deviations](in_between.png)\n")
+    note = f"{_NOTE} {_mixed(methods.get(REFERENCE, {}))}".strip()
+    return page(run, table(title, _HEADER, lines, note), "![mean and two standard deviations](in_between.png)\n")
+
+
+def _mixed(reference: Mapping[str, Any]) -> str:
+    """How well the reference has mixed, in words."""
+    known = [row for row in reference.values() if "rhat" in row]
+    if not known:
+        return ""
+    rhat, ess = max(row["rhat"] for row in known), min(row["ess"] for row in known)
+    return f"{REFERENCE}: R-hat of the function at most {rhat:.3f}, effective sample size at least {ess:,.0f}."
 
 
 def _cells(title: str, fits: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from benchmarks.in_between import DATA, GAP, RECIPE, REFERENCE, contenders, grid, run, spread, summary, to_markdown
-from benchmarks.study import Rows
+from benchmarks.study import Rows, describe
 
 import knowable as kn
 
@@ -41,4 +41,12 @@ def test_quick_run_has_a_row_for_every_method_and_a_plot(tmp_path):
     assert [fits["0"].get("error") for fits in found["methods"].values()] == [None] * len(found["methods"])
     text = to_markdown(found)
     assert all(f"| {title} |" in text for title in found["methods"])
+    assert "R-hat of the function at most" in text
     assert (tmp_path / "in_between.png").stat().st_size > 10_000
+
+
+def test_how_the_chains_mixed_is_said_by_the_worst_of_all_seeds():
+    flat = {"std": curve(lambda x: 1.0), "mean": curve(lambda x: 0.5), "seconds": 1.0}
+    chains = {"0": {**flat, "rhat": 1.004, "ess": 900}, "1": {**flat, "rhat": 1.021, "ess": 1200}, "2": {"error": "no"}}
+    text = to_markdown(describe("in_between", quick=True, packages=(), methods={REFERENCE: chains}))
+    assert "R-hat of the function at most 1.021, effective sample size at least 900." in text

@@ -54,6 +54,6 @@ def test_unknown_benchmark_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         main(["step_tme"])
     assert (
-        "no benchmark 'step_tme'; there are step_time, prediction, epoch, stochastic_gradient, ensembles, laplace, "
-        "gradients" in capsys.readouterr().err
+        "no benchmark 'step_tme'; there are step_time, variational_steps, prediction, epoch, stochastic_gradient, "
+        "ensembles, laplace, gradients" in capsys.readouterr().err
     )

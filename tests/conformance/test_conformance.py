@@ -114,8 +114,9 @@ COSTLY = {
     "network_is_left_alone",
 }  # fmt: skip
 FOLLOWERS = {
-    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "EnsembleOf", "FlowVI", "FullRankVI", "HMC", "LowRankVI",
-    "MatrixNormalVI", "Metropolis", "MultiSWAG", "NUTS", "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
+    "FunctionSpaceVI", "HMC", "LowRankVI", "MatrixNormalVI", "Metropolis", "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
+    "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
 }  # fmt: skip
 
 

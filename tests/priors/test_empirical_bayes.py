@@ -90,6 +90,15 @@ def test_the_parameters_of_a_layer_may_share_a_scale():
     np.testing.assert_allclose(prior.log_prob({**params, **logs}), expected, rtol=1e-5)
 
 
+def test_weights_and_biases_of_a_layer_have_scales_of_their_own_where_each_has_a_glob():
+    params = {"a.weight": torch.randn(3, 2), "a.bias": torch.randn(3)}
+    globs = {"*.weight": EmpiricalBayes(Normal(2.0), per="layer"), "*": EmpiricalBayes(Normal(0.5), per="layer")}
+    found = PriorByName(globs, params).hyperparams()
+    assert {name: value.exp().item() for name, value in found.items()} == pytest.approx(
+        {"prior.a (*.weight).log_scale": 2.0, "prior.a.log_scale": 0.5}
+    )
+
+
 def test_every_weight_may_have_its_own_scale():
     params = {"a": torch.randn(3, 2), "b": torch.randn(4)}
     prior = PriorByName(EmpiricalBayes(Normal(2.0), per="weight"), params)

@@ -34,10 +34,10 @@ class EmpiricalBayes(Prior):
             search begins.
         hyperprior: A prior on the logarithm of the scale; None is flat.
         per: ``"glob"``: all parameters that the glob matches share one scale (a single one if it is ``"*"``).
-            ``"layer"``: the parameters of each module, its weight and its bias. ``"parameter"``: each tensor has its
-            own. ``"weight"``: each element of every tensor has its own (automatic relevance determination). The more
-            scales, the more the data choose their own prior: see the page on empirical Bayes before going beyond
-            layers.
+            ``"layer"``: of these, the parameters of each module, its weight and its bias. ``"parameter"``: each tensor
+            has its own. ``"weight"``: each element of every tensor has its own (automatic relevance determination).
+            The more scales, the more the data choose their own prior: see the page on empirical Bayes before going
+            beyond layers.
 
     Example:
         >>> EmpiricalBayes(Normal(1.0)).hyperparams(torch.zeros(3))
@@ -87,6 +87,7 @@ class EmpiricalBayes(Prior):
 
     def hyper_group(self, name: str, glob: str) -> str:
         """Which parameters share a scale: those of the glob, of the module, or no others."""
-        if self.per == "glob":
-            return glob
-        return (name.rpartition(".")[0] or _ROOT) if self.per == "layer" else name
+        if self.per != "layer":
+            return glob if self.per == "glob" else name
+        module = name.rpartition(".")[0] or _ROOT
+        return module if glob == "*" else f"{module} ({glob})"

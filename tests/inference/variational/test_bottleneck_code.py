@@ -159,5 +159,23 @@ class Bypass(nn.Module):
         return self.used(x)
 
 
+class ByName(nn.Module):
+    """Calls its layer with a named argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(input=x)
+
+
+def test_input_that_comes_by_name_is_refused_in_words():
+    model = kn.Model(ByName(), kn.Gaussian(0.1))
+    model, tap = tapped(model, CodePlace.of(model, None, "head"))
+    with pytest.raises(kn.Unsupported, match="input of 'layer', which is passed by name"):
+        code_shape(model, tap, torch.randn(4, 3))
+
+
 def test_layer_that_is_never_called_is_refused():
     assert "0 times" in refused(Bypass(), "idle", torch.randn(4, 3))

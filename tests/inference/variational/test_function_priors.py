@@ -84,6 +84,8 @@ def test_network_prior_is_that_of_another_model_where_one_is_given(generator):
     other = kn.Model(nn.Linear(2, 1).double(), kn.Gaussian(0.1), kn.Normal(1e-3))
     prior = kn.NetworkPrior(50, model=other).at(x, linear_model(), generator=generator)
     assert everything(prior, len(x))[1].abs().max() < 1e-4
+    with pytest.raises(kn.InvalidArgument, match="model with 1 outputs, but the model to fit has 2"):
+        kn.NetworkPrior(50, model=other).at(x, linear_model(outputs=2), generator=generator)
 
 
 def test_drawn_values_have_the_sample_moments_of_numpy():
@@ -105,6 +107,13 @@ def test_prior_without_weights_to_draw_is_refused():
 def test_covariances_that_are_none_are_refused(covariance):
     with pytest.raises(kn.InvalidArgument, match="prior"):
         KernelValues(0.0, covariance)
+
+
+def test_more_values_than_memory_holds_are_refused_after_the_first_draw(monkeypatch, generator):
+    monkeypatch.setattr("knowable.inference.variational.function_priors._MOST", 50 * 7 * 2 - 1)
+    with pytest.raises(kn.InvalidArgument, match=r"50 draws of 2 outputs at 7 context points.*fewer"):
+        kn.NetworkPrior(50).at(points(), linear_model(outputs=2), generator=generator)
+    kn.NetworkPrior(49).at(points(), linear_model(outputs=2), generator=generator)
 
 
 def test_infinite_functions_are_refused():

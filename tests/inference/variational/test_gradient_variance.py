@@ -49,6 +49,20 @@ def test_every_estimator_has_no_gradient_at_the_optimum(seed):
         assert (row.mean.abs() < 5 * row.standard_error).all(), row.estimator  # as above
 
 
+def test_point_estimates_are_those_of_the_posterior(seed):
+    # at the optimum, with the bias a point at its best value, the weights have no gradient; at the network's bias of 5
+    # they would have one
+    problem = LinearGaussian.make(n=20, seed=seed)
+    net = problem.model().net
+    with torch.no_grad():
+        net.bias.fill_(5.0)
+    model = kn.Model(net, kn.Gaussian(problem.noise), random="weight")
+    loc, std = problem.as_params(problem.mean), problem.as_params(problem.mean_field_std)
+    at = kn.DiagonalNormal(model, {"weight": loc["weight"]}, {"weight": std["weight"]}, points={"bias": loc["bias"]})
+    row = kn.gradient_variance(model, problem.data, ["local"], at=at, repeats=150, seed=seed)["local"]
+    assert (row.mean.abs() < 5 * row.standard_error).all()
+
+
 NETWORKS = {
     # every layer's weights act once per example: local, flipout and score are all exact
     "linear layers": (
@@ -206,5 +220,6 @@ def test_unknown_estimators_are_refused():
     problem = LinearGaussian.make(n=20)
     with pytest.raises(kn.InvalidArgument, match="estimators must be one of"):
         kn.gradient_variance(problem.model(), problem.data, ["pathwise"])
-    with pytest.raises(kn.InvalidArgument, match="repeats"):
-        kn.gradient_variance(problem.model(), problem.data, repeats=1)
+    for knobs in ({"repeats": 1}, {"draws": 0}):
+        with pytest.raises(kn.InvalidArgument, match=next(iter(knobs))):
+            kn.gradient_variance(problem.model(), problem.data, **knobs)

@@ -148,6 +148,7 @@ def test_max_pooling_of_nearly_known_values_is_their_maximum(image):
         (torch.Tensor.mean, (0,), {}, "mean over rows"),
         (torch.mul, (torch.ones(2, 2, 3, 6, 6),), {}, "repeats"),
         (torch.div, (2.0,), {"rounding_mode": "floor"}, "rounded"),
+        (torch.sub, (2.0,), {"alpha": 3}, "by name"),
     ],
     ids=_named,
 )
@@ -161,3 +162,10 @@ def test_operation_without_a_rule_is_refused_by_name(image, func, args, kwargs, 
 def test_division_by_random_values_is_refused(image):
     with pytest.raises(NoRule, match="division"):
         apply_rule(torch.div, (2.0, image), {})
+
+
+def test_arguments_by_name_are_refused_where_they_would_be_missed(image):
+    with pytest.raises(NoRule, match="by name"):
+        apply_rule(torch.add, (2.0,), {"other": image})
+    with pytest.raises(NoRule, match="by name"):
+        apply_rule(torch.mul, (image,), {"other": 2.0})

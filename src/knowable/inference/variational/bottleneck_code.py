@@ -128,6 +128,8 @@ class Tap:
 
     def hook_input(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """To be called before a module."""
+        if not args:
+            raise Unsupported(f"No code can be put in for {self.place.name}, which is passed by name. Name a layer=.")
         return (self(args[0]), *args[1:])
 
 

@@ -21,6 +21,7 @@ from knowable.core.model import Model
 from knowable.errors import InvalidArgument, InvalidType
 
 _ROWS = 256  # rows that a network of the prior is run on at once
+_MOST = 2**29  # function values of a prior that are held: 2 GB of float32
 
 
 class PriorValues(ABC):
@@ -233,7 +234,21 @@ class NetworkPrior(FunctionPrior):
                 params = {**start, **own.prior.sample(drawn, generator=generator)}
                 parts = [own.forward(params, rows, buffers=buffers) for rows in pool.split(_ROWS)]
                 values.append(torch.cat(parts).reshape(len(pool), -1))
+                if len(values) == 1:
+                    self._check(values[0], model, pool)
         return DrawnValues(torch.stack(values))
+
+    def _check(self, values: Tensor, model: Model, pool: Tensor) -> None:
+        """Refuse what does not fit, by the first draw ``(P, outputs)``."""
+        points, outputs = values.shape
+        wanted = model.forward(model.params(), pool[:2], buffers=model.buffers())[0].numel()
+        if outputs != wanted:
+            raise InvalidArgument(f"prior is of a model with {outputs} outputs, but the model to fit has {wanted}.")
+        if self.draws * values.numel() > _MOST:
+            raise InvalidArgument(
+                f"prior would hold {self.draws:,} draws of {outputs:,} outputs at {points:,} context points, more than "
+                f"{_MOST:,} numbers. Give NetworkPrior fewer draws, or context a tensor of fewer points."
+            )
 
 
 class DrawnValues(PriorValues):

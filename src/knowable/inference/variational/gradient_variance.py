@@ -136,18 +136,20 @@ def gradient_variance(
         repeats: Gradients per estimator.
         seed: Fixes the noise.
     """
+    check_count("draws", draws)
     check_count("repeats", repeats, at_least=2)
-    rows, _, seed = admit(model, data, None, seed)
-    x, y = rows.tensors
-    found = []
     estimators = [estimators] if isinstance(estimators, str) else list(estimators)
+    for estimator in estimators:
+        check_choice("estimators", estimator, ESTIMATORS)
     if not estimators:
         raise InvalidArgument(f"estimators must name at least one of {', '.join(ESTIMATORS)}; got none.")
+    rows, _, seed = admit(model, data, None, seed)
+    x, y = rows.tensors
     if at is not None:
         check_type("at", at, DiagonalNormal, "a posterior fitted by MeanFieldVI, or None")
         means_for("at", model, at)
+    found = []
     for estimator in estimators:
-        check_choice("estimators", estimator, ESTIMATORS)
         enough = max(2, draws) if estimator in BY_SCORE else draws
         objective = MeanFieldVI(estimator=estimator, draws=enough).objective(model, x, rows.size)
         assert isinstance(objective, MeanFieldObjective)  # without families it is
@@ -162,6 +164,9 @@ def _move_to(objective: MeanFieldObjective, posterior: DiagonalNormal) -> None:
     with torch.no_grad():
         objective.q[0] = objective.layout.flatten(posterior.loc)
         objective.q[1] = objective.layout.flatten(posterior.scale).log()
+        for name, point in objective.point_params().items():
+            if name in posterior.points:
+                point.copy_(posterior.points[name])
 
 
 def _measure(estimator: str, objective: MeanFieldObjective, x: Tensor, y: Tensor, repeats: int) -> EstimatorNoise:

@@ -96,7 +96,9 @@ def _stretch(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _known_arithmetic(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Moments, Tensor]:
-    x = next(each for each in args if isinstance(each, Moments))
+    x = next((each for each in args if isinstance(each, Moments)), None)
+    if x is None or "other" in kwargs or kwargs.get("alpha", 1) != 1:
+        raise NoRule(f"{func.__name__} with an argument by name")
     mean = func(*(each.mean if each is x else each for each in args), **kwargs)
     if mean.shape != x.mean.shape:
         raise NoRule(f"{func.__name__} that repeats random values")
