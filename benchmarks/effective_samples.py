@@ -75,7 +75,7 @@ CONTENDERS = (
     _ours("HMC", {"diabetes": [Settings(16, 300, 1500), Settings(32, 300, 700)],
                   "toy": [Settings(32, 300, 1000), Settings(64, 300, 500)]}),
     _ours("NUTS", {"diabetes": [Settings(8, 150, 150), Settings(16, 150, 100)],
-                   "toy": [Settings(16, 150, 200), Settings(64, 150, 50)]}),
+                   "toy": [Settings(8, 100, 100), Settings(16, 100, 60)]}),
     _ours("MCLMC", {"diabetes": [Settings(16, 300, 4000), Settings(32, 300, 1500)],
                     "toy": [Settings(64, 300, 1500), Settings(128, 300, 1000)]}, exact=False, adjusted=False),
     _ours("MCLMC", {"diabetes": [Settings(16, 300, 600), Settings(32, 300, 300)],
@@ -240,14 +240,19 @@ def _cells(name: str, row: Row) -> list[str]:
     name += "" if row["exact"] else " *"
     if "seconds" not in row:
         return [name, row["label"], f"failed: {row['error']}"]
-    rate = f"{row['ess_per_second']:.3g}" if row["ess_per_second"] else f"none (R-hat {row['rhat']:.2f})"
+    rate = _digits(row["ess_per_second"]) if row["ess_per_second"] else f"none (R-hat {row['rhat']:.2f})"
     far = row["disagreement"]
     return [
         name, row["label"], rate + (f" ({row['error']})" if row["error"] else ""),
-        f"{row['range'][0]:.3g}–{row['range'][1]:.3g}", f"{row['seconds']:.1f}", f"{row['ess']:.0f}",
+        "–".join(map(_digits, row["range"])), f"{row['seconds']:.1f}", f"{row['ess']:.0f}",
         f"{row['rhat']:.3f}", f"{row['gradients_per_second']:,.0f}", f"{row['ess_per_thousand_gradients']:.3g}",
         "" if far is None or math.isnan(far) else f"{far:.1f}",
     ]  # fmt: skip
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without exponents."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def verdict(summaries: Mapping[str, Row]) -> str:

@@ -51,6 +51,20 @@ def write(run: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     return data, page
 
 
+def with_earlier_cases(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A run of some cases, and those that an earlier run has left in ``folder``, which keep their date."""
+    file = folder / f"{run['benchmark']}.json"
+    if not file.exists():
+        return dict(run)
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    if earlier["quick"] != run["quick"]:
+        return dict(run)
+    new = {case["name"] for case in run["cases"]}
+    date = earlier["environment"]["date"]
+    kept = [{"measured": date, **case} for case in earlier["cases"] if case["name"] not in new]
+    return {**run, "cases": [*kept, *run["cases"]]}
+
+
 def _describe_outcome(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
     time, ratio = outcome.time(), outcome.ratio(reference)
     return {
@@ -71,6 +85,8 @@ def _table(case: Mapping[str, Any]) -> str:
     caption = (
         f"Ratio to *{case['reference']}*; {plan['rounds']} rounds of {plan['inner']} steps. {case['note']}".strip()
     )
+    if "measured" in case:
+        caption += f" Measured {case['measured']}."
     lines = [f"## {case['title']}", "", _cells(header), _cells(["---"] * len(header)), *rows, "", caption, ""]
     return "\n".join(lines)
 

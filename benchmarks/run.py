@@ -20,7 +20,7 @@ import torch
 from benchmarks.environment import Environment
 from benchmarks.harness import QUICK, Case, Plan, measure
 from benchmarks.memory import peak_memory
-from benchmarks.report import describe_case, describe_run, to_markdown, write
+from benchmarks.report import describe_case, describe_run, to_markdown, with_earlier_cases, write
 from benchmarks.study import Rows, write_study
 
 BENCHMARKS = ("step_time", "variational_steps", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
@@ -113,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(to_markdown(run), flush=True)
         if folder is not None:
-            print("written:", ", ".join(path.name for path in write(run, folder)), file=sys.stderr)
+            kept = with_earlier_cases(run, folder) if options.case != "*" else run
+            print("written:", ", ".join(path.name for path in write(kept, folder)), file=sys.stderr)
         whole &= all(case["contenders"][case["reference"]]["error"] is None for case in run["cases"])
     return 0 if whole else 1
 
@@ -124,7 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", type=_benchmark, help=f"which of {_NAMES} (default: all)")
     parser.add_argument("--quick", action="store_true", help="smoke run of seconds; written only with --out")
     parser.add_argument("--out", type=Path, default=None, help="folder for JSON and Markdown (default: results/)")
-    parser.add_argument("--case", default="*", help="glob of cases to run, such as mlp; written only with --out")
+    parser.add_argument(
+        "--case",
+        default="*",
+        help="glob of cases to run, such as mlp; written only with --out, beside those of earlier runs",
+    )
     parser.add_argument("--rounds", type=int, default=None, help="rounds of timing (default: the case's own)")
     parser.add_argument("--threads", type=int, default=None, help="torch's threads (default: torch's own choice)")
     parser.add_argument(

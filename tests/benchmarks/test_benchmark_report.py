@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks.environment import Environment
 from benchmarks.harness import Case, Outcome, Plan
-from benchmarks.report import describe_case, describe_run, to_markdown, write
+from benchmarks.report import describe_case, describe_run, to_markdown, with_earlier_cases, write
 
 
 @pytest.fixture
@@ -59,3 +59,18 @@ def test_files_are_written_whole_and_replace_older_ones(run, tmp_path):
     assert json.loads(data.read_text()) == run
     assert page.read_text() == to_markdown(run)
     assert sorted(path.name for path in folder.iterdir()) == ["example.json", "example.md"]
+
+
+def test_a_run_of_some_cases_keeps_the_others_with_their_date(run, tmp_path):
+    (pair,) = run["cases"]
+    assert with_earlier_cases(run, tmp_path) == run
+    write({**run, "cases": [pair, {**pair, "name": "other", "note": ""}]}, tmp_path)
+    later = {**run, "environment": {**run["environment"], "date": "later"}, "cases": [{**pair, "note": "New."}]}
+    kept = with_earlier_cases(later, tmp_path)
+    assert [case["name"] for case in kept["cases"]] == ["other", "pair"]
+    assert f"2 steps. Measured {run['environment']['date']}." in to_markdown(kept)
+    assert "2 steps. New.\n" in to_markdown(kept)
+    write(kept, tmp_path)
+    again = with_earlier_cases({**later, "cases": []}, tmp_path)
+    assert [case["measured"] for case in again["cases"]] == [run["environment"]["date"], "later"]
+    assert with_earlier_cases({**later, "quick": True}, tmp_path)["cases"] == later["cases"]

@@ -341,6 +341,50 @@ def test_a_trajectory_that_goes_beyond_the_limit_is_given_up(clock: Clock, long_
     assert long_from - 6 < transitions <= long_from and transitions == int(transitions)  # those of the last whole block
 
 
+class Slowing(Counting):
+    """Chains whose transitions take a hundredth of a second of a clock, and from some number on a second."""
+
+    def __init__(self, clock: Clock, slow_from: int):
+        super().__init__()
+        self.clock, self.slow_from, self.made = clock, slow_from, 0
+
+    def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
+        for i in target.in_time(n):
+            self.clock.passes(1.0 if int(state["count"]) + i >= self.slow_from else 0.01)
+        self.made = int(state["count"]) + i + 1
+        return super().advance(target, state, i + 1, generator=generator, warmup=warmup)
+
+
+def test_a_block_that_becomes_slow_ends_with_what_it_has_when_its_time_is_over(clock: Clock):
+    began, kernel = clock.now, Slowing(clock, slow_from=600)  # among the draws
+    with time_limit(100):
+        found = chains(kernel, draws=1000)
+    assert clock.now - began <= 101.1  # a transition
+    assert found.draws[0, -1, 0] == 1000 * kernel.made  # none is lost
+    assert 190 <= found.draws.shape[1] <= 200
+
+
+def test_without_a_limit_there_is_time_for_all_transitions():
+    assert list(normal_target().in_time(4)) == [0, 1, 2, 3]
+
+
+def test_the_first_block_says_nothing_of_the_pace(clock: Clock):
+    clock.passes(10.0)
+    span = ChainTime(clock.now, clock.now + 100.0)
+    clock.passes(20.0)
+    assert span.possible(1, 0.5) is None  # 20 s for one, of 50: it may have had to record or to compile
+    clock.passes(2.0)
+    assert span.possible(5, 0.5) == 56  # half a second each, 28 s left
+    clock.passes(30.0)
+    assert span.possible(10, 0.5) == 0
+
+
+def test_a_first_block_that_takes_all_of_the_warm_up_ends_it(clock: Clock):
+    span = ChainTime(clock.now, clock.now + 100.0)
+    clock.passes(50.0)
+    assert span.possible(1, 0.5) == 0
+
+
 def test_a_warm_up_that_is_given_up_leaves_half_of_the_time_for_draws(clock: Clock):
     class Settles(LongTrajectories):
         def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:

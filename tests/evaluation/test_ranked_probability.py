@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,30 @@ def test_splitting_a_component_in_two_changes_nothing():
     index = torch.tensor([0, 1, 1])
     split = normal_mixture_crps(loc[index], scale[index], torch.tensor([0.4, 0.25, 0.35], dtype=DTYPE).log(), y)
     torch.testing.assert_close(once, split)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
+def test_a_sum_gives_all_digits_of_the_pairs(spread: float, generator: torch.Generator):
+    loc = spread * torch.randn(300, 6, dtype=DTYPE, generator=generator)
+    scale = 0.5 + torch.rand(300, 6, dtype=DTYPE, generator=generator)
+    weights = log_weights(300, generator).exp().unsqueeze(1)
+    low, high = (loc - 8.5 * scale).amin(0), (loc + 8.5 * scale).amax(0)
+    terms = math.ceil(((high - low) / (0.5 * scale.amin(0))).max().item())
+    by_sum = ranked_probability._spread_by_sum(loc, scale, weights, low, high, terms)
+    torch.testing.assert_close(by_sum, ranked_probability._spread_by_pairs(loc, scale, weights), rtol=1e-13, atol=0)
+
+
+def test_many_components_and_many_copies_of_few_have_the_same_score(generator: torch.Generator):
+    loc, y = torch.randn(4, 6, dtype=DTYPE, generator=generator), torch.randn(6, dtype=DTYPE, generator=generator)
+    scale, weights = 0.001 + torch.rand(4, 6, dtype=DTYPE, generator=generator), log_weights(4, generator)
+    scale[0, 0] = 0.0  # a point mass: only pairs can do it
+    few = normal_mixture_crps(loc, scale, weights, y)  # by pairs
+    copies = [each.repeat_interleave(500, 0) for each in (loc, scale, weights)]
+    many = normal_mixture_crps(copies[0], copies[1], copies[2] - math.log(500), y)
+    torch.testing.assert_close(many, few)
+    torch.testing.assert_close(
+        normal_mixture_crps(copies[0][:, 1:], copies[1][:, 1:], copies[2] - math.log(500), y[1:]), few[1:]
+    )
 
 
 def test_chunks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch):

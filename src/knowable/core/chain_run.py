@@ -97,13 +97,13 @@ class ChainRun:
         """Some transitions of every chain."""
         warming = self.done < self.warmup
         end = self.warmup if warming else self.warmup + self._wanted() * self.settings.thin
-        count = min(self.block_size, end - self.done)
+        wanted = min(self.block_size, end - self.done)
         if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
             self._compiled = True
             bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
         began = time.monotonic()
         try:
-            block = self._advance(count, WarmUp(self.done, self.warmup) if warming else None)
+            block = self._advance(wanted, WarmUp(self.done, self.warmup) if warming else None)
         except TimeIsUp:
             self.restore_good()
             self._cut_short(warming)
@@ -111,6 +111,7 @@ class ChainRun:
         self._check_finite(block.positions)
         if not warming:
             self._keep(block)
+        count = len(block.positions)
         self.done += count
         self._mind_the_time(warming, (time.monotonic() - began) / count)
         if warming and self.done >= self.warmup:
@@ -126,13 +127,14 @@ class ChainRun:
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
         """So many transitions; TimeIsUp if they do not end in time (the first ones of a warm-up may use all of it)."""
         if self.time is not None:
-            self.target.deadline = self.time.at(_WARMUP_SHARE) if warmup is not None and self.done else self.time.end
+            until = _WARMUP_SHARE if warmup is not None and self.done else 1.0
+            self.target.time = self.time.for_block(_BLOCK_SHARE, until=until)
         try:
             self.state, block = self.kernel.advance(
                 self.target, self.state, count, generator=self.generator, warmup=warmup
             )
         finally:
-            self.target.deadline = None
+            self.target.time = None
         return block
 
     def _cut_short(self, warming: bool) -> None:
@@ -176,11 +178,11 @@ class ChainRun:
         """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition took."""
         if self.time is None:
             return
-        each = max(each, 1e-9)
-        self.block_size = min(self.largest_block, max(1, int(_BLOCK_SHARE * self.time.left / each)))
+        planned = max(1, int(_BLOCK_SHARE * self.time.left / max(each, 1e-9)))
+        self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if warming:
-            possible = math.ceil(self.time.left_of(_WARMUP_SHARE) / each)
-            self.warmup = min(self._asked, self.done + possible)  # it may grow again: a block may have had to compile
+            possible = self.time.possible(self.done, _WARMUP_SHARE)
+            self.warmup = self._asked if possible is None else min(self._asked, self.done + possible)
         if self.time.left == 0:
             self._end_in_time()
 

@@ -7,6 +7,7 @@ is left for draws. A fit of several parts gives each a share.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,30 @@ _LOOK = 0.02  # of the time that is left, until the pace is judged anew
 
 
 class TimeIsUp(Exception):
-    """A block of transitions has come to the end of its time; the chain loop catches it."""
+    """A transition has come to the end of its time; the chain loop catches it."""
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """The time that a block of transitions has.
+
+    Attributes:
+        planned: When to begin no further transition, on the monotonic clock.
+        end: When the one under way is given up.
+    """
+
+    planned: float
+    end: float
+
+    @property
+    def enough(self) -> bool:
+        """Whether no further transition should begin."""
+        return time.monotonic() >= self.planned
+
+    def check(self) -> None:
+        """Raise TimeIsUp at the end."""
+        if time.monotonic() >= self.end:
+            raise TimeIsUp
 
 
 @contextmanager
@@ -69,12 +93,6 @@ def time_left() -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-def check_time(end: float | None) -> None:
-    """Raise TimeIsUp where the monotonic clock has come to ``end``."""
-    if end is not None and time.monotonic() >= end:
-        raise TimeIsUp
-
-
 @dataclass
 class Pace:
     """How many steps of a loop there is time for, judged by those made so far.
@@ -113,12 +131,19 @@ class Pace:
         return step + int(max(0.0, self.end - now) / max(each, 1e-9))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChainTime:
-    """The time that chains have, from their first transition on."""
+    """The time that chains have, from their first transition on.
+
+    Attributes:
+        begun: When they began, on the monotonic clock.
+        end: When time is up.
+        first: When the first block was done, and its transitions: it may have had to prepare what the others use.
+    """
 
     begun: float
     end: float
+    first: tuple[float, int] | None = None
 
     @classmethod
     def within_limit(cls) -> ChainTime | None:
@@ -131,9 +156,22 @@ class ChainTime:
         """Seconds until time is up."""
         return max(0.0, self.end - time.monotonic())
 
+    def for_block(self, share: float, *, until: float) -> BlockTime:
+        """This share of the time that is left, and never beyond the share ``until`` of all of it."""
+        return BlockTime(time.monotonic() + share * self.left, self.at(until))
+
     def at(self, share: float) -> float:
         """When this share of the whole time will be used, on the monotonic clock."""
         return self.begun + share * (self.end - self.begun)
+
+    def possible(self, done: int, share: float) -> int | None:
+        """How many more transitions this share of the time holds, by the pace of those done; None: nobody knows yet."""
+        now, left = time.monotonic(), self.left_of(share)
+        if self.first is None:
+            self.first = now, done
+            return None if left else 0
+        since, number = self.first
+        return math.ceil(left * (done - number) / max(now - since, 1e-9))
 
     def left_of(self, share: float) -> float:
         """Seconds until this share of the whole time is used."""

@@ -64,7 +64,7 @@ class Kernel(ABC):
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
     ) -> tuple[State, Block]:
-        """``n`` transitions of every chain; with ``warmup`` they also tune the kernel."""
+        """``n`` transitions of every chain, or those there is time for; with ``warmup`` they also tune the kernel."""
 
     def tuned(self, state: State) -> dict[str, float]:
         """The settings that the warm-up found, for the report."""

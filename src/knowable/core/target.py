@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from knowable.core.batched_gradient import BatchedGradient
 from knowable.core.data import Data
-from knowable.core.deadline import check_time
+from knowable.core.deadline import BlockTime
 from knowable.core.model import Model
 from knowable.core.params import Layout
 from knowable.core.predicting import bytes_per_row
@@ -39,7 +39,7 @@ class Target(ABC):
         layout: How a flat position is cut into parameters.
         temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
         gradients: How many gradients were taken so far, each chain's counted.
-        deadline: When the block of transitions under way must end, on the monotonic clock; None: it may take its time.
+        time: Of the block of transitions under way; None where it may take its time.
         fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
     """
 
@@ -48,7 +48,7 @@ class Target(ABC):
         self.layout = layout
         self.temperature: float | Tensor = temperature
         self.gradients = 0
-        self.deadline: float | None = None
+        self.time: BlockTime | None = None
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
@@ -68,9 +68,17 @@ class Target(ABC):
         self.function.calls += gradients
         self._note(chains * gradients)
 
+    def in_time(self, n: int) -> Iterator[int]:
+        """Numbers of ``n`` transitions; where time is limited, of at least one and of those there is time for."""
+        for i in range(n):
+            if i and self.time is not None and self.time.enough:
+                return
+            yield i
+
     def _note(self, gradients: int) -> None:
         self.gradients += gradients
-        check_time(self.deadline)
+        if self.time is not None:
+            self.time.check()
 
     def block_size(self, chains: int, x: Tensor | None = None) -> int:
         """How many of so many chains go through the target together, on all rows or on those of ``x``."""

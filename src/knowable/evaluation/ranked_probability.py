@@ -22,6 +22,8 @@ The true error is mostly a hundred times smaller; the largest seen on wide mixtu
 """
 
 _CHUNK = 1 << 18  # numbers held at once by each intermediate of the closed form
+_REACH = 8.5  # standard deviations, beyond which a normal has nothing
+_SPACING = 0.5  # of the smallest standard deviation: the terms left out fall as exp(-(2π / spacing)² / 4)
 _MOST_SPLITS = 300
 _MOST_TERMS = 512  # a sum over more integers than this becomes an integral
 
@@ -50,7 +52,10 @@ def normal_mixture_crps(loc: Tensor, scale: Tensor, log_weights: Tensor, y: Tens
     .. math:: \sum_k w_k A(y - \mu_k, \sigma_k^2)
         - \tfrac12 \sum_{k,l} w_k w_l A(\mu_k - \mu_l, \sigma_k^2 + \sigma_l^2)
 
-    with :math:`A(m, s^2) = E|N(m, s^2)| = 2 s \varphi(m/s) + m (2 \Phi(m/s) - 1)`. Time grows with K², memory does not.
+    with :math:`A(m, s^2) = E|N(m, s^2)| = 2 s \varphi(m/s) + m (2 \Phi(m/s) - 1)`. The second term is also
+    :math:`\int F (1 - F)\,dx`, of which a sum at steps of half the smallest σ gives all digits: the integrand is as
+    smooth as the normals are. It is taken where it has fewer terms, as with many draws of nearly the same noise; then
+    time grows with K, and elsewhere with K². Memory does not grow.
 
     Args:
         loc: Means, ``(K, ...)``.
@@ -71,15 +76,36 @@ def normal_mixture_crps(loc: Tensor, scale: Tensor, log_weights: Tensor, y: Tens
 
 
 def _normal_mixture_chunk(loc: Tensor, scale: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    near = (weights * _mean_absolute_normal(y - loc, scale.square())).sum(0)
+    low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
+    terms = ((high - low) / (_SPACING * scale.amin(0))).max().item()  # infinite or NaN with point masses
+    few = terms < 2 * loc.shape[0]
+    return near - (
+        _spread_by_sum(loc, scale, weights, low, high, math.ceil(terms))
+        if few
+        else _spread_by_pairs(loc, scale, weights)
+    )
+
+
+def _spread_by_pairs(loc: Tensor, scale: Tensor, weights: Tensor) -> Tensor:
+    """E|X - X'| / 2 of mixtures ``(K, rows)``, pair by pair."""
     variance = scale.square()
-    score = (weights * _mean_absolute_normal(y - loc, variance)).sum(0)
-    score = score - (weights.square() * scale).sum(0) / math.sqrt(
-        math.pi
-    )  # half of the pairs k = l: A(0, 2 σ²) = 2 σ / √π
+    total = (weights.square() * scale).sum(0) / math.sqrt(math.pi)  # half of the pairs k = l: A(0, 2 σ²) = 2 σ / √π
     for k in range(loc.shape[0] - 1):  # the pairs k < l stand for both orders
         pairs = _mean_absolute_normal(loc[k] - loc[k + 1 :], variance[k] + variance[k + 1 :])
-        score = score - weights[k] * (weights[k + 1 :] * pairs).sum(0)
-    return score
+        total = total + weights[k] * (weights[k + 1 :] * pairs).sum(0)
+    return total
+
+
+def _spread_by_sum(loc: Tensor, scale: Tensor, weights: Tensor, low: Tensor, high: Tensor, terms: int) -> Tensor:
+    """The same as the integral of F (1 - F), by the trapezoidal rule between ends where nothing is left."""
+    total, step = torch.zeros_like(low), (high - low) / terms
+    inverse = scale.reciprocal() * math.sqrt(0.5)
+    offset = (low - loc) * inverse
+    for k in range(1, terms):
+        below = (weights * torch.erf(torch.addcmul(offset, inverse, k * step))).sum(0)  # 2 F - 1
+        total += 1 - below.square()
+    return 0.25 * step * total
 
 
 def _mean_absolute_normal(mean: Tensor, variance: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from knowable.inference.laplace.anatomy import Anatomy, Layer
 from knowable.inference.laplace.rows import Rows
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
+_COLUMNS = 512  # of a full covariance's factor that are used at a time
 
 
 def units(output: Tensor) -> Tensor:
@@ -122,7 +123,20 @@ def full_covariance(rows: Rows, posterior: FullNormal) -> Tensor:
         return _gram(jacobian @ posterior.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
     places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
-    return _gram(torch.stack([a @ posterior.scale_tril[own] for own in places], dim=1))
+    return _head_covariance(a, places, posterior.scale_tril)
+
+
+def _head_covariance(a: Tensor, places: Tensor, scale_tril: Tensor) -> Tensor:
+    """Covariance of a head's outputs, from its inputs and the ``places`` (out, in) of its weights in the flat vector.
+
+    By blocks of columns: that takes little memory, and rows above a block's diagonal are zero and left out.
+    """
+    total = a.new_zeros(len(a), len(places), len(places))
+    for first in range(0, len(scale_tril), _COLUMNS):
+        columns = scale_tril[:, first : first + _COLUMNS]
+        each = [a[:, own >= first] @ columns[own[own >= first]] for own in places]
+        total += _gram(torch.stack(each, dim=1))
+    return total
 
 
 def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:

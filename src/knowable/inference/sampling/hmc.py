@@ -91,7 +91,7 @@ class HMCKernel(Kernel):
         state = dict(state)
         metric = Metric(state["inverse_mass"])
         found = []
-        for i in range(n):
+        for i in target.in_time(n):
             number = int(state["transitions"])
             share = lengths.halton(number + 1) if self.settings.jitter else 0.5
             step = self._step(state, warmup)

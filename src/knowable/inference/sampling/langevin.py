@@ -157,7 +157,8 @@ class LangevinKernel(Kernel):
         positions, values = state["position"].new_empty((n, *shape)), state["value"].new_empty((n, shape[0]))
         taken = torch.empty_like(values)
         runs: dict[tuple[float, float], Run] = {}
-        for i in range(n):
+        made = 0
+        for i in target.in_time(n):
             before = int(state["batch.step"])
             if warmup is None or self.settings.step_size is not None:
                 self._transition(state, batches, runs)
@@ -169,7 +170,8 @@ class LangevinKernel(Kernel):
             else:
                 self._approach(target, state, batches, warmup.first + i, warmup.total)
             positions[i], values[i], taken[i] = state["position"], state["value"], int(state["batch.step"]) - before
-        return state, Block(positions, values, {"steps": taken})
+            made = i + 1
+        return state, Block(positions[:made], values[:made], {"steps": taken[:made]})
 
     def tuned(self, state: State) -> dict[str, float]:
         """Step size, and the part of the noise that batches bring."""

@@ -113,7 +113,7 @@ class MCLMCKernel(Kernel):
         state = dict(state)
         found = []
         metric = Metric(state["inverse_mass"])
-        for i in range(n):
+        for i in target.in_time(n):
             transition = self._adjusted if self.settings.adjusted else self._unadjusted
             number = warmup.first + i if warmup is not None and steps.tunes(warmup) else None
             found.append(transition(target, state, metric, generator, number))
@@ -124,7 +124,7 @@ class MCLMCKernel(Kernel):
                 self._start_again(state, _relative(state["inverse_mass"], before))
         block = Block.stack(found)
         if warmup is not None and not self.settings.adjusted and self.settings.length is None:
-            self._learn_length(state, block.positions, warmup, n)
+            self._learn_length(state, block.positions, warmup)
         return state, block
 
     def tuned(self, state: State) -> dict[str, float]:
@@ -208,10 +208,10 @@ class MCLMCKernel(Kernel):
         """Steps between two draws: over a part of the length, for draws need not be independent."""
         return max(1, min(_MOST_STEPS, round(_STRETCH * length / self._step(state, tuning=tuning))))
 
-    def _learn_length(self, state: State, positions: Tensor, warmup: WarmUp, n: int) -> None:
+    def _learn_length(self, state: State, positions: Tensor, warmup: WarmUp) -> None:
         """Forget the direction after a fixed part of the time in which positions stay correlated."""
         dimension = state["direction"].shape[1]
-        step = self._step(state, tuning=True)
+        step, n = self._step(state, tuning=True), len(positions)
         if warmup.first + n <= metrics.window_opens(warmup.total) or n < 20:
             state["length"] = lengths.begin(max(2 * step, min(math.sqrt(dimension), 200 * step)))
             return

@@ -78,7 +78,7 @@ class MetropolisKernel(Kernel):
         """``n`` transitions of every chain."""
         state, found = dict(state), []
         temperature = torch.ones_like(state["value"])
-        for i in range(n):
+        for i in target.in_time(n):
             info = self.moves.transition(target, state, temperature, generator=generator, tuning=warmup is not None)
             if warmup is not None:
                 self.moves.learn(state, warmup.first + i, warmup.total)

@@ -115,7 +115,7 @@ class AnnealingKernel(Kernel):
     ) -> tuple[State, Block]:
         """``n`` transitions of every chain."""
         state, found = dict(state), []
-        for i in range(n):
+        for i in target.in_time(n):
             number = 0 if warmup is None else warmup.first + i
             _change_temperature(state, self._temperature(number, warmup))
             heat = torch.full_like(state["value"], state["temperature"].item())

@@ -136,7 +136,7 @@ class SVGDKernel(Kernel):
         state = {name: value.clone() for name, value in state.items()}
         batches = self._stream(target, state)
         positions, values = [], []
-        for _ in range(n):
+        for _ in target.in_time(n):
             if warmup is not None and not state["settled"]:
                 self._update(state, batches)
             elif warmup is None and batches.exact:

@@ -114,7 +114,7 @@ class TemperedKernel(Kernel):
         state, chains = dict(state), len(state["position"])
         replicas = {name.removeprefix(_REPLICA): v for name, v in state.items() if name.startswith(_REPLICA)}
         found = []
-        for i in range(n):
+        for i in target.in_time(n):
             ladder = state["ladder"].to(replicas["value"])
             heat = ladder.repeat_interleave(chains)
             info = self.moves.transition(target, replicas, heat, generator=generator, tuning=warmup is not None)
