@@ -107,11 +107,13 @@ def test_every_registered_method_is_here():
     assert all(type(SUBJECTS[name].method) is entry.cls for name, entry in METHODS.items())
 
 
-# checks that fit many times, and methods that have their loop from another one above: together only in the slow run
+# methods that have their loop and its records from another one above do these only in the slow run
 COSTLY = {
-    "arrays_and_tensor_datasets_are_tensors", "datasets_and_loaders_are_read", "dtype_is_kept",
+    "arrays_and_tensor_datasets_are_tensors", "checkpoint_changes_nothing", "checkpoint_of_another_fit_is_refused",
+    "data_is_left_alone", "datasets_and_loaders_are_read", "dtype_is_kept", "global_state_is_left_alone",
     "interrupted_fit_on_a_dataset_resumes_exactly", "killed_fit_resumes_exactly", "loading_with_the_network_given",
-    "network_is_left_alone",
+    "memory_cap_changes_nothing", "model_can_be_fitted_again", "network_is_left_alone",
+    "network_that_cannot_be_rebuilt_is_asked_for", "streamed_prediction_is_the_prediction",
 }  # fmt: skip
 FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",

@@ -25,14 +25,28 @@ def test_with_enough_rank_it_is_the_posterior(seed):
     assert abs(posterior.log_evidence - problem.log_evidence) < 4 * posterior.log_evidence.standard_error + 0.05
 
 
+def moving_together(seed: int) -> LinearGaussian:
+    """Rows of the design nearly add up to zero, so that the data hardly know the sum of the weights.
+
+    One direction holds most of that. (Features that go together make weights that go apart: then the best normal of low
+    rank often lies at an infinite stretch, which no fit reaches.)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x, truth, noise = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((30, 4), (4, 1), (30, 1))
+    )
+    x = x - 0.9 * x.mean(1, keepdim=True)
+    return LinearGaussian(x, x @ truth + 0.7 * noise, 0.7, 1.0)
+
+
 def test_fit_is_the_best_of_its_rank(seed):
-    # which lies between mean field and the posterior; 0.1 nats for what 1,500 steps leave
-    problem = LinearGaussian.make(n=30, d=4, noise=0.7, correlation=0.9, seed=seed)
-    method = kn.LowRankVI(1, epochs=1500, learning_rate=0.03)
+    # which lies between mean field and the posterior; 0.05 nats for what 1,000 steps leave
+    problem = moving_together(seed)
+    method = kn.LowRankVI(1, epochs=1000, learning_rate=0.03, draws=8)
     found = divergence(problem, method.fit(problem.model(), problem.data, seed=seed))
     best = best_low_rank(problem.precision, 1)
-    assert 0.1 < best < problem.divergence(problem.mean, problem.mean_field_std) - 0.3  # there is something to gain
-    assert best - 1e-6 < found < best + 0.1
+    assert best < problem.divergence(problem.mean, problem.mean_field_std) - 0.5  # there is something to gain
+    assert best - 1e-6 < found < best + 0.05
 
 
 def test_rank_comes_first_and_is_checked():
