@@ -39,7 +39,7 @@ def test_every_fit_gets_an_equal_share_and_the_rest_goes_on():
     budget.skip()
     assert budget.for_fit("other") == 42.0 / 2.5
     budget.skip()
-    assert budget.for_fit("other") == 42.0  # the last has all that is left
+    assert 0.9 * 42.0 < (budget.for_fit("other") or 0.0) < 42.0  # the last has nearly all that is left
 
 
 def test_predicting_and_scoring_come_out_of_the_share():
@@ -68,7 +68,7 @@ def test_fits_that_use_all_they_are_given_end_in_time():
         share = budget.for_fit("a")
         assert share is not None
         work(budget, clock, "a", share, beside=0.3 + 0.2 * (number % 2))
-    assert clock.now - 100.0 <= 60.0 + 0.5
+    assert clock.now - 100.0 <= 60.0
 
 
 def test_nothing_is_begun_when_the_time_is_up():

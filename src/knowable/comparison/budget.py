@@ -9,6 +9,7 @@ from collections.abc import Callable
 _LEAST = 0.05  # seconds: less is no time for a fit
 _OVERRUN = 1.2  # times its share: a method that takes longer does not heed it
 _RESERVE = 0.5  # shares that are kept back until the last fit, for those that take longer than they should
+_MARGIN = 0.1  # shares that the last one leaves, for the same reason
 
 
 class Budget:
@@ -68,7 +69,7 @@ class Budget:
 
     @property
     def _share(self) -> float:
-        return self.left if self._fits <= 1 else self.left / (self._fits + _RESERVE)
+        return self.left / (self._fits + _RESERVE) if self._fits > 1 else self.left / (1.0 + _MARGIN)
 
     def _beside(self, method: str) -> float:
         known = self._besides.get(method) or [each for taken in self._besides.values() for each in taken]
