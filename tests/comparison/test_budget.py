@@ -25,26 +25,39 @@ def work(budget: Budget, clock: Clock, method: str, fit: float, beside: float = 
 
 def test_without_a_limit_everything_is_allowed():
     budget = Budget(None, 3)
-    assert budget.left == math.inf and budget.for_fit is None and budget.allows("a")
+    assert budget.left == math.inf and budget.for_fit("a") is None and budget.allows("a")
     budget.count("a", began=budget.left, fit=1.0)
-    assert budget.for_fit is None and budget.allows("a")
+    assert budget.for_fit("a") is None and budget.allows("a")
 
 
 def test_every_fit_gets_an_equal_share_and_the_rest_goes_on():
     clock = Clock()
-    budget = Budget(40.0, 4, clock=clock)
-    assert budget.for_fit == 10.0
-    work(budget, clock, "quick", 1.0)
-    assert budget.for_fit == 13.0  # 39 seconds for three
+    budget = Budget(45.0, 4, clock=clock)
+    assert budget.for_fit("quick") == 10.0  # and half a share in reserve
+    work(budget, clock, "quick", 3.0)
+    assert budget.for_fit("other") == 12.0  # 42 seconds for three and a half
     budget.skip()
-    assert budget.for_fit == 19.5
+    assert budget.for_fit("other") == 42.0 / 2.5
+    budget.skip()
+    assert 0.9 * 42.0 < (budget.for_fit("other") or 0.0) < 42.0  # the last has nearly all that is left
 
 
 def test_predicting_and_scoring_come_out_of_the_share():
     clock = Clock()
-    budget = Budget(40.0, 4, clock=clock)
+    budget = Budget(55.0, 5, clock=clock)
     work(budget, clock, "a", 6.0, beside=4.0)
-    assert budget.for_fit == 10.0 - 4.0
+    work(budget, clock, "b", 8.0, beside=2.0)
+    assert budget.for_fit("a") == 10.0 - 4.0
+    assert budget.for_fit("b") == 10.0 - 2.0
+    assert budget.for_fit("new") == 10.0 - 3.0
+
+
+def test_a_fit_that_takes_a_little_longer_does_not_cost_the_last_its_place():
+    clock = Clock()
+    budget = Budget(100.0, 5, clock=clock)
+    for _ in range(4):
+        work(budget, clock, "a", 1.15 * (budget.for_fit("a") or 0.0))
+    assert budget.allows("b") and (budget.for_fit("b") or 0.0) > 10.0
 
 
 def test_fits_that_use_all_they_are_given_end_in_time():
@@ -52,10 +65,10 @@ def test_fits_that_use_all_they_are_given_end_in_time():
     budget = Budget(60.0, 30, clock=clock)
     for number in range(30):
         assert budget.allows("a")
-        share = budget.for_fit
+        share = budget.for_fit("a")
         assert share is not None
         work(budget, clock, "a", share, beside=0.3 + 0.2 * (number % 2))
-    assert clock.now - 100.0 <= 60.0 + 0.5
+    assert clock.now - 100.0 <= 60.0
 
 
 def test_nothing_is_begun_when_the_time_is_up():
@@ -75,5 +88,5 @@ def test_a_method_that_does_not_heed_its_share_is_not_begun_without_the_time_it_
 
 def test_time_spent_before_a_kill_counts():
     clock = Clock()
-    assert Budget(40.0, 3, spent=10.0, clock=clock).for_fit == 10.0
+    assert Budget(45.0, 3, spent=10.0, clock=clock).for_fit("a") == 10.0
     assert not Budget(40.0, 3, spent=50.0, clock=clock).allows("a")

@@ -8,7 +8,11 @@ from tests.tabular.cases import QUICK
 from tests.tabular.every_check import outcomes_of
 
 SOONER = ("map",)
-METHODS = [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in (*QUICK, "default")]
+LONG = (pytest.mark.slow, pytest.mark.timeout(1800))  # an estimator as it comes trains until it no longer gets better
+METHODS = [
+    *(pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in QUICK),
+    pytest.param("default", marks=LONG),
+]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,13 +8,16 @@ from collections.abc import Callable
 
 _LEAST = 0.05  # seconds: less is no time for a fit
 _OVERRUN = 1.2  # times its share: a method that takes longer does not heed it
+_RESERVE = 0.5  # shares that are kept back until the last fit, for those that take longer than they should
+_MARGIN = 0.1  # shares that the last one leaves, for the same reason
 
 
 class Budget:
     """A clock that deals out what is left.
 
-    Every fit gets an equal share of the time that is left, so that what a quick one leaves goes to those after it.
-    Of its share a fit may use what predicting and scoring, as they have gone so far, do not take.
+    Every fit gets an equal share of the time that is left, so that what a quick one leaves goes to those after it; the
+    last also gets a reserve, so that another one's delay does not cost it its place. Of its share a fit may use what
+    predicting and scoring do not take, as they have gone with this method so far, or with all where it is new.
 
     Args:
         seconds: For everything, or None for no limit.
@@ -29,7 +32,7 @@ class Budget:
         self._clock = clock
         self._end = math.inf if seconds is None else clock() + seconds - spent
         self._fits = fits
-        self._besides: list[float] = []  # seconds beside the fit, of every one so far
+        self._besides: dict[str, list[float]] = {}  # seconds beside the fit, of every one so far
         self._needs: dict[str, float] = {}  # seconds of methods that do not heed their share
 
     @property
@@ -37,14 +40,13 @@ class Budget:
         """Seconds left, 0 where there are none; infinite without a limit."""
         return max(0.0, self._end - self._clock())
 
-    @property
-    def for_fit(self) -> float | None:
-        """Seconds that the next fit may take; None without a limit."""
-        return None if math.isinf(self._end) else max(_LEAST, self._share - self._beside)
+    def for_fit(self, method: str) -> float | None:
+        """Seconds that the next fit may take, which is one of this method; None without a limit."""
+        return None if math.isinf(self._end) else max(_LEAST, self._share - self._beside(method))
 
     def allows(self, method: str) -> bool:
         """Whether there is time to begin a fit of this method."""
-        return self.left > max(self._beside, self._needs.get(method, 0.0))
+        return self.left > max(self._beside(method), self._needs.get(method, 0.0))
 
     def count(self, method: str, *, began: float, fit: float) -> None:
         """A fit is done.
@@ -56,7 +58,7 @@ class Budget:
         """
         taken = began - self.left
         if math.isfinite(taken):
-            self._besides.append(max(0.0, taken - fit))
+            self._besides.setdefault(method, []).append(max(0.0, taken - fit))
             if taken > _OVERRUN * began / max(1, self._fits):
                 self._needs[method] = min(taken, self._needs.get(method, math.inf))
         self._fits -= 1
@@ -67,8 +69,8 @@ class Budget:
 
     @property
     def _share(self) -> float:
-        return self.left / max(1, self._fits)
+        return self.left / (self._fits + _RESERVE) if self._fits > 1 else self.left / (1.0 + _MARGIN)
 
-    @property
-    def _beside(self) -> float:
-        return sum(self._besides) / len(self._besides) if self._besides else 0.0
+    def _beside(self, method: str) -> float:
+        known = self._besides.get(method) or [each for taken in self._besides.values() for each in taken]
+        return sum(known) / len(known) if known else 0.0

@@ -68,7 +68,7 @@ class Run:
             return None
         left = self.budget.left
         outcome = attempt(
-            self.conditions, contender, fold, self.splits[fold], seconds=self.budget.for_fit,
+            self.conditions, contender, fold, self.splits[fold], seconds=self.budget.for_fit(contender.name),
             reference=self._reference_of(contender), truth=truth,
         )  # fmt: skip
         if keep:
