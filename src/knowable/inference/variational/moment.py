@@ -29,8 +29,8 @@ class MomentVI(BoundMethod):
 
     What is approximate: results of non-linear layers are treated as normal; so are those of max pooling, two by two
     (Clark, 1961); positions of a convolution, tokens of a linear layer, and outputs of linear layers wider than
-    ``covariance_limit``, as independent. It is exact for a linear model. Layers without a rule are refused by name, and so are weights used
-    twice and sums of two random results (residual connections).
+    ``covariance_limit``, as independent. It is exact for a linear model. Layers without a rule are refused by name,
+    and so are weights used twice and sums of two random results (residual connections).
 
     ``log_evidence`` is estimated from weight draws: it is the bound of the fitted normals, whatever was approximate.
 
