@@ -47,6 +47,7 @@ def test_last_layer_is_bayesian_linear_regression_on_the_features(seed):
     assert (found / spread - 1).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_head_on_features_that_are_learned_is_regression_on_those_they_became(seed):
     # the head follows the features, which move all along: within 0.3 nats of the optimum for those they ended
     # as; a KL that is wrong by a factor of two would cost 0.15 nats a weight, 1 in all

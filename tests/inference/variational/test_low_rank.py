@@ -39,6 +39,7 @@ def moving_together(seed: int) -> LinearGaussian:
     return LinearGaussian(x, x @ truth + 0.7 * noise, 0.7, 1.0)
 
 
+@pytest.mark.slow
 def test_fit_is_the_best_of_its_rank(seed):
     # which lies between mean field and the posterior; 0.05 nats for what 1,000 steps leave
     problem = moving_together(seed)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -43,6 +44,7 @@ def test_linear_layer_with_several_outputs_has_a_posterior_that_factorises(seed)
     assert abs(posterior.log_evidence - expected) < 4 * posterior.log_evidence.standard_error + 0.05
 
 
+@pytest.mark.slow
 def test_both_factors_are_found(seed):
     # prior precision A ⊗ B, and inputs whose Gram matrix over the noise is B: the posterior's is (A + I) ⊗ B
     generator = torch.Generator().manual_seed(seed)

@@ -120,6 +120,7 @@ def test_one_component_is_mean_field(net, settings):
     assert repr(mixture.log_evidence) == repr(single.log_evidence)
 
 
+@pytest.mark.slow
 def test_together_or_in_turn_ends_at_the_same_bound(seed):
     problem = LinearGaussian.make(n=30, noise=0.7, seed=seed)
     for vectorise in (True, False):

@@ -185,6 +185,7 @@ def test_second_half_after_the_first(seed):
     torch.testing.assert_close(flat_moments(problem, posterior)[1], precision.diagonal().rsqrt(), rtol=0.15, atol=0)
 
 
+@pytest.mark.slow
 def test_network_is_fitted_about_as_well_as_by_adam(seed):
     # not a convex problem, so what is compared is the bound per row: within 0.15 nats
     torch.manual_seed(seed)

@@ -88,6 +88,7 @@ def test_families_are_ordered_as_theory_says(seed):
     assert -1e-9 < kl["full rank"] < 0.001
 
 
+@pytest.mark.slow
 def test_families_are_ordered_on_a_bent_posterior(seed):
     # the bound of each fitted normal is exact by quadrature; 0.05 nats for Adam's last steps
     problem = BananaRegression()
