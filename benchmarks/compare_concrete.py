@@ -204,7 +204,7 @@ def finished(fits: Path) -> list[str]:
 
 def _process(size: Size, fits: Path, cache: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.compare_concrete", json.dumps(asdict(size)), str(fits)]
-    environment = child_environment(cache)
+    environment = {**child_environment(cache), "OMP_NUM_THREADS": "1"}  # so small a network gains nothing from two
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 

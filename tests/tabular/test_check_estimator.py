@@ -8,11 +8,7 @@ from tests.tabular.cases import QUICK
 from tests.tabular.every_check import outcomes_of
 
 SOONER = ("map",)
-LONG = (pytest.mark.slow, pytest.mark.timeout(1800))  # an estimator as it comes trains until it no longer gets better
-METHODS = [
-    *(pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in QUICK),
-    pytest.param("default", marks=LONG),
-]
+METHODS = [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in (*QUICK, "own network")]
 
 
 @pytest.mark.parametrize("method", METHODS)
