@@ -117,7 +117,8 @@ COSTLY = {
 }  # fmt: skip
 FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
-    "FunctionSpaceVI", "HMC", "LowRankVI", "MatrixNormalVI", "Metropolis", "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
+    "FunctionSpaceVI", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis", "MixtureVI",
+    "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
     "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
 }  # fmt: skip
 
