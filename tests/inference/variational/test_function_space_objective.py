@@ -137,3 +137,22 @@ def test_weights_that_are_points_are_trained_through_the_divergence_and_their_pr
     assert {"log_prior_of_points", "function_kl"} <= terms.keys()
     assert objective.network_names == ["2.weight", "2.bias"]
     assert all(point.grad is not None and (point.grad != 0).any() for point in objective.points)
+
+
+def test_some_outputs_stand_for_all_in_the_mean(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 5)).double()
+    x = torch.randn(20, 1, 4, 4, dtype=torch.float64)
+    model = kn.Model(net, kn.Categorical())
+    for prior in (kn.NetworkPrior(100), kn.RBFKernel()):  # one for each output, and one for all
+        method = kn.FunctionSpaceVI(prior=prior, context_points=6, context_outputs=2, initial_scale=0.3)
+        objective = method.objective(model, x, 20, seed=seed)
+        index = torch.arange(6)
+        every = objective.function_divergence(index)
+        some = [
+            objective.function_divergence(index, torch.tensor(pair)) for pair in itertools.combinations(range(5), 2)
+        ]
+        assert torch.stack(some).mean().item() == pytest.approx(every.item(), rel=1e-9)
+        assert torch.stack(some).std() > 1e-3 * every
+        drawn = {tuple(objective._some_outputs().tolist()) for _ in range(200)}
+        assert {output for pair in drawn for output in pair} == set(range(5))

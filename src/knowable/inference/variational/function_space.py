@@ -66,6 +66,8 @@ class FunctionSpaceVI(VariationalMethod):
             ``"auto"``: a box where inputs are vectors of up to 16 numbers, else data. A pool of up to 1,024 points is
             drawn once (a tensor is taken whole), and each step takes a few of them at random.
         context_points: How many in each step.
+        context_outputs: How many of the network's outputs in each step: of more than these a few are drawn at random
+            and count for all, which leaves the mean as it is and costs as much less as there are fewer.
         margin: How far the box reaches beyond the data on each side, as a share of its width.
         jitter: Variance of the noise on function values, as a share of the prior's variance. It is what keeps the
             divergence finite where the prior is smoother than anything the network can do; smaller is stricter.
@@ -90,6 +92,7 @@ class FunctionSpaceVI(VariationalMethod):
     prior: FunctionPrior | Any = None
     context: str | Tensor | DrawPoints = "auto"
     context_points: int = 16
+    context_outputs: int = 4
     margin: float = 0.5
     jitter: float = 1e-3
     draws: int = 1
@@ -99,6 +102,7 @@ class FunctionSpaceVI(VariationalMethod):
         prior = as_function_prior(self.prior)
         check_context(self.context)
         check_count("context_points", self.context_points)
+        check_count("context_outputs", self.context_outputs)
         check_number("margin", self.margin, at_least=0)
         check_number("jitter", self.jitter, above=0)
         check_count("draws", self.draws)
@@ -134,8 +138,8 @@ class FunctionSpaceVI(VariationalMethod):
         generator = generator_for(seed, "prior", device=model.device)
         return FunctionSpaceObjective(
             model, x, size, prior=as_function_prior(self.prior).at(pool, model, generator=generator), pool=pool,
-            context_points=self.context_points, jitter=self.jitter, draws=self.draws, beta=self.beta,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
+            context_points=self.context_points, context_outputs=self.context_outputs, jitter=self.jitter,
+            draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
     def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> FunctionSpaceObjective:

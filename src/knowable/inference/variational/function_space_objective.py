@@ -26,7 +26,8 @@ class FunctionSpaceObjective(MeanFieldObjective):
 
     with q independent normals, :math:`\tilde q` the process of the network linearised in its weights at their means, C
     a few points of the pool drawn anew in every step, o the outputs, and η the likelihood's own parameters, whose prior
-    is that of the model.
+    is that of the model. Of many outputs a step takes a few at random, and their part for the whole: that has the same
+    mean.
 
     Args:
         model: The model.
@@ -35,6 +36,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         prior: The prior at the points of the pool.
         pool: The points, ``(P, ...)``.
         context_points: How many of them are drawn in each step.
+        context_outputs: How many outputs are drawn in each step.
         jitter: See :func:`process_divergence`.
         draws: Weight draws for the likelihood in each step.
         beta: Factor on the divergences.
@@ -52,6 +54,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         prior: PriorValues,
         pool: Tensor,
         context_points: int,
+        context_outputs: int,
         jitter: float,
         draws: int = 1,
         beta: float = 1.0,
@@ -63,33 +66,50 @@ class FunctionSpaceObjective(MeanFieldObjective):
             model, x, size, draws=draws, beta=beta, kl_warmup=kl_warmup, initial_scale=initial_scale, start=start
         )
         self.prior, self.pool, self.jitter = prior, pool, jitter
-        self.context_points = min(context_points, len(pool))
+        self.context_points, self.context_outputs = min(context_points, len(pool)), context_outputs
         self.network_names = list(model.network_params(dict.fromkeys(self.layout.names, x)))
         own = [name for name in self.layout.names if name not in self.network_names]
         # weights have no prior of their own here: their stretches are empty
         self.plan = replace(self.plan, stretches=tuple(_stretches(self.layout, model, own)))
         self.others = [name for name in own if fixed_normal(model.prior.prior_of(name)) is None]
         self.linearised = LinearisedNetwork(model)
+        self.outputs = self.linearised.count_outputs(x, model.network_params(model.params()), self.net_buffers)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         loss, terms = super().forward(x, y)  # the divergence in it is that of the likelihood's own parameters
         index = torch.randperm(len(self.pool))[: self.context_points].to(self.pool.device)
         with torch.autocast(x.device.type, enabled=False):
-            divergence = self.function_divergence(index)
+            divergence = self.function_divergence(index, self._some_outputs())
         loss = loss + (self.beta * self.warmth() / self.size) * divergence.to(loss.dtype)
         value = divergence.detach().to(loss.dtype)
         return loss, {**terms, "kl": terms["kl"] + value, "function_kl": value}
 
-    def function_divergence(self, index: Tensor) -> Tensor:
-        """The divergence of function values at some points of the pool, summed over outputs."""
+    def _some_outputs(self) -> Tensor | None:
+        """Those that this step looks at; None for all."""
+        if self.outputs <= self.context_outputs:
+            return None
+        return torch.randperm(self.outputs)[: self.context_outputs].to(self.pool.device)
+
+    def function_divergence(self, index: Tensor, only: Tensor | None = None) -> Tensor:
+        """The divergence of function values at some points of the pool, summed over outputs.
+
+        Args:
+            index: The points.
+            only: Outputs that stand for all; None for all themselves.
+        """
         loc, scale = self.loc_and_scale()
         fixed = self.model.network_params(self.point_params())
         mean, covariance = self.linearised.moments(
             self.pool[index], {name: loc[name] for name in self.network_names}, scale, fixed=fixed,
-            buffers=self.net_buffers,
+            buffers=self.net_buffers, only=only,
         )  # fmt: skip
-        return process_divergence(mean, covariance, *self.prior.moments(index), jitter=self.jitter).sum()
+        prior = self.prior.moments(index)
+        if only is None:
+            return process_divergence(mean, covariance, *prior, jitter=self.jitter).sum()
+        prior_mean, prior_covariance = (each if len(each) == 1 else each[only] for each in prior)
+        each = process_divergence(mean, covariance, prior_mean, prior_covariance, jitter=self.jitter)
+        return each.mean() * self.outputs
 
 
 def process_divergence(

@@ -47,9 +47,10 @@ class LinearisedNetwork:
         self._by_layers: bool | None = None  # whether layers may be taken apart, once that was tried
         self._vectorises = True  # until a module refuses vmap
         self._outputs = 0  # for each row, once they have been counted
+        self._only: Tensor | None = None  # those that are looked at now
 
     def moments(
-        self, x: Tensor, loc: Params, scale: Params, *, fixed: Params, buffers: Buffers
+        self, x: Tensor, loc: Params, scale: Params, *, fixed: Params, buffers: Buffers, only: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` of the n rows of ``x``, in double precision.
 
@@ -59,13 +60,25 @@ class LinearisedNetwork:
             scale: Their standard deviations.
             fixed: The network's other weights.
             buffers: Its buffers.
+            only: Which outputs; None for all.
         """
         if self._by_layers is None:
             self._by_layers = self._try_layers(x[:2], loc, scale, fixed, buffers)
-        if self._by_layers:
-            return self._moments_by_layers(x, loc, scale, fixed, buffers)
-        mean = self._run(x, {**fixed, **loc}, buffers).reshape(len(x), -1)
-        return mean.T.double(), self._written_out(x, loc, scale, fixed, buffers)
+        self._only = only
+        try:
+            if self._by_layers:
+                return self._moments_by_layers(x, loc, scale, fixed, buffers)
+            mean = self._run(x, {**fixed, **loc}, buffers)
+            return mean.T.double(), self._written_out(x, loc, scale, fixed, buffers)
+        finally:
+            self._only = None
+
+    def count_outputs(self, x: Tensor, params: Params, buffers: Buffers) -> int:
+        """Outputs of the network for a row."""
+        if not self._outputs:
+            with torch.no_grad():
+                self._outputs = self.model.network(params, x[:1], buffers=buffers).numel()
+        return self._outputs
 
     def _try_layers(self, x: Tensor, loc: Params, scale: Params, fixed: Params, buffers: Buffers) -> bool:
         """Whether taking layers apart gives what the Jacobian gives: a weight may be used where nobody sees it."""
@@ -76,8 +89,10 @@ class LinearisedNetwork:
         return error.item() <= (_CLOSE_DOUBLE if self.model.dtype == torch.float64 else _CLOSE)
 
     def _run(self, x: Tensor, params: Params, buffers: Buffers) -> Tensor:
+        """The outputs that are looked at, ``(n, outputs)``."""
         with sdpa_kernel(SDPBackend.MATH):  # the one attention whose slopes can be differentiated again
-            return self.model.network(params, x, buffers=buffers)
+            outputs = self.model.network(params, x, buffers=buffers).reshape(len(x), -1)
+        return outputs if self._only is None else outputs[:, self._only]
 
     # --- layer by layer ----------------------------------------------------------------------------------------------
 
@@ -88,7 +103,7 @@ class LinearisedNetwork:
         with torch.enable_grad():
             params = _differentiable(loc)
             with _Watch(params) as watch:
-                outputs = self._run(x, {**fixed, **params}, buffers).reshape(len(x), -1)
+                outputs = self._run(x, {**fixed, **params}, buffers)
             uses = watch.uses()
             slopes = _slopes(outputs, [use.output for use in uses], further)
         rows, columns = torch.triu_indices(len(x), len(x), device=outputs.device)
@@ -124,12 +139,10 @@ class LinearisedNetwork:
 
     def _together(self, x: Tensor, loc: Params, fixed: Params, buffers: Buffers) -> Params:
         def outputs(params: Params, row: Tensor) -> Tensor:
-            return self._run(row.unsqueeze(0), {**fixed, **params}, buffers).reshape(-1)
+            return self._run(row.unsqueeze(0), {**fixed, **params}, buffers).squeeze(0)
 
-        if not self._outputs:
-            with torch.no_grad():
-                self._outputs = self._run(x[:1], {**fixed, **loc}, buffers).numel()
-        rows = max(1, _ELEMENTS // (sum(value.numel() for value in loc.values()) * self._outputs))
+        count = self.count_outputs(x, {**fixed, **loc}, buffers) if self._only is None else len(self._only)
+        rows = max(1, _ELEMENTS // (sum(value.numel() for value in loc.values()) * count))
         return vmap(jacrev(outputs), in_dims=(None, 0), chunk_size=rows)(loc, x)
 
     def _one_by_one(self, x: Tensor, loc: Params, fixed: Params, buffers: Buffers) -> Params:
@@ -139,7 +152,7 @@ class LinearisedNetwork:
         with torch.enable_grad():
             params = _differentiable(loc)
             for row in x:
-                outputs = self._run(row.unsqueeze(0), {**fixed, **params}, buffers).reshape(-1)
+                outputs = self._run(row.unsqueeze(0), {**fixed, **params}, buffers).squeeze(0)
                 for output in outputs:
                     slopes = torch.autograd.grad(
                         output, list(params.values()), create_graph=further, retain_graph=True, allow_unused=True
