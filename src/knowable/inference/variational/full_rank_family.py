@@ -5,8 +5,10 @@ r"""The full-rank family: one normal with all correlations, by its Cholesky fact
 
 with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some steps
 and then takes in what was learned, so that steps are always taken in units of the distribution itself (whitened
-coordinates): how elongated the posterior is then makes no difference to how many of them are needed. For many weights,
-where products of matrices are dear, B is the identity: s is the scale of each weight given the noise of those before.
+coordinates): how elongated the posterior is then makes no difference to how many of them are needed. There R is a
+matrix of trained numbers over √D: a step changes half of D² of them at once, each by as much as a mean, and where
+gradients are mostly noise q would otherwise be carried away. For many weights, where products of matrices are dear, B
+is the identity: s is the scale of each weight given the noise of those before.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class FullRankModule(FamilyModule):
         loc: m, ``(D,)``.
         drift: u, ``(D,)``.
         log_scale: Logarithms of s, ``(D,)``.
-        mix: R, ``(D, D)``, of which only what is below the diagonal counts.
+        mix: R, or √D R in whitened coordinates, ``(D, D)``, of which only what is below the diagonal counts.
         base: B, ``(D, D)``, or None for the identity.
         age: Steps made.
     """
@@ -83,6 +85,7 @@ class FullRankModule(FamilyModule):
         self.log_scale = nn.Parameter(torch.full_like(self.loc, first))
         self.mix = nn.Parameter(loc.new_zeros(size, size))
         self.drift = nn.Parameter(torch.zeros_like(self.loc)) if whitened else None
+        self._step = 1.0 / math.sqrt(size) if whitened else 1.0
         self.register_buffer("base", loc.new_full((size,), initial_scale).diag() if whitened else None)
         self.register_buffer("age", torch.zeros((), dtype=torch.int64))
 
@@ -110,13 +113,18 @@ class FullRankModule(FamilyModule):
     def scale_tril(self) -> Tensor:
         """The Cholesky factor L, ``(D, D)``."""
         scale = self.log_scale.exp()
-        factor = scale.unsqueeze(1) * self.mix.tril(-1) + scale.diag()
+        factor = scale.unsqueeze(1) * self._lower() + scale.diag()
         return factor if self.base is None else self.base @ factor
+
+    def _lower(self) -> Tensor:
+        """R, ``(D, D)``."""
+        lower = self.mix.tril(-1)
+        return lower if self.base is None else self._step * lower
 
     def draw(self, count: int) -> tuple[Tensor, None]:
         """See :meth:`FamilyModule.draw`."""
         noise = fast_randn(count, len(self.loc), like=self.loc)
-        shift = (noise + noise @ self.mix.tril(-1).T) * self.log_scale.exp()
+        shift = (noise + noise @ self._lower().T) * self.log_scale.exp()
         if self.base is not None and self.drift is not None:
             shift = (shift + self.drift) @ self.base.T
         return self.loc + shift, None
@@ -138,7 +146,7 @@ class FullRankModule(FamilyModule):
             standard = torch.linalg.solve_triangular(self.base, standard, upper=False)
             standard = standard - self.drift.detach().unsqueeze(1)
         standard = standard / self.log_scale.detach().exp().unsqueeze(1)
-        noise = torch.linalg.solve_triangular(self.mix.detach(), standard, upper=False, unitriangular=True)
+        noise = torch.linalg.solve_triangular(self._lower().detach(), standard, upper=False, unitriangular=True)
         return -0.5 * noise.square().sum(0)
 
     def posterior(self, model: Model, **common: Any) -> FullNormal:
