@@ -54,18 +54,21 @@ def test_three_layers_have_the_moments_of_a_hundred_thousand_draws_within_five_p
 
 
 def test_without_covariances_the_spread_is_not_that_of_the_draws(generator):
-    # means that pull the same way: covariances add up, which variances alone cannot show
+    # only the first layer varies, and all that follows is positive: what its units say adds up in the units after them
+    # and in the output, which variances alone cannot show
     net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1))
     with torch.no_grad():
         for value in net.parameters():
             value.abs_()
     model = kn.Model(net, kn.Gaussian(0.1))
-    params, x = with_spread(model, 0.05, generator), torch.randn(4, 3, generator=generator)
+    fixed = {name: Moments(value) for name, value in model.network_params(model.params()).items()}
+    params = {**fixed, "0.weight": with_spread(model, 0.1, generator)["0.weight"]}
+    x = torch.randn(4, 3, generator=generator)
     _, covariance = sampled(model, params, x, generator)
     std = covariance[:, :, 0].sqrt()
     whole, parts = (propagate(model, params, x, buffers={}, limit=limit).std.double() for limit in (64, 0))
     torch.testing.assert_close(whole, std, rtol=0.05, atol=0)
-    assert (parts < 0.95 * std).all()
+    assert (parts < 0.7 * std).all()
 
 
 def test_convolutions_and_pooling_have_about_the_moments_of_the_draws(generator):

