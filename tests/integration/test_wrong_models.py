@@ -180,10 +180,10 @@ PARTS: dict[str, Case] = {
         kn.InvalidType,
         "prior must be a Normal, LaplacePrior or StudentTPrior, got float 1.0",
     ),
-    "learned scale per layer": (
-        lambda: kn.EmpiricalBayes(kn.Normal(), per="layer"),
+    "learned scale per network": (
+        lambda: kn.EmpiricalBayes(kn.Normal(), per="network"),
         kn.InvalidArgument,
-        "per must be one of 'glob', 'parameter', 'weight'; got 'layer'",
+        "per must be one of 'glob', 'layer', 'parameter', 'weight'; got 'network'",
     ),
     "epochs are zero": (lambda: kn.MAP(epochs=0), kn.InvalidArgument, "epochs must be a whole number >= 1, got 0"),
     "epochs are a fraction": (

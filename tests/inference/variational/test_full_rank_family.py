@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -33,9 +35,10 @@ def shaken(module: FullRankModule, seed: int) -> FullRankModule:
 
 
 def dense(module: FullRankModule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and covariance, element by element: L = B diag(s) (I + R), m + B u."""
+    """Mean and covariance, element by element: L = B diag(s) (I + R), m + B u; R = mix / √D where there is a B."""
     size = len(module.loc)
     scale, mix = module.log_scale.detach().exp(), module.mix.detach()
+    mix = mix if module.base is None else mix / math.sqrt(size)
     inner = torch.zeros_like(mix)
     for i in range(size):
         for j in range(i + 1):
