@@ -92,6 +92,12 @@ def test_a_folder_without_tensors_comes_back(tmp_path):
     assert read_folder(str(tmp_path / "a" / "b"), "thing") == ({"x": 1}, {})
 
 
+def test_tensors_come_back_where_torch_would_put_them(tmp_path):
+    write_folder(tmp_path / "a", "thing", {}, {f"{n}": torch.arange(float(n)) for n in range(1, 9)})
+    _, found = read_folder(tmp_path / "a", "thing")
+    assert {value.data_ptr() % 64 for value in found.values()} == {0}
+
+
 def test_only_json_and_safetensors_are_written(folder):
     assert sorted(file.suffix for file in folder.iterdir()) == [".json", ".safetensors"]
     json.loads((folder / MANIFEST).read_text())

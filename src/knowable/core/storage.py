@@ -28,6 +28,7 @@ _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial|\.tmp\w{6}")  # the last: safetensors' own
 _TRIES = 20
 _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
+_ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
 
 
 def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -72,9 +73,14 @@ def _read_content(folder: Path, kind: str, body: dict[str, Any]) -> tuple[dict[s
             f"{file} was altered or truncated after it was saved: its hash does not match the manifest."
         )
     try:
-        return body["content"], load_file(file)
+        return body["content"], {name: _aligned(value) for name, value in load_file(file).items()}
     except (SafetensorError, RuntimeError, OSError) as error:
         raise DamagedArtifact(f"{file} cannot be read as safetensors: {error}") from None
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """The tensor where torch would have put it: the last bits of a product may depend on the place in memory."""
+    return value if value.data_ptr() % _ALIGNMENT == 0 else value.clone()
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:

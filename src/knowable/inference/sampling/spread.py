@@ -99,4 +99,4 @@ def _factor_of(covariance: Tensor, before: Tensor, freedom: float) -> Tensor:
     correlation.diagonal(dim1=1, dim2=2).fill_(1.0)
     lower, failed = torch.linalg.cholesky_ex(correlation)
     lower = torch.where(failed.reshape(-1, 1, 1) == 0, lower, torch.eye(before.shape[-1]).to(lower))
-    return (std.unsqueeze(2) * lower).to(before)
+    return (std.unsqueeze(2) * lower).to(before).contiguous()  # as a checkpoint gives it back, so that bits agree
