@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.data import Data
+from knowable.core.final_bound import mean_and_error, passes_over
 from knowable.core.model import Model
 from knowable.core.point_estimate import PointObjective
 from knowable.core.randomness import derive_seed, own_randomness
@@ -21,7 +22,6 @@ from knowable.inference.variational.bottleneck_code import (
     feature_axis,
     rate_of,
 )
-from knowable.inference.variational.final_bound import mean_and_error, passes_over
 
 _VALIDATION_DRAWS = 8
 

@@ -12,9 +12,9 @@ from knowable.core.data import Data
 from knowable.core.diagnostics import LogEvidence
 from knowable.core.model import Model
 from knowable.core.types import Params
+from knowable.core.variational_method import BoundMethod
 from knowable.errors import InvalidArgument, Unsupported
 from knowable.inference.variational.discrete_objective import ESTIMATORS, MOST_ENUMERATED, DiscreteObjective
-from knowable.inference.variational.variational_method import BoundMethod
 
 _SCORE_DRAWS = 8
 _BY_DIFFERENCES = 16  # gates at the most, where it is not said how
@@ -38,8 +38,8 @@ class DiscreteVI(BoundMethod):
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod` say what is maximised, from
             where; but there is no ``start="map"`` for zeros and ones.
         estimator: How the bound is differentiated in the probabilities.
             ``"auto"``: ``"local_expectation"`` up to 16 gates, ``"score"`` beyond.

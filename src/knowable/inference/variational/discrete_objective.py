@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from knowable.core.model import Model
 from knowable.core.params import Layout
 from knowable.core.types import Params
+from knowable.core.variational_objective import VariationalObjective, first_values
 from knowable.inference.variational.discrete_posterior import BernoulliNormal
 from knowable.inference.variational.divergence import entropy_of_normals, fixed_normal, other_divergence, stretches_of
 from knowable.inference.variational.score_function import centred
-from knowable.inference.variational.variational_objective import VariationalObjective, first_values
 
 ESTIMATORS = ("score", "local_expectation", "enumerate")
 MOST_ENUMERATED = 10

@@ -24,8 +24,8 @@ class FlowVI(StructuredVI):
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod`, say what is maximised, how
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod`, say what is maximised, how
             and from where.
         kind: ``"planar"``, ``"radial"`` or ``"real_nvp"``, see
             :class:`~knowable.inference.variational.flow_family.Flow`.

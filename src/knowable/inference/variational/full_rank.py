@@ -22,8 +22,8 @@ class FullRankVI(StructuredVI):
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod`, say what is maximised, how
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod`, say what is maximised, how
             and from where.
         max_parameters: Refuse a group of more weights: L is a D by D matrix, and training keeps some six of that size.
 

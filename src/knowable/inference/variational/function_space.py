@@ -15,11 +15,11 @@ from knowable.core.randomness import generator_for
 from knowable.core.storage import tensor_fingerprint
 from knowable.core.training import TrainingResult
 from knowable.core.types import Params
+from knowable.core.variational_method import VariationalMethod
 from knowable.errors import InvalidArgument
 from knowable.inference.variational.function_context import DrawPoints, check_context, context_pool
 from knowable.inference.variational.function_priors import FunctionPrior, NetworkPrior, as_function_prior
 from knowable.inference.variational.function_space_objective import FunctionSpaceObjective, check_model
-from knowable.inference.variational.variational_method import VariationalMethod
 
 _NO_BOUND = (
     "log_evidence is None: functions are compared at finitely many points, with the network linearised, which is no "

@@ -23,8 +23,8 @@ class MatrixNormalVI(StructuredVI):
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod`, say what is maximised, how
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod`, say what is maximised, how
             and from where.
         full_up_to: A matrix with more rows (or columns) than this has a diagonal U (or V).
 

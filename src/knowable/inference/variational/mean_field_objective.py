@@ -9,18 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from knowable.core.model import Model
-from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.params import Layout
-from knowable.core.randomness import fast_randn
-from knowable.core.types import Params
-from knowable.inference.variational.divergence import (
-    entropy_of_normals,
-    fixed_normal,
-    other_divergence,
-    stretches_of,
-)
-from knowable.inference.variational.gaussian_weight import (
+from knowable.core.gaussian_weight import (
     GaussianPair,
     GaussianWeight,
     PairRules,
@@ -29,9 +18,20 @@ from knowable.inference.variational.gaussian_weight import (
     local_rule,
     trace_usage,
 )
+from knowable.core.model import Model
+from knowable.core.normal_posterior import DiagonalNormal
+from knowable.core.params import Layout
+from knowable.core.randomness import fast_randn
+from knowable.core.types import Params
+from knowable.core.variational_objective import VariationalObjective, first_values
+from knowable.inference.variational.divergence import (
+    entropy_of_normals,
+    fixed_normal,
+    other_divergence,
+    stretches_of,
+)
 from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
 from knowable.inference.variational.score_function import score_surrogate
-from knowable.inference.variational.variational_objective import VariationalObjective, first_values
 
 ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
 BY_SCORE = ("score", "local_score")

@@ -26,12 +26,12 @@ from knowable.core.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.start_values import means_for
 from knowable.core.training import train
 from knowable.core.types import Params
+from knowable.core.variational_method import BoundMethod
 from knowable.errors import Unsupported
 from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.inference.variational.mixture_bound import mixture_bound
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
-from knowable.inference.variational.variational_method import BoundMethod
 
 ESTIMATORS = ("auto", "local", "weight")
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one component after the other
@@ -73,8 +73,8 @@ class MixtureVI(BoundMethod, Components):
         components: How many normals are mixed.
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod` say what is maximised, from
             where.
         start: Where the components begin. ``"network"``: the first at the network's own weights, the others at new
             initial ones. ``"map"``: at the modes that MAP fits from there find. A posterior: at its members' means (a

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from knowable.core.data import Data
 from knowable.core.diagnostics import LogEvidence
+from knowable.core.final_bound import final_bound
 from knowable.core.randomness import derive_seed, own_randomness
-from knowable.inference.variational.final_bound import final_bound
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 
 _MOST_DRAWS, _FEWEST_DRAWS = 2048, 32  # of each component

@@ -10,9 +10,9 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count
 from knowable.core.model import Model
 from knowable.core.types import Params
+from knowable.core.variational_method import BoundMethod
 from knowable.inference.variational.moment_objective import MomentObjective
 from knowable.inference.variational.moment_posterior import PREDICTIONS, MomentNormal
-from knowable.inference.variational.variational_method import BoundMethod
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,8 +37,8 @@ class MomentVI(BoundMethod):
     Args:
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
         beta: This and the other fields of
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod` say what is maximised, from
             where.
         covariance_limit: Number of outputs up to which the covariances of a linear layer's outputs are followed in
             training; they cost its square for every row. In prediction it is 256 at the least.

@@ -9,8 +9,8 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.model import Model
 from knowable.core.types import Params
+from knowable.core.variational_method import BoundMethod
 from knowable.inference.variational.natural_objective import NaturalObjective
-from knowable.inference.variational.variational_method import BoundMethod
 
 ESTIMATORS = ("weight", "auto", "local", "flipout")
 
@@ -39,8 +39,8 @@ class NaturalVI(BoundMethod):
         epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
             ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
         beta: This and the other fields of
-            :class:`~knowable.inference.variational.variational_method.BoundMethod` and
-            :class:`~knowable.inference.variational.variational_method.VariationalMethod` say what is maximised, from
+            :class:`~knowable.core.variational_method.BoundMethod` and
+            :class:`~knowable.core.variational_method.VariationalMethod` say what is maximised, from
             where.
         draws: Weight draws per step.
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of

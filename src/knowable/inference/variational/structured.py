@@ -11,10 +11,10 @@ from torch import Tensor
 from knowable.core.checks import check_choice, check_count
 from knowable.core.model import Model
 from knowable.core.types import Params
+from knowable.core.variational_method import BoundMethod
 from knowable.inference.variational.family import Family
 from knowable.inference.variational.family_groups import check_families, group_weights
 from knowable.inference.variational.structured_objective import KL_GRADIENTS, StructuredObjective
-from knowable.inference.variational.variational_method import BoundMethod
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,10 +13,10 @@ from knowable.core.params import Layout
 from knowable.core.posterior import Posterior
 from knowable.core.product import ProductPosterior
 from knowable.core.types import Params
+from knowable.core.variational_objective import VariationalObjective, first_values
 from knowable.inference.variational.family import Drawn, FamilyModule
 from knowable.inference.variational.family_groups import Group
 from knowable.inference.variational.group_prior import GroupPrior
-from knowable.inference.variational.variational_objective import VariationalObjective, first_values
 
 KL_GRADIENTS = ("auto", "closed", "path")
 _OTHER_DRAWS = 8  # for a KL without a closed form, when it is asked for by itself

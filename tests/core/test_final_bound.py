@@ -8,8 +8,8 @@ import torch
 
 import knowable as kn
 from knowable.core.data import as_data
+from knowable.core.final_bound import final_bound
 from knowable.inference.variational.family_groups import Group
-from knowable.inference.variational.final_bound import final_bound
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.inference.variational.structured_objective import StructuredObjective
 from knowable.testing import LinearGaussian
@@ -41,7 +41,7 @@ def test_bound_is_that_of_the_distribution_whatever_the_factor_on_the_divergence
 def test_error_counts_the_noise_of_a_sampled_divergence(seed, monkeypatch):
     # noise so large that the data say next to nothing: all that varies is the divergence. The spread of 30 estimates is
     # known to 1 / sqrt(2 * 29) = 13%: within 5 of those of the error they state
-    monkeypatch.setattr("knowable.inference.variational.final_bound._BOUND_ROWS", 100)
+    monkeypatch.setattr("knowable.core.final_bound._BOUND_ROWS", 100)
     problem = LinearGaussian.make(n=20, seed=seed)
     stated, spread = {}, {}
     for name, prior in {"closed": kn.Normal(1.0), "sampled": kn.ScaleMixture(0.5, 1.0, 0.1)}.items():

@@ -9,7 +9,7 @@ import torch
 from knowable.core.data import Data
 from knowable.core.diagnostics import LogEvidence
 from knowable.core.randomness import derive_seed, own_randomness
-from knowable.inference.variational.variational_objective import VariationalObjective
+from knowable.core.variational_objective import VariationalObjective
 
 _KL_DRAWS = 64  # estimates of the KL that are averaged; they differ only where it has no closed form
 _BOUND_ROWS = 200_000  # forward passes of single rows spent on the likelihood

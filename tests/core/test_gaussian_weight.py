@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 import knowable as kn
-from knowable.inference.variational.gaussian_weight import (
+from knowable.core.gaussian_weight import (
     GaussianPair,
     GaussianWeight,
     LocalLinear,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import knowable as kn
+from knowable.core.variational_method import BoundMethod, VariationalMethod
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
-from knowable.inference.variational.variational_method import BoundMethod, VariationalMethod
 from knowable.testing import LinearGaussian
 from tests.inference.variational.oracle import flat_moments
 
@@ -18,7 +18,7 @@ METHODS = pytest.mark.parametrize(
     "method",
     [kn.MeanFieldVI, kn.LowRankVI, kn.FullRankVI, kn.MatrixNormalVI, kn.FlowVI, kn.NaturalVI, kn.MomentVI],
 )
-FEW_PASSES = "knowable.inference.variational.final_bound._BOUND_ROWS", 100
+FEW_PASSES = "knowable.core.final_bound._BOUND_ROWS", 100
 BY_MEANS = pytest.mark.parametrize("method", [kn.MeanFieldVI, kn.NaturalVI, kn.MomentVI])
 
 

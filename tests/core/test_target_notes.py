@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.target_notes import learned_scale_notes, tempering_notes, warmup_notes
 from knowable.core.training import TrainingResult
-from knowable.inference.variational.target_notes import learned_scale_notes, tempering_notes, warmup_notes
 
 
 def result(history: list[dict[str, float]], *, epochs: float, interrupted: bool = False) -> TrainingResult:

@@ -13,18 +13,18 @@ from knowable.core.data import Data
 from knowable.core.deadline import share_of_time
 from knowable.core.diagnostics import LogEvidence
 from knowable.core.engine import Engine
+from knowable.core.final_bound import final_bound
 from knowable.core.method import Method, admit, identity_of
 from knowable.core.model import Model
 from knowable.core.point_estimate import PointObjective, fit_point, training_diagnostics
 from knowable.core.posterior import Posterior
 from knowable.core.randomness import derive_seed, own_randomness
 from knowable.core.start_values import means_for
+from knowable.core.target_notes import learned_scale_notes, tempering_notes, warmup_notes
 from knowable.core.training import Training, TrainingResult, train
 from knowable.core.types import Params
+from knowable.core.variational_objective import VariationalObjective
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.variational.final_bound import final_bound
-from knowable.inference.variational.target_notes import learned_scale_notes, tempering_notes, warmup_notes
-from knowable.inference.variational.variational_objective import VariationalObjective
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.params import Layout
-from knowable.inference.variational.variational_objective import VariationalObjective, first_values
+from knowable.core.variational_objective import VariationalObjective, first_values
 from knowable.testing import LinearGaussian
 
 
