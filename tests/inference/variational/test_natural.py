@@ -152,7 +152,13 @@ def test_learned_noise_has_the_spread_that_the_curvature_says(seed):
 
 
 @pytest.mark.parametrize(
-    "prior", [kn.LaplacePrior(0.5), kn.StudentTPrior(3.0, scale=0.5), kn.EmpiricalBayes(kn.Normal(1.0))], ids=repr
+    "prior",
+    [
+        kn.LaplacePrior(0.5),
+        pytest.param(kn.StudentTPrior(3.0, scale=0.5), marks=pytest.mark.slow),
+        pytest.param(kn.EmpiricalBayes(kn.Normal(1.0)), marks=pytest.mark.slow),
+    ],
+    ids=repr,
 )
 def test_other_priors_have_the_optimum_of_mean_field_inference(seed, prior):
     problem = make(seed)

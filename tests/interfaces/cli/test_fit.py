@@ -80,6 +80,7 @@ def test_machines_get_one_json_object_and_standard_input_is_read(tmp_path, monke
     assert found["scores"]["rmse"]["value"] > 0
 
 
+@pytest.mark.slow  # two fits that the clock does not end
 def test_the_configuration_of_a_run_repeats_it(runs):
     first = json.loads((runs / "classes" / "scores.json").read_text())
     config = runs / "classes" / "config.json"
