@@ -46,6 +46,10 @@ class DiagonalNormal(Posterior):
     def _std_random(self) -> Params:
         return {name: value.clone() for name, value in self.scale.items()}
 
+    def log_alpha(self) -> Params:
+        """Log of variance over squared mean of each weight, -2 log(|mean| / sd): how little of it is signal."""
+        return {name: -2 * value.log() for name, value in self.signal_to_noise().items()}
+
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
         _check_names(self._layout, params)

@@ -40,6 +40,7 @@ class Posterior(ABC):
 
     family: ClassVar[str]
     families: ClassVar[dict[str, type[Posterior]]] = {}
+    log_alpha_threshold: float = 3.0  # a weight whose log alpha (log of variance over squared mean) is larger can go
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,6 +118,11 @@ class Posterior(ABC):
     def std(self) -> Params:
         """Posterior standard deviation of every parameter (0 for point estimates)."""
         return self._ordered({**self._std_random(), **{k: torch.zeros_like(v) for k, v in self.points.items()}})
+
+    def signal_to_noise(self) -> Params:
+        """How far each random weight is from zero, |mean| / sd, in the weights' own shapes; infinite where sd is 0."""
+        mean, std = self._mean_random(), self._std_random()
+        return {name: torch.where(std[name] > 0, value.abs() / std[name], torch.inf) for name, value in mean.items()}
 
     def _ordered(self, params: Params) -> Params:
         return {name: params[name] for name in self.model.params()}
