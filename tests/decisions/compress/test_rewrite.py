@@ -61,11 +61,14 @@ def test_nothing_goes_where_nothing_is_zero(name, generator):
     }
 
 
-def test_a_sequence_stays_a_sequence_and_a_class_its_class(generator):
-    for name, kind in {"lenet": nn.Sequential, "residual": NETWORKS["residual"][0]}.items():
-        net, x = make(name, generator=generator)
-        pruned(net, random_masks(net, 0.4, generator=generator))
-        assert type(rewrite(net, x).net) is kind
+@pytest.mark.parametrize(("name", "dead"), [("lenet", "0.weight"), ("residual", "three.weight")])
+def test_a_network_keeps_its_class_where_only_layers_change(name, dead, generator):
+    net, x = make(name, generator=generator)
+    with torch.no_grad():
+        net.get_parameter(dead)[:2] = 0.0
+    made = rewrite(net, x).net
+    assert type(made) is type(net)
+    assert made.get_parameter(dead).shape[0] == net.get_parameter(dead).shape[0] - 2
 
 
 def test_a_unit_that_dies_takes_others_with_it():
@@ -99,13 +102,26 @@ def test_a_constant_channel_goes_before_a_padded_convolution_only_if_it_is_zero(
     _same(net, rewrite(net, x).net, x)
 
 
-def test_a_branch_of_zeros_goes_as_a_whole(generator):
+def test_constant_channels_before_a_padded_convolution_become_one():
+    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.Sigmoid(), nn.Conv2d(5, 2, 3, padding=1), nn.ConvTranspose2d(2, 1, 2))
+    with torch.no_grad():
+        net[0].weight[:4] = 0.0
+    x = torch.randn(4, 1, 6, 6)
+    assert rewrite(net, x).net[0].out_channels == 2
+    assert rewrite(net, x, carry=False).net[0].out_channels == 5
+    _same(net, rewrite(net, x).net, x)
+    _same(net, rewrite(net, x, carry=False).net, x)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.7])
+def test_a_branch_that_is_the_same_for_every_input_goes_as_a_whole(constant, generator):
     net, x = make("residual", generator=generator)
     with torch.no_grad():
         net.four.weight.zero_()
-        net.four.bias.zero_()
+        net.four.bias.fill_(constant)
     made = rewrite(net, x)
     assert not [name for name, _ in made.net.named_parameters() if name.startswith(("three", "four"))]
+    assert [name for name, _ in made.net.named_buffers() if "shift" in name] == ["shift_add_1.shift"] * (constant != 0)
     _same(net, made.net, x)
 
 
@@ -199,4 +215,4 @@ def test_the_rewritten_network_is_right_for_many_masks(name, generator):
         net, x = make(name, generator=generator)
         share = float(torch.rand((), generator=generator))
         pruned(net, random_masks(net, share, generator=generator))
-        _same(net, rewrite(net, x).net, x)
+        _same(net, rewrite(net, x, carry=float(torch.rand((), generator=generator)) < 0.5).net, x)

@@ -85,7 +85,7 @@ def compress(
     grids = choose_grids(params, masks, posterior.std(), bits)
     original = network_at(posterior.model, params, posterior.buffers)
     masked = network_at(posterior.model, {**params, **_pruned(params, masks, grids)}, posterior.buffers)
-    small, difference = _rewritten(masked, inputs)
+    small, difference = _rewritten(masked, inputs, carry=not grids)
     codes = encode_weights(small.net, small.plan, grids)
     times = latencies((original, small.net), inputs, repeats) if repeats else None
     return Compressed(
@@ -121,9 +121,9 @@ def _pruned(params: Params, masks: Mapping[str, Tensor], grids: Mapping[str, Gri
     return {name: torch.where(mask, rounded[name], torch.zeros_like(rounded[name])) for name, mask in masks.items()}
 
 
-def _rewritten(masked: nn.Module, inputs: Tensor) -> tuple[Rewritten, float]:
+def _rewritten(masked: nn.Module, inputs: Tensor, *, carry: bool) -> tuple[Rewritten, float]:
     """The smaller network, or the one with zeros if on the example the two should differ."""
-    found = rewrite(masked, inputs)
+    found = rewrite(masked, inputs, carry=carry)
     found.net.requires_grad_(False)
     difference = agrees(masked, found.net, inputs)
     if difference <= _TOLERANCE.get(inputs.dtype if inputs.is_floating_point() else torch.float32, _COARSE):

@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from knowable.core.gates import Gates
+from knowable.decisions.compress.added_layers import Shift
 from knowable.decisions.compress.operations import (
     Constants,
     Layer,
@@ -114,6 +115,8 @@ def _channelwise(source: Node, module: nn.Module, path: str) -> Pass | None:
     kind = type(module)
     if kind in BATCH_NORMS and module.running_mean is not None:  # type: ignore[union-attr]
         return Pass(source, lambda values: _normalised(module, values), path, dim=1)
+    if kind is Shift:
+        return Pass(source, lambda values: values + module.shift.double(), path, dim=module.dim)  # type: ignore[arg-type,operator,union-attr]
     if kind is nn.PReLU:
         return Pass(source, applied(lambda values: _leaked(module, values)), path, dim=1)
     if kind is Gates and module.units > 1:  # type: ignore[operator]

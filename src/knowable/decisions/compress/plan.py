@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from knowable.decisions.compress.added_layers import Shift
 from knowable.decisions.compress.surgery import cut_channels, put_columns, resize_layer
 from knowable.decisions.compress.tracing import trace
 from knowable.errors import InvalidArgument
@@ -20,12 +21,20 @@ class Edit:
     Attributes:
         node: Its name.
         source: The name of the node it acts on.
-        flatten: The dimensions to flatten instead of what it did; None: ``source`` takes its place.
+        flatten: The dimensions to flatten instead of what it did.
+        shift: Which dimension has constants added to it instead, and how many there are. With neither, ``source``
+            takes the node's place.
     """
 
     node: str
     source: str
     flatten: tuple[int, int] | None = None
+    shift: tuple[int, int] | None = None
+
+    @property
+    def shift_path(self) -> str:
+        """Where the module is that adds the constants."""
+        return f"shift_{self.node}"
 
 
 @dataclass
@@ -52,7 +61,7 @@ class Plan:
     def from_json(cls, content: dict[str, Any]) -> Plan:
         """The inverse of :meth:`to_json`."""
         edits = [
-            Edit(each["node"], each["source"], None if each["flatten"] is None else tuple(each["flatten"]))
+            Edit(each["node"], each["source"], *(each[kind] and tuple(each[kind]) for kind in ("flatten", "shift")))
             for each in content["edits"]
         ]
         layers = {path: (int(out), int(into), bool(bias)) for path, (out, into, bias) in content["layers"].items()}
@@ -68,13 +77,13 @@ class Plan:
         module = trace(net.eval()) if self.edits else None
         if self.edits and module is None:
             raise InvalidArgument("net is not the network that was compressed: its forward cannot be followed.")
-        for path, (outputs, inputs, bias) in self.layers.items():
-            resize_layer(net.get_submodule(path), outputs, inputs, bias)
-        for path, count in self.channels.items():
-            cut_channels(net.get_submodule(path), torch.arange(count))
         if module is not None:
             apply_edits(module, self.edits)
         made = net if module is None else module
+        for path, (outputs, inputs, bias) in self.layers.items():
+            resize_layer(made.get_submodule(path), outputs, inputs, bias)
+        for path, count in self.channels.items():
+            cut_channels(made.get_submodule(path), torch.arange(count))
         for path, count in self.columns.items():
             insert_columns(made, path, torch.arange(count))
         return made
@@ -92,17 +101,29 @@ def apply_edits(module: fx.GraphModule, edits: list[Edit]) -> None:
         nodes = {node.name: node for node in module.graph.nodes}
         if edit.node not in nodes or edit.source not in nodes:
             raise InvalidArgument(f"net is not the network that was compressed: its graph has no {edit.node!r}.")
-        old, new = nodes[edit.node], nodes[edit.source]
-        if edit.flatten is not None:
-            with module.graph.inserting_after(old):
-                new = module.graph.call_function(torch.flatten, (new, *edit.flatten))
+        old, new = nodes[edit.node], _replacement(module, nodes[edit.node], nodes[edit.source], edit)
         old.replace_all_uses_with(new)
-        if edit.flatten is not None:
-            new.name = edit.node
         module.graph.erase_node(old)
+        if new.name != edit.source:
+            new.name = edit.node  # later edits may name it
         module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()
+
+
+def _replacement(module: fx.GraphModule, old: fx.Node, source: fx.Node, edit: Edit) -> fx.Node:
+    with module.graph.inserting_after(old):
+        if edit.flatten is not None:
+            made = module.graph.call_function(torch.flatten, (source, *edit.flatten))
+        elif edit.shift is not None:
+            dim, count = edit.shift
+            like = next(module.parameters())
+            module.add_submodule(edit.shift_path, Shift(torch.zeros(count, dtype=like.dtype, device=like.device), dim))
+            made = module.graph.call_module(edit.shift_path, (source,))
+        else:
+            return source
+    made.meta.update(old.meta)
+    return made
 
 
 def _nothing_in_place(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx import Node
 
+from knowable.decisions.compress.carriers import carry_constants
 from knowable.decisions.compress.constants import constant_inputs, find_constants
 from knowable.decisions.compress.layer_weights import LayerWeights
 from knowable.decisions.compress.liveness import Liveness, find_living
@@ -40,21 +41,24 @@ class Rewritten:
     notes: list[str] = field(default_factory=list)
 
 
-def rewrite(net: nn.Module, example: Tensor) -> Rewritten:
+def rewrite(net: nn.Module, example: Tensor, *, carry: bool = True) -> Rewritten:
     """Take dead units out of a network.
 
     Args:
         net: The network with its zeros; a copy is rewritten.
         example: A batch of inputs, for shapes.
+        carry: Whether constant channels before padded convolutions may be joined into one, with weights that are not
+            among the original's (:mod:`knowable.decisions.compress.carriers`).
     """
     own = copy.deepcopy(net).eval()
     module = trace(own)
     if module is None:
         return Rewritten(own, notes=[f"{type(net).__name__} cannot be traced by torch.fx: no unit was removed"])
     record_shapes(module, example)
-    plan = Plan(edits=_without_empty_branches(module))
+    plan = Plan(edits=_without_constant_branches(module))
     wiring, weights, constants = _analysed(module)
     living = find_living(wiring, weights, constants)
+    living = carry_constants(wiring, weights, constants, living) if carry else living
     flattenings = _flattenings(wiring, living)
     _cut(wiring, living, weights, constants, plan)
     apply_edits(module, flattenings)
@@ -70,27 +74,33 @@ def _analysed(module: fx.GraphModule) -> tuple[Wiring, dict[str, LayerWeights], 
     return wiring, weights, find_constants(wiring, weights)
 
 
-def _without_empty_branches(module: fx.GraphModule) -> list[Edit]:
-    """Drop terms of sums that are zero throughout, with all that only they needed."""
+def _without_constant_branches(module: fx.GraphModule) -> list[Edit]:
+    """Terms of sums that are the same for every input become constants, or go if they are zero, with what led there."""
     edits: list[Edit] = []
     while True:
         wiring, _, constants = _analysed(module)
-        edit = next((found for node in wiring.operations if (found := _empty_term(node, wiring, constants))), None)
-        if edit is None:
+        found = (_constant_term(node, wiring, constants) for node in wiring.operations)
+        edit, values = next((each for each in found if each is not None), (None, None))
+        if edit is None or values is None:
             return edits
         apply_edits(module, [edit])
         edits.append(edit)
+        if edit.shift is not None:
+            module.get_submodule(edit.shift_path).shift.copy_(values)  # type: ignore[union-attr,operator]
 
 
-def _empty_term(node: Node, wiring: Wiring, constants: dict[Node, Constants]) -> Edit | None:
+def _constant_term(
+    node: Node, wiring: Wiring, constants: dict[Node, Constants]
+) -> tuple[Edit, Constants] | None:
     operation = wiring.operations[node]
-    if not isinstance(operation, Join) or not operation.adds or wiring.tainted:
+    if not isinstance(operation, Join) or not operation.adds or wiring.tainted or node not in wiring.wires:
         return None
     if any(user.op != "call_module" and is_in_place(user, wiring.module) for user in node.users):
         return None
-    for zero, other in (operation.sources, operation.sources[::-1]):
-        if zero in constants and bool((constants[zero] == 0).all()) and shape_of(other) == shape_of(node):
-            return Edit(node.name, other.name)
+    for term, other in (operation.sources, operation.sources[::-1]):
+        if bool(constants[term].isfinite().all()) and shape_of(other) == shape_of(node):
+            values, dim = constants[term], wiring.wires[node].dim
+            return Edit(node.name, other.name, shift=(dim, len(values)) if values.any() else None), values
     return None
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.gates import Gates
+from knowable.decisions.compress.added_layers import Columns, Shift
 from knowable.decisions.compress.layer_weights import LayerWeights
 from knowable.decisions.compress.module_operations import BATCH_NORMS, TRANSPOSED
 from knowable.decisions.compress.operations import Constants
@@ -93,27 +94,9 @@ def _counts_of(module: nn.Module) -> tuple[str, ...]:
         return ("num_features",)
     if isinstance(module, nn.PReLU):
         return ("num_parameters",)
+    if isinstance(module, Shift):
+        return ()
     return ("units",) if isinstance(module, Gates) else ("in_channels", "out_channels", "groups")
-
-
-class Columns(nn.Module):
-    """Takes some of the last dimension's entries: those that the layer behind it reads.
-
-    Args:
-        index: Which, in order, ``(count,)``.
-    """
-
-    def __init__(self, index: Tensor):
-        super().__init__()
-        self.register_buffer("index", index)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The chosen entries of the last dimension."""
-        return x.index_select(-1, self.index)  # type: ignore[arg-type]
-
-    def extra_repr(self) -> str:
-        """What ``print`` shows."""
-        return f"{len(self.index)}"  # type: ignore[arg-type]
 
 
 _COPYING = 8  # multiply-adds that take as long as copying one entry

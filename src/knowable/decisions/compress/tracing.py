@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from knowable.core.gates import Gates
+from knowable.decisions.compress.added_layers import Columns, Shift
 
 _ROWS = 2  # of the example, to learn shapes
 
@@ -42,7 +43,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...] | None:
 
 class _LayerTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Gates) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Gates | Columns | Shift) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         try:
