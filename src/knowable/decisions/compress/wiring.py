@@ -69,8 +69,6 @@ class Wiring:
         made.tainted = changed_in_place(made.module, made.operations)
         for node, operation in made.operations.items():
             made._wire(node, operation)
-        for node in made.tainted:
-            made._pin(node)
         return made
 
     @property
