@@ -14,6 +14,12 @@ from knowable.core.prior import Prior
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # the fit of Molchanov et al. (2017), equation 14
 
 
+def divergence_at(log_alpha: Tensor) -> Tensor:
+    """KL from a normal whose variance is alpha times its squared mean, elementwise; see :class:`LogUniform`."""
+    bulk = K1 * torch.sigmoid(-K3 * log_alpha - K2)
+    return bulk + 0.5 * torch.logaddexp(-log_alpha, torch.zeros_like(log_alpha))
+
+
 @dataclass(frozen=True)
 class LogUniform(Prior):
     r"""The improper prior that is uniform in :math:`\log |w|` (Kingma et al., 2015; Molchanov et al., 2017).
@@ -41,10 +47,7 @@ class LogUniform(Prior):
         :math:`k_1 \sigma(-x)`, which keeps its digits at both ends.
         """
         smallest = torch.finfo(loc.dtype).tiny  # a mean of exactly 0 costs 0, with gradient 0
-        log_inverse_alpha = 2.0 * (loc.abs().clamp_min(smallest).log() - scale.log())
-        bulk = K1 * torch.sigmoid(K3 * log_inverse_alpha - K2)
-        tail = 0.5 * torch.logaddexp(log_inverse_alpha, torch.zeros_like(log_inverse_alpha))
-        return (bulk + tail).sum()
+        return divergence_at(2.0 * (scale.log() - loc.abs().clamp_min(smallest).log())).sum()
 
     def stretch(self, start: int, stop: int) -> LogUniformStretch:
         """The same over a part of a flat buffer, with its gradient written by hand."""
@@ -68,13 +71,13 @@ class LogUniformStretch(Stretch):
         return LogUniform().kl_from_normal(loc[self.start : self.stop], scale[self.start : self.stop])
 
     def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence and its derivatives in t, in as few passes over memory as there can be."""
+        """The divergence and its derivatives in t over k1 k3, in as few passes over memory as there can be."""
         part = slice(self.start, self.stop)
         inverse = (loc[part] / scale[part]).square_().clamp_max_(0.1 * torch.finfo(loc.dtype).max)  # 1/alpha
-        bulk = inverse.log().mul_(K3).sub_(K2).sigmoid_()  # 0 where the mean is 0
+        bulk = torch.add(loc.new_tensor(-K2), inverse.log(), alpha=K3).sigmoid_()  # 0 where the mean is 0
         total = K1 * bulk.sum() + 0.5 * inverse.log1p().sum()
-        slopes = bulk.addcmul_(bulk, bulk, value=-1.0).mul_(K1 * K3)
-        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5)
+        slopes = bulk.addcmul_(bulk, bulk, value=-1.0)
+        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5 / (K1 * K3))
 
     def write_gradient(
         self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
@@ -83,9 +86,9 @@ class LogUniformStretch(Stretch):
         part = slice(self.start, self.stop)
         if slopes is None:
             slopes = self.value_and_slopes(loc, scale, scale)[1]
-        torch.mul(slopes, -2.0 * weight, out=gradient[1, part])
-        mean = loc[part]
-        torch.div(gradient[1, part], mean.masked_fill(mean == 0, 1.0), out=gradient[0, part]).neg_()
+        by_loc, by_log_scale = gradient[0, part], gradient[1, part]
+        torch.mul(slopes, -2.0 * weight * K1 * K3, out=by_log_scale)
+        torch.div(by_log_scale, loc[part], out=by_loc).neg_().nan_to_num_(nan=0.0)  # 0 / 0 where the mean is 0
 
     def joined(self, after: Stretch) -> LogUniformStretch | None:
         """This stretch and the one right ``after`` it as one."""
