@@ -1,0 +1,151 @@
+r"""Noise on whole units: one positive random factor for each input of a layer, whose distribution is learned.
+
+Two priors, which both want most units to vanish:
+
+- the log-uniform one, on an interval, with a truncated log-normal posterior (Neklyudov et al., 2017);
+- the Horseshoe, a product of half-Cauchy scales of the layer and of each unit, with log-normal posteriors of their
+  gamma and inverse gamma parts (Louizos, Ullrich and Welling, 2017).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.inference.dropout.log_normal_scales import divergence_from_gamma, divergence_from_inverse_gamma
+from knowable.inference.dropout.truncated_log_normal import (
+    divergence_from_log_uniform,
+    draw_log_noise,
+    mean_and_relative_variance,
+)
+
+_NARROWEST, _WIDEST = 1e-4, 10.0  # of the truncated log-normal's scale; the second in lengths of the interval
+
+
+class GroupNoise(nn.Module, ABC):
+    """The factors of one layer's inputs: how they are distributed, and how far that is from the prior."""
+
+    @abstractmethod
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)``, differentiable; from the global generator if none is given."""
+
+    @abstractmethod
+    def divergence(self) -> Tensor:
+        """KL(q ‖ p), summed over units."""
+
+    @abstractmethod
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean of every factor, and its variance over the squared mean; both ``(units,)``."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Plain values that make another one, beside its tensors."""
+
+    def settle(self) -> None:
+        """Called after every step: put back what has left the range in which it means something."""
+
+
+class LogUniformNoise(GroupNoise):
+    r"""Truncated log-normal factors in :math:`[e^a, 1]`, under the log-uniform prior on the same interval.
+
+    Args:
+        units: How many there are.
+        lowest: a, the lowest value of the factors' logarithm.
+        initial_scale: Standard deviation of the logarithm to begin with, at a location of 0.
+        like: A tensor of the type and device to use.
+    """
+
+    def __init__(self, units: int, *, lowest: float, initial_scale: float = 0.02, like: Tensor):
+        super().__init__()
+        self.lowest = lowest
+        self.loc = nn.Parameter(like.new_zeros(units))
+        self.log_scale = nn.Parameter(like.new_full((units,), math.log(initial_scale)))
+
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)``, by the inverse CDF."""
+        uniform = torch.rand(
+            (rows, len(self.loc)), generator=generator, dtype=torch.float64, device=self.loc.device
+        )  # fmt: skip
+        return draw_log_noise(self.loc, self.log_scale.exp(), self.lowest, 0.0, uniform).exp()
+
+    def divergence(self) -> Tensor:
+        """In closed form."""
+        return divergence_from_log_uniform(self.loc, self.log_scale.exp(), self.lowest, 0.0).sum()
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """In closed form."""
+        return mean_and_relative_variance(self.loc, self.log_scale.exp(), self.lowest, 0.0)
+
+    def settings(self) -> dict[str, Any]:
+        """The interval."""
+        return {"prior": "log_uniform", "lowest": self.lowest}
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """The location at most a length of the interval outside it, the scale at most ten lengths.
+
+        Beyond, the distribution is a point or the prior, and nothing would pull it back.
+        """
+        self.loc.clamp_(2 * self.lowest, -self.lowest)
+        self.log_scale.clamp_(math.log(_NARROWEST), math.log(-_WIDEST * self.lowest))
+
+
+class HorseshoeNoise(GroupNoise):
+    r"""Factors that are products of two half-Cauchy scales, one of the layer and one of the unit.
+
+    .. math:: z_i = \tau_0 \sqrt{s_a s_b\, \alpha_i \beta_i}, \qquad s_a, \alpha_i \sim \mathrm{Gamma}(\tfrac12, 1),
+        \quad s_b, \beta_i \sim \mathrm{InverseGamma}(\tfrac12, 1)
+
+    with independent log-normal posteriors. All units of a draw share its :math:`s_a` and :math:`s_b`.
+
+    Args:
+        units: How many there are.
+        global_scale: :math:`\tau_0`.
+        initial_scale: Standard deviation of the logarithm of every part to begin with; factors begin at 1.
+        like: A tensor of the type and device to use.
+    """
+
+    def __init__(self, units: int, *, global_scale: float, initial_scale: float = 0.02, like: Tensor):
+        super().__init__()
+        self.global_scale = global_scale
+        shared = like.new_tensor([0.0, -2 * math.log(global_scale)])  # the tail of the inverse gamma lifts it to 1
+        self.global_loc = nn.Parameter(shared)  # of log s_a and log s_b
+        self.global_log_scale = nn.Parameter(torch.full_like(shared, math.log(initial_scale)))
+        self.loc = nn.Parameter(like.new_zeros(2, units))  # of log α and log β
+        self.log_scale = nn.Parameter(like.new_full((2, units), math.log(initial_scale)))
+
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)``: half the sum of the logarithms is normal, and so drawn at once."""
+        noise = torch.randn(
+            (rows, 1 + self.loc.shape[1]), generator=generator, dtype=self.loc.dtype, device=self.loc.device
+        )  # fmt: skip
+        of_layer, of_unit = self._log_variances()
+        return torch.exp(self._log_loc() + of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
+
+    def divergence(self) -> Tensor:
+        """In closed form, of all four parts."""
+        total = torch.zeros((), dtype=self.loc.dtype, device=self.loc.device)
+        for loc, log_scale in ((self.global_loc, self.global_log_scale), (self.loc, self.log_scale)):
+            total = total + divergence_from_gamma(loc[0], log_scale[0]).sum()
+            total = total + divergence_from_inverse_gamma(loc[1], log_scale[1]).sum()
+        return total
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Of the log-normal product."""
+        variance = sum(self._log_variances())
+        return torch.exp(self._log_loc() + 0.5 * variance), torch.expm1(variance)
+
+    def settings(self) -> dict[str, Any]:
+        """The scale of the global half-Cauchy distribution."""
+        return {"prior": "horseshoe", "global_scale": self.global_scale}
+
+    def _log_loc(self) -> Tensor:
+        return math.log(self.global_scale) + 0.5 * (self.global_loc.sum() + self.loc.sum(0))
+
+    def _log_variances(self) -> tuple[Tensor, Tensor]:
+        """Variances of log z: what the units share, and what each has of its own."""
+        return 0.25 * torch.exp(2 * self.global_log_scale).sum(), 0.25 * torch.exp(2 * self.log_scale).sum(0)
