@@ -45,6 +45,10 @@ class GroupNoise(nn.Module, ABC):
     def settings(self) -> dict[str, Any]:
         """Plain values that make another one, beside its tensors."""
 
+    def log_prior_scale(self) -> Tensor | None:
+        """Logs ``(units,)`` of the standard deviation that weights have under their prior; None where it is not its own."""
+        return None
+
     def settle(self) -> None:
         """Called after every step: put back what has left the range in which it means something."""
 
@@ -102,29 +106,39 @@ class HorseshoeNoise(GroupNoise):
 
     with independent log-normal posteriors. All units of a draw share its :math:`s_a` and :math:`s_b`.
 
+    What is drawn is :math:`z_i / \bar z_i`, with the median :math:`\bar z_i` of the factor taken out and given to the
+    weights: :math:`w_{ij} = z_i v_{ij}` with :math:`v_{ij} \sim \mathcal{N}(0, 1)` a priori is
+    :math:`(z_i / \bar z_i)\, u_{ij}` with :math:`u_{ij} \sim \mathcal{N}(0, \bar z_i^2)`. It is the same distribution.
+    But in these coordinates the likelihood does not see the medians, and the divergence alone, which is exact, moves
+    them; else a factor and the width of its weights would have to move against each other in step.
+
     Args:
         units: How many there are.
         global_scale: :math:`\tau_0`.
-        initial_scale: Standard deviation of the logarithm of every part to begin with; factors begin at 1.
+        initial_scale: Standard deviation of the logarithm of every part to begin with.
+        initial_median: Where the medians begin.
         like: A tensor of the type and device to use.
     """
 
-    def __init__(self, units: int, *, global_scale: float, initial_scale: float = 0.02, like: Tensor):
+    def __init__(
+        self, units: int, *, global_scale: float, initial_scale: float = 0.02, initial_median: float = 1.0, like: Tensor
+    ):
         super().__init__()
         self.global_scale = global_scale
-        shared = like.new_tensor([0.0, -2 * math.log(global_scale)])  # the tail of the inverse gamma lifts it to 1
-        self.global_loc = nn.Parameter(shared)  # of log s_a and log s_b
-        self.global_log_scale = nn.Parameter(torch.full_like(shared, math.log(initial_scale)))
+        lift = 2 * math.log(initial_median / global_scale)
+        begin = [0.0, lift] if lift > 0 else [lift, 0.0]  # the part that has a tail on this side
+        self.global_loc = nn.Parameter(like.new_tensor(begin))  # of log s_a and log s_b
+        self.global_log_scale = nn.Parameter(like.new_full((2,), math.log(initial_scale)))
         self.loc = nn.Parameter(like.new_zeros(2, units))  # of log α and log β
         self.log_scale = nn.Parameter(like.new_full((2, units), math.log(initial_scale)))
 
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Factors ``(rows, units)``: half the sum of the logarithms is normal, and so drawn at once."""
+        """Factors ``(rows, units)`` over their medians: half the sum of the logarithms is normal, and so drawn at once."""
         noise = torch.randn(
             (rows, 1 + self.loc.shape[1]), generator=generator, dtype=self.loc.dtype, device=self.loc.device
         )  # fmt: skip
         of_layer, of_unit = self._log_variances()
-        return torch.exp(self._log_loc() + of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
+        return torch.exp(of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
 
     def divergence(self) -> Tensor:
         """In closed form, of all four parts."""
@@ -135,15 +149,17 @@ class HorseshoeNoise(GroupNoise):
         return total
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Of the log-normal product."""
-        variance = sum(self._log_variances())
-        return torch.exp(self._log_loc() + 0.5 * variance), torch.expm1(variance)
+        """Of the log-normal product over its median."""
+        of_layer, of_unit = self._log_variances()
+        variance = of_layer + of_unit
+        return torch.exp(0.5 * variance), torch.expm1(variance)
 
     def settings(self) -> dict[str, Any]:
         """The scale of the global half-Cauchy distribution."""
         return {"prior": "horseshoe", "global_scale": self.global_scale}
 
-    def _log_loc(self) -> Tensor:
+    def log_prior_scale(self) -> Tensor:
+        """Log medians of the factors."""
         return math.log(self.global_scale) + 0.5 * (self.global_loc.sum() + self.loc.sum(0))
 
     def _log_variances(self) -> tuple[Tensor, Tensor]:

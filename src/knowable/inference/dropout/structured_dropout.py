@@ -17,6 +17,7 @@ from knowable.core.target_notes import tempering_notes
 from knowable.core.training import TrainingResult
 from knowable.core.types import Params
 from knowable.core.variational_method import VariationalMethod
+from knowable.core.variational_objective import first_values
 from knowable.errors import Unsupported
 from knowable.inference.dropout.divergence import check_priors
 from knowable.inference.dropout.group_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
@@ -111,15 +112,19 @@ class StructuredDropout(VariationalMethod, Grouping):
             make, local = self._horseshoe, {name for name in model.random_names if usage.suits(name, "local")}
         check_priors(model, placement.sites if local is None else ())
         return StructuredDropoutObjective(
-            model, size, placement, _noises(make, model, placement), local=local, draws=self.draws, beta=self.beta,
+            model, size, placement, _noises(make, first_values(model, start), placement), local=local, draws=self.draws, beta=self.beta,
             kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
-    def _log_uniform(self, units: int, like: Tensor) -> GroupNoise:
-        return LogUniformNoise(units, lowest=self.lowest, initial_scale=self.initial_scale, like=like)
+    def _log_uniform(self, units: int, weight: Tensor) -> GroupNoise:
+        return LogUniformNoise(units, lowest=self.lowest, initial_scale=self.initial_scale, like=weight)
 
-    def _horseshoe(self, units: int, like: Tensor) -> GroupNoise:
-        return HorseshoeNoise(units, global_scale=self.global_scale, initial_scale=self.initial_scale, like=like)
+    def _horseshoe(self, units: int, weight: Tensor) -> GroupNoise:
+        size = weight.square().mean().sqrt().item()  # what the weights begin with is likely under their prior
+        return HorseshoeNoise(
+            units, global_scale=self.global_scale, initial_scale=self.initial_scale, initial_median=size or 1.0,
+            like=weight,
+        )  # fmt: skip
 
     def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
         _, terms = final_bound(objective, rows, seed)
@@ -133,8 +138,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         return (*own, *tempering_notes(self.beta, 1.0), *super()._notes(model, size, result))
 
 
-def _noises(make: Callable[[int, Tensor], GroupNoise], model: Model, placement: Placement) -> list[GroupNoise]:
-    start = model.params()
+def _noises(make: Callable[[int, Tensor], GroupNoise], start: Params, placement: Placement) -> list[GroupNoise]:
     return [make(site.units, start[site.name]) for site in placement.sites]
 
 

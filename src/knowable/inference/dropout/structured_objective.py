@@ -132,10 +132,14 @@ class StructuredDropoutObjective(VariationalObjective):
     def divergence(self) -> Tensor:
         """KL(q ‖ p) of the factors, and of v where it is random, in closed form."""
         total = torch.stack([noise.divergence() for noise in self.noises]).sum()
-        values = self.means()
-        for name, log_scale in zip(self.random_names, self.log_scales, strict=True):
-            squares = values[name].square() + torch.exp(2 * log_scale)
-            total = total + (0.5 * (squares - 1) - log_scale).sum()
+        values, log_scales = self.means(), dict(zip(self.random_names, self.log_scales, strict=True))
+        for site, noise in zip(self.placement.sites, self.noises, strict=True):
+            of_prior = noise.log_prior_scale()
+            if of_prior is None:
+                continue
+            for place in site.places:
+                value, log_scale = values[place.name], log_scales[place.name]
+                total = total + normal_divergence(value, log_scale, site.on_weight(of_prior, place, value)).sum()
         return total
 
     def entropy(self) -> Tensor:
@@ -151,3 +155,9 @@ class StructuredDropoutObjective(VariationalObjective):
         super().update(optimiser)
         for noise in self.noises:
             noise.settle()
+
+
+def normal_divergence(loc: Tensor, log_scale: Tensor, log_prior_scale: Tensor) -> Tensor:
+    """KL of a normal distribution from one of mean 0, elementwise."""
+    squares = (loc.square() + torch.exp(2 * log_scale)) * torch.exp(-2 * log_prior_scale)
+    return 0.5 * (squares - 1) - log_scale + log_prior_scale
