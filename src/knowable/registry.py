@@ -128,6 +128,11 @@ _ENTRIES = (
         "dropout with a rate for every layer, learned with the weights", ("gal2017", "maddison2017", "williams1992"),
     ),
     MethodEntry(
+        "structured_dropout", "StructuredDropout", "knowable.inference.dropout", "dropout",
+        "noise on whole neurons and channels, learned: those that are all noise can be taken out",
+        ("neklyudov2017", "louizos2017"), ("sbp", "group_horseshoe"),
+    ),
+    MethodEntry(
         "monte_carlo_batch_norm", "MonteCarloBatchNorm", "knowable.inference.dropout", "dropout",
         "a MAP fit whose batch normalisation sees random training batches in prediction", ("teye2018",), ("mcbn",),
     ),

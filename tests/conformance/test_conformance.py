@@ -47,6 +47,7 @@ SUBJECTS = {
     "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
+    "structured_dropout": Subject(kn.StructuredDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
         kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
     ),
@@ -119,7 +120,7 @@ FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
     "FunctionSpaceVI", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis", "MixtureVI",
     "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
-    "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+    "SGHMC", "SVGD", "SimulatedAnnealing", "StructuredDropout", "TemperedChains",
 }  # fmt: skip
 
 
@@ -222,8 +223,15 @@ def test_members_trained_in_turn_resume_exactly(check):
         kn.MCDropout(**QUICK, prediction="weight_scaling"),
         kn.ConcreteDropout(**QUICK, estimator="score"),
         kn.ConcreteDropout(**QUICK, way="weights"),
+        kn.StructuredDropout("horseshoe", **QUICK),
+        kn.StructuredDropout(**QUICK, where="*", draws=2, start="map"),
     ],
     ids=repr,
 )
 def test_every_kind_of_dropout_fits_every_network(method, network):
     check_network(Subject(method), network)
+
+
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_the_horseshoe_on_units_resumes_exactly(check):
+    check(Subject(kn.StructuredDropout("horseshoe", **QUICK)))

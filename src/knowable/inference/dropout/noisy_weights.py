@@ -45,7 +45,7 @@ class NoisyWeights(Posterior):
     ):
         super().__init__(model, **common)
         self.loc = {name: loc[name].detach().clone() for name in model.random_names if name in loc}
-        self.scale = {name: value.detach().clone() for name, value in (scale or {}).items()}
+        self.scale = {name: scale[name].detach().clone() for name in self.loc if scale and name in scale}
         self.sites, self.noises = tuple(sites), tuple(noises)
         for noise in self.noises:
             noise.requires_grad_(False)
