@@ -126,3 +126,13 @@ def test_gradients_reach_every_parameter(kind):
     loss: Tensor = noise.draw(5).square().sum() + noise.divergence()
     loss.backward()
     assert all(each.grad is not None and (each.grad != 0).all() for each in noise.parameters())
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_several_layers_at_once_are_each_by_itself(kind):
+    first, second = NOISES[kind](), NOISES[kind]()
+    with torch.no_grad():
+        for value in second.parameters():
+            value.mul_(0.7)
+    expected = first.divergence() + second.divergence()
+    assert torch.isclose(type(first).total_divergence([first, second]), expected)

@@ -12,7 +12,7 @@ from tests.inference.dropout.networks import images, perceptron
 
 PRIORS = ["log_uniform", "horseshoe"]
 NOISE = 0.2
-QUICK = {"epochs": 500, "learning_rate": 0.05}
+QUICK = {"epochs": 300, "learning_rate": 0.05}
 
 
 def linear_data(seed: int, rows: int = 100) -> tuple[Tensor, Tensor]:
@@ -49,17 +49,17 @@ def test_inputs_that_do_not_matter_are_noise_and_the_others_are_not(prior, seed)
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-def test_the_fit_is_near_the_maximum_of_its_bound(prior, seed):
-    """Moving any group of parameters along its own axis gains nothing but what the last steps of Adam leave."""
+def test_the_reported_likelihood_is_that_of_the_posteriors_moments(prior, seed):
     posterior = linear_fit(seed, prior)
     report = posterior.diagnostics
     assert report["elbo"] == report["expected_log_likelihood"] - report["kl"]
-    # one exact term: the likelihood from mean and variance of the weights (units share the layer's scale a little)
+    # inputs are orthogonal, so that weights that depend on each other give no other sum than independent ones
     x, y = linear_data(seed)
     mean, std = posterior.mean(), posterior.std()
     away = (y - x @ mean["weight"].T - mean["bias"]).square() + x.square() @ std["weight"].T.square()
     exact = -0.5 * (away / NOISE**2).sum().item() - 100 * math.log(NOISE * math.sqrt(2 * math.pi))
-    assert abs(report["expected_log_likelihood"] - exact) < 5  # of some fifty
+    # 256 draws, each with a sum of squares of some seven weights, of half a nat each
+    assert abs(report["expected_log_likelihood"] - exact) < 6 * math.sqrt(7 * 0.5 / 256)
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -69,7 +69,7 @@ def test_a_layer_that_is_too_wide_loses_neurons_and_not_its_accuracy(prior, seed
     truth = torch.tanh(2 * x)
     y = truth + NOISE * torch.randn(truth.shape, generator=generator)
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
-    method = kn.StructuredDropout(prior, epochs=1000, learning_rate=0.03)
+    method = kn.StructuredDropout(prior, epochs=500, learning_rate=0.05)
     posterior = method.fit(kn.Model(net, kn.Gaussian(NOISE)), (x, y), seed=seed)
     ratios = posterior.signal_to_noise()
     kept = {name: value * (ratios[name] >= 1) for name, value in posterior.mean().items()}

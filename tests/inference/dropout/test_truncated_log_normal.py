@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -46,7 +47,7 @@ class Numerical:
     def _integral(self, function: Callable[[np.ndarray], np.ndarray], up_to: float = HIGH) -> float:
         cuts = [cut for cut in self.cuts if cut < up_to] + [up_to]
         total = 0.0
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in itertools.pairwise(cuts):
             x = 0.5 * (a + b) + 0.5 * (b - a) * NODES
             total += 0.5 * (b - a) * float(WEIGHTS @ (np.exp(self.log_density(x)) * function(x)))
         return total
@@ -142,8 +143,13 @@ def test_everything_is_finite_at_the_extremes(dtype, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("loc", "scale"), [(-5.0, 0.1), (-1.0, 1.0), (-10.0, 200.0), (0.0, 0.5), (1.0, 0.3), (9.0, 0.5),
-                                            (30.0, 1.0), (-21.0, 0.5), (-60.0, 2.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loc", "scale"),
+    [
+        (-5.0, 0.1), (-1.0, 1.0), (-10.0, 200.0), (0.0, 0.5), (1.0, 0.3), (9.0, 0.5), (30.0, 1.0), (-21.0, 0.5),
+        (-60.0, 2.0),
+    ],
+)  # fmt: skip
 def test_draws_have_the_cdf(loc, scale, dtype, generator):
     n = 4000
     given = (each.expand(1) for each in tensors(loc, scale, dtype))

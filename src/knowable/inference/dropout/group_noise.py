@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,14 @@ class GroupNoise(nn.Module, ABC):
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Factors ``(rows, units)``, differentiable; from the global generator if none is given."""
 
-    @abstractmethod
     def divergence(self) -> Tensor:
         """KL(q ‖ p), summed over units."""
+        return self.total_divergence([self])
+
+    @classmethod
+    @abstractmethod
+    def total_divergence(cls, noises: Sequence[Any]) -> Tensor:
+        """The divergence of all units of several layers, in one go."""
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -46,7 +52,7 @@ class GroupNoise(nn.Module, ABC):
         """Plain values that make another one, beside its tensors."""
 
     def log_prior_scale(self) -> Tensor | None:
-        """Logs ``(units,)`` of the standard deviation that weights have under their prior; None where it is not its own."""
+        """Logs ``(units,)`` of the weights' standard deviation under their prior, where that is part of the noise."""
         return None
 
     def settle(self) -> None:
@@ -76,9 +82,11 @@ class LogUniformNoise(GroupNoise):
         )  # fmt: skip
         return draw_log_noise(self.loc, self.log_scale.exp(), self.lowest, 0.0, uniform).exp()
 
-    def divergence(self) -> Tensor:
-        """In closed form."""
-        return divergence_from_log_uniform(self.loc, self.log_scale.exp(), self.lowest, 0.0).sum()
+    @classmethod
+    def total_divergence(cls, noises: Sequence[LogUniformNoise]) -> Tensor:
+        """In closed form; all have the same interval."""
+        loc, log_scale = (torch.cat([getattr(each, part) for each in noises]) for part in ("loc", "log_scale"))
+        return divergence_from_log_uniform(loc, log_scale.exp(), noises[0].lowest, 0.0).sum()
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """In closed form."""
@@ -133,20 +141,22 @@ class HorseshoeNoise(GroupNoise):
         self.log_scale = nn.Parameter(like.new_full((2, units), math.log(initial_scale)))
 
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Factors ``(rows, units)`` over their medians: half the sum of the logarithms is normal, and so drawn at once."""
+        """Factors ``(rows, units)`` over their medians: half the sum of all logarithms, which are normal."""
         noise = torch.randn(
             (rows, 1 + self.loc.shape[1]), generator=generator, dtype=self.loc.dtype, device=self.loc.device
         )  # fmt: skip
         of_layer, of_unit = self._log_variances()
         return torch.exp(of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
 
-    def divergence(self) -> Tensor:
+    @classmethod
+    def total_divergence(cls, noises: Sequence[HorseshoeNoise]) -> Tensor:
         """In closed form, of all four parts."""
-        total = torch.zeros((), dtype=self.loc.dtype, device=self.loc.device)
-        for loc, log_scale in ((self.global_loc, self.global_log_scale), (self.loc, self.log_scale)):
-            total = total + divergence_from_gamma(loc[0], log_scale[0]).sum()
-            total = total + divergence_from_inverse_gamma(loc[1], log_scale[1]).sum()
-        return total
+        loc = torch.cat([part for each in noises for part in (each.global_loc.unsqueeze(1), each.loc)], 1)
+        log_scale = torch.cat(
+            [part for each in noises for part in (each.global_log_scale.unsqueeze(1), each.log_scale)], 1
+        )
+        found = divergence_from_gamma(loc[0], log_scale[0]) + divergence_from_inverse_gamma(loc[1], log_scale[1])
+        return found.sum()
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Of the log-normal product over its median."""

@@ -48,8 +48,9 @@ class StructuredDropout(VariationalMethod, Grouping):
     with one positive factor :math:`z_i` for every feature that a linear layer takes, and for every channel of a
     convolution. Two priors (``prior``):
 
-    ``"log_uniform"``: :math:`p(\log z) = \mathrm{Uniform}(a, 0)` and a normal q of :math:`\log z`, truncated to the same
-    interval; v are point estimates under the model's own prior (structured Bayesian pruning: Neklyudov et al., 2017).
+    ``"log_uniform"``: :math:`p(\log z) = \mathrm{Uniform}(a, 0)` and a normal q of :math:`\log z`, truncated to the
+    same interval; v are point estimates under the model's own prior (structured Bayesian pruning: Neklyudov et al.,
+    2017).
 
     ``"horseshoe"``: :math:`z_i = s\, \tilde z_i` with half-Cauchy scales of the layer, :math:`s \sim C^+(0, \tau_0)`,
     and of the unit, :math:`\tilde z_i \sim C^+(0, 1)`, in log-normal parts, and :math:`v_{ij} \sim \mathcal{N}(0, 1)`
@@ -111,9 +112,10 @@ class StructuredDropout(VariationalMethod, Grouping):
             usage = trace_usage(model, x)
             make, local = self._horseshoe, {name for name in model.random_names if usage.suits(name, "local")}
         check_priors(model, placement.sites if local is None else ())
+        noises = _noises(make, first_values(model, start), placement)
         return StructuredDropoutObjective(
-            model, size, placement, _noises(make, first_values(model, start), placement), local=local, draws=self.draws, beta=self.beta,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
+            model, size, placement, noises, local=local, draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
     def _log_uniform(self, units: int, weight: Tensor) -> GroupNoise:
@@ -134,7 +136,9 @@ class StructuredDropout(VariationalMethod, Grouping):
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
         own = ()
         if self.prior == "horseshoe":
-            own = ("The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",)
+            own = (
+                "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",
+            )
         return (*own, *tempering_notes(self.beta, 1.0), *super()._notes(model, size, result))
 
 

@@ -131,7 +131,8 @@ class StructuredDropoutObjective(VariationalObjective):
 
     def divergence(self) -> Tensor:
         """KL(q ‖ p) of the factors, and of v where it is random, in closed form."""
-        total = torch.stack([noise.divergence() for noise in self.noises]).sum()
+        noises = list(self.noises)
+        total = type(noises[0]).total_divergence(noises)
         values, log_scales = self.means(), dict(zip(self.random_names, self.log_scales, strict=True))
         for site, noise in zip(self.placement.sites, self.noises, strict=True):
             of_prior = noise.log_prior_scale()
