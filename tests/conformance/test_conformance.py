@@ -232,6 +232,7 @@ def test_every_kind_of_dropout_fits_every_network(method, network):
     check_network(Subject(method), network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
 def test_the_horseshoe_on_units_resumes_exactly(check):
     check(Subject(kn.StructuredDropout("horseshoe", **QUICK)))

@@ -14,7 +14,7 @@ LIKE = torch.zeros((), dtype=torch.float64)
 
 
 def log_uniform() -> LogUniformNoise:
-    noise = LogUniformNoise(4, lowest=-20.0, like=LIKE)
+    noise = LogUniformNoise(4, span=20.0, like=LIKE)
     with torch.no_grad():
         noise.loc.copy_(torch.tensor([0.0, -0.5, -3.0, 1.0]))
         noise.log_scale.copy_(torch.tensor([-3.0, 0.5, -1.0, 0.0]))
@@ -60,7 +60,7 @@ def test_draws_follow_the_generator_or_the_global_one(kind, generator):
 @pytest.mark.parametrize("kind", NOISES)
 def test_noise_begins_narrow(kind):
     make = {"log_uniform": LogUniformNoise, "horseshoe": HorseshoeNoise}[kind]
-    extra = {"lowest": -20.0} if kind == "log_uniform" else {"global_scale": 1e-5}
+    extra = {"span": 20.0} if kind == "log_uniform" else {"global_scale": 1e-5}
     mean, spread = make(3, initial_scale=0.02, like=LIKE, **extra).moments()
     assert ((mean - 1).abs() < 0.03).all() and (spread < 0.03**2).all()
 
@@ -110,7 +110,7 @@ def test_the_median_is_half_the_sum_of_the_logarithms():
 
 
 def test_what_has_left_its_range_is_put_back():
-    noise = LogUniformNoise(3, lowest=-5.0, like=LIKE)
+    noise = LogUniformNoise(3, span=5.0, like=LIKE)
     with torch.no_grad():
         noise.loc.copy_(torch.tensor([-100.0, -1.0, 100.0]))
         noise.log_scale.copy_(torch.tensor([-50.0, 0.0, 50.0]))

@@ -180,7 +180,7 @@ def test_a_fit_begins_where_it_is_told():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"prior": "normal"}, {"prior": 3}, {"lowest": 0.0}, {"lowest": math.inf}, {"global_scale": 0.0}, {"draws": 0},
+        {"prior": "normal"}, {"prior": 3}, {"span": 0.0}, {"span": math.inf}, {"global_scale": 0.0}, {"draws": 0},
         {"where": 3}, {"where": ()}, {"initial_scale": 0.0}, {"beta": -1.0}, {"epochs": 10, "kl_warmup": 8},
     ],
     ids=repr,

@@ -60,18 +60,18 @@ class GroupNoise(nn.Module, ABC):
 
 
 class LogUniformNoise(GroupNoise):
-    r"""Truncated log-normal factors in :math:`[e^a, 1]`, under the log-uniform prior on the same interval.
+    r"""Truncated log-normal factors in :math:`[e^{-a}, 1]`, under the log-uniform prior on the same interval.
 
     Args:
         units: How many there are.
-        lowest: a, the lowest value of the factors' logarithm.
+        span: a, the length of the interval: the factors' logarithm lies between -a and 0.
         initial_scale: Standard deviation of the logarithm to begin with, at a location of 0.
         like: A tensor of the type and device to use.
     """
 
-    def __init__(self, units: int, *, lowest: float, initial_scale: float = 0.02, like: Tensor):
+    def __init__(self, units: int, *, span: float, initial_scale: float = 0.02, like: Tensor):
         super().__init__()
-        self.lowest = lowest
+        self.span = span
         self.loc = nn.Parameter(like.new_zeros(units))
         self.log_scale = nn.Parameter(like.new_full((units,), math.log(initial_scale)))
 
@@ -80,21 +80,21 @@ class LogUniformNoise(GroupNoise):
         uniform = torch.rand(
             (rows, len(self.loc)), generator=generator, dtype=torch.float64, device=self.loc.device
         )  # fmt: skip
-        return draw_log_noise(self.loc, self.log_scale.exp(), self.lowest, 0.0, uniform).exp()
+        return draw_log_noise(self.loc, self.log_scale.exp(), -self.span, 0.0, uniform).exp()
 
     @classmethod
     def total_divergence(cls, noises: Sequence[LogUniformNoise]) -> Tensor:
         """In closed form; all have the same interval."""
         loc, log_scale = (torch.cat([getattr(each, part) for each in noises]) for part in ("loc", "log_scale"))
-        return divergence_from_log_uniform(loc, log_scale.exp(), noises[0].lowest, 0.0).sum()
+        return divergence_from_log_uniform(loc, log_scale.exp(), -noises[0].span, 0.0).sum()
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """In closed form."""
-        return mean_and_relative_variance(self.loc, self.log_scale.exp(), self.lowest, 0.0)
+        return mean_and_relative_variance(self.loc, self.log_scale.exp(), -self.span, 0.0)
 
     def settings(self) -> dict[str, Any]:
         """The interval."""
-        return {"prior": "log_uniform", "lowest": self.lowest}
+        return {"prior": "log_uniform", "span": self.span}
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -102,8 +102,8 @@ class LogUniformNoise(GroupNoise):
 
         Beyond, the distribution is a point or the prior, and nothing would pull it back.
         """
-        self.loc.clamp_(2 * self.lowest, -self.lowest)
-        self.log_scale.clamp_(math.log(_NARROWEST), math.log(-_WIDEST * self.lowest))
+        self.loc.clamp_(-2 * self.span, self.span)
+        self.log_scale.clamp_(math.log(_NARROWEST), math.log(_WIDEST * self.span))
 
 
 class HorseshoeNoise(GroupNoise):

@@ -48,7 +48,7 @@ class StructuredDropout(VariationalMethod, Grouping):
     with one positive factor :math:`z_i` for every feature that a linear layer takes, and for every channel of a
     convolution. Two priors (``prior``):
 
-    ``"log_uniform"``: :math:`p(\log z) = \mathrm{Uniform}(a, 0)` and a normal q of :math:`\log z`, truncated to the
+    ``"log_uniform"``: :math:`p(\log z) = \mathrm{Uniform}(-20, 0)` and a normal q of :math:`\log z`, truncated to the
     same interval; v are point estimates under the model's own prior (structured Bayesian pruning: Neklyudov et al.,
     2017).
 
@@ -74,7 +74,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         where: Names or globs of the weights whose inputs have factors. None: all weights of layers, those that take the
             network's input too, so that irrelevant inputs are found; but the channels of images stay if there are fewer
             than four of them.
-        lowest: a of the log-uniform prior: the lowest value of :math:`\log z`, below 0.
+        span: Length of the interval of the log-uniform prior: :math:`\log z` lies between -span and 0.
         global_scale: :math:`\tau_0` of the Horseshoe. The smaller, the fewer units stay.
         draws: Draws for each example in each step.
 
@@ -83,13 +83,13 @@ class StructuredDropout(VariationalMethod, Grouping):
         >>> import knowable as kn
         >>> x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
         >>> model = kn.Model(torch.nn.Linear(5, 1), kn.Gaussian(0.1))
-        >>> posterior = kn.StructuredDropout(epochs=1500).fit(model, (x, x[:, :1] - x[:, 1:2]))
+        >>> posterior = kn.StructuredDropout(epochs=300, learning_rate=0.05).fit(model, (x, x[:, :1] - x[:, 1:2]))
         >>> (posterior.signal_to_noise()["weight"] > 1).tolist()
         [[True, True, False, False, False]]
     """
 
     where: str | tuple[str, ...] | None = None
-    lowest: float = -20.0
+    span: float = 20.0
     global_scale: float = 1e-5
     draws: int = 1
 
@@ -97,7 +97,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         super().__post_init__()
         check_choice("prior", self.prior, PRIORS)
         object.__setattr__(self, "where", check_where(self.where))
-        check_number("lowest", self.lowest, below=0)
+        check_number("span", self.span, above=0)
         check_number("global_scale", self.global_scale, above=0)
         check_count("draws", self.draws)
 
@@ -119,7 +119,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         )  # fmt: skip
 
     def _log_uniform(self, units: int, weight: Tensor) -> GroupNoise:
-        return LogUniformNoise(units, lowest=self.lowest, initial_scale=self.initial_scale, like=weight)
+        return LogUniformNoise(units, span=self.span, initial_scale=self.initial_scale, like=weight)
 
     def _horseshoe(self, units: int, weight: Tensor) -> GroupNoise:
         size = weight.square().mean().sqrt().item()  # what the weights begin with is likely under their prior
