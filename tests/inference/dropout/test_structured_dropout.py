@@ -12,7 +12,7 @@ from tests.inference.dropout.networks import images, perceptron
 
 PRIORS = ["log_uniform", "horseshoe"]
 NOISE = 0.2
-QUICK = {"epochs": 300, "learning_rate": 0.05}
+QUICK = {"epochs": 600, "learning_rate": 0.05}
 
 
 def linear_data(seed: int, rows: int = 100) -> tuple[Tensor, Tensor]:

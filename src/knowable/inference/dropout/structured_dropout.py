@@ -83,7 +83,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         >>> import knowable as kn
         >>> x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
         >>> model = kn.Model(torch.nn.Linear(5, 1), kn.Gaussian(0.1))
-        >>> posterior = kn.StructuredDropout(epochs=300, learning_rate=0.05).fit(model, (x, x[:, :1] - x[:, 1:2]))
+        >>> posterior = kn.StructuredDropout(epochs=1000, learning_rate=0.05).fit(model, (x, x[:, :1] - x[:, 1:2]))
         >>> (posterior.signal_to_noise()["weight"] > 1).tolist()
         [[True, True, False, False, False]]
     """
