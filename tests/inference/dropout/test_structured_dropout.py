@@ -29,7 +29,7 @@ def linear_data(seed: int, rows: int = 100) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def linear_fit(seed: int, prior: str) -> kn.NoisyWeights:
+def linear_fit(seed: int, prior: str) -> kn.NoisyUnits:
     torch.manual_seed(seed)
     model = kn.Model(nn.Linear(6, 1), kn.Gaussian(NOISE))
     return kn.StructuredDropout(prior, **QUICK).fit(model, linear_data(seed), seed=seed)

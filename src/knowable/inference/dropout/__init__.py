@@ -6,7 +6,7 @@ from knowable.inference.dropout.batch_norm import BatchStatistics, MonteCarloBat
 from knowable.inference.dropout.concrete_dropout import ConcreteDropout
 from knowable.inference.dropout.masked_weights import MaskedWeights
 from knowable.inference.dropout.mc_dropout import MCDropout
-from knowable.inference.dropout.noisy_weights import NoisyWeights
+from knowable.inference.dropout.noisy_units import NoisyUnits
 from knowable.inference.dropout.structured_dropout import StructuredDropout
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "Shift",
     "Flip",
     "MaskedWeights",
-    "NoisyWeights",
+    "NoisyUnits",
     "BatchStatistics",
     "AugmentedPosterior",
 ]

@@ -14,7 +14,7 @@ from knowable.core.types import Params
 from knowable.core.variational_objective import VariationalObjective, first_values
 from knowable.inference.dropout.group_noise import GroupNoise
 from knowable.inference.dropout.masked_weight import SiteMasks, masked_params
-from knowable.inference.dropout.noisy_weights import NoisyWeights, times_noise
+from knowable.inference.dropout.noisy_units import NoisyUnits, times_noise
 from knowable.inference.dropout.placement import Placement
 
 
@@ -92,9 +92,9 @@ class StructuredDropoutObjective(VariationalObjective):
         drawn = {**values, **{k: values[k] + s * torch.randn_like(s) for k, s in self.scales().items()}}
         return times_noise(drawn, self.placement.sites, [noise.draw(1)[0] for noise in self.noises])
 
-    def posterior(self, **common: Any) -> NoisyWeights:
+    def posterior(self, **common: Any) -> NoisyUnits:
         """The distribution as it is now."""
-        return NoisyWeights(
+        return NoisyUnits(
             self.model, self.means(), self.placement.sites, list(self.noises), scale=self.scales(),
             points=self.point_params(), buffers=self.net_buffers, **common,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from knowable.inference.dropout.group_noise import GroupNoise, HorseshoeNoise, L
 from knowable.inference.dropout.site import Site
 
 
-class NoisyWeights(Posterior):
+class NoisyUnits(Posterior):
     r"""Weights :math:`w_{ij} = z_i v_{ij}` with a random factor :math:`z_i` for every input of a layer.
 
     v is a point estimate or normal. Parameters without a factor (biases) are the same in every draw. There is no
@@ -30,7 +30,7 @@ class NoisyWeights(Posterior):
         common: See :class:`~knowable.core.posterior.Posterior`.
     """
 
-    family = "noisy_weights"
+    family = "noisy_units"
     log_alpha_threshold = 0.0  # a unit goes where its signal-to-noise ratio is below 1
 
     def __init__(
@@ -130,7 +130,7 @@ class NoisyWeights(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, sites: list[dict[str, Any]], noises: list[dict[str, Any]],
         **common: Any,
-    ) -> NoisyWeights:  # fmt: skip
+    ) -> NoisyUnits:  # fmt: skip
         def part(prefix: str) -> Params:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 

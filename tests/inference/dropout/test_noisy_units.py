@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.dropout.noisy_weights import NoisyWeights
+from knowable.inference.dropout.noisy_units import NoisyUnits
 from tests.inference.dropout.networks import Recurrent
 
 PRIORS = ["log_uniform", "horseshoe"]
@@ -19,7 +19,7 @@ NETWORKS = {
 }
 
 
-def posterior_of(net: nn.Module, *shape: int, prior: str = "log_uniform", rows: int = 6) -> tuple[NoisyWeights, Tensor]:
+def posterior_of(net: nn.Module, *shape: int, prior: str = "log_uniform", rows: int = 6) -> tuple[NoisyUnits, Tensor]:
     """Noise that differs from unit to unit."""
     x = torch.randn((rows, *shape), dtype=next(net.parameters()).dtype)
     model = kn.Model(net, kn.Gaussian(0.1))
@@ -71,7 +71,7 @@ def test_the_ratio_under_the_log_uniform_prior_is_that_of_the_noise_even_where_w
 
 
 def test_units_below_one_are_noise():
-    assert NoisyWeights.log_alpha_threshold == 0.0
+    assert NoisyUnits.log_alpha_threshold == 0.0
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -106,7 +106,7 @@ def test_all_inputs_share_a_draw(prior):
 def test_what_was_saved_predicts_the_same(net, shape, prior, tmp_path):
     posterior, x = posterior_of(net, *shape, prior=prior)
     loaded = kn.load(posterior.save(tmp_path / "it"), None if isinstance(net, nn.Sequential) else net)
-    assert isinstance(loaded, NoisyWeights) and loaded.sites == posterior.sites
+    assert isinstance(loaded, NoisyUnits) and loaded.sites == posterior.sites
     assert torch.equal(loaded.predict(x, samples=5).samples, posterior.predict(x, samples=5).samples)
     for name, value in posterior.signal_to_noise().items():
         assert torch.equal(loaded.signal_to_noise()[name], value)
