@@ -96,6 +96,18 @@ VARIATIONAL: dict[str, str] = {
   booktitle = {International Conference on Machine Learning},
   year      = {2014}
 }""",
+    "neklyudov2017": """@inproceedings{neklyudov2017,
+  author    = {Neklyudov, Kirill and Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Structured {Bayesian} Pruning via Log-Normal Multiplicative Noise},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "louizos2017": """@inproceedings{louizos2017,
+  author    = {Louizos, Christos and Ullrich, Karen and Welling, Max},
+  title     = {{Bayesian} Compression for Deep Learning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
     "louizos2016": """@inproceedings{louizos2016,
   author    = {Louizos, Christos and Welling, Max},
   title     = {Structured and Efficient Variational Deep Learning with Matrix {Gaussian} Posteriors},

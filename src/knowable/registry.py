@@ -143,6 +143,11 @@ _ENTRIES = (
         ("molchanov2017", "kingma2015", "lobacheva2017"), ("svdo", "sparse_vd"),
     ),
     MethodEntry(
+        "structured_dropout", "StructuredDropout", "knowable.inference.dropout", "dropout",
+        "noise on whole neurons and channels, learned: those that are all noise can be taken out",
+        ("neklyudov2017", "louizos2017"), ("sbp", "group_horseshoe"),
+    ),
+    MethodEntry(
         "monte_carlo_batch_norm", "MonteCarloBatchNorm", "knowable.inference.dropout", "dropout",
         "a MAP fit whose batch normalisation sees random training batches in prediction", ("teye2018",), ("mcbn",),
     ),

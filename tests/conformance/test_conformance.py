@@ -50,6 +50,7 @@ SUBJECTS = {
     "gaussian_dropout": Subject(kn.GaussianDropout(**QUICK)),
     "variational_dropout": Subject(kn.VariationalDropout(**QUICK)),
     "sparse_variational_dropout": Subject(kn.SparseVariationalDropout(**QUICK)),
+    "structured_dropout": Subject(kn.StructuredDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
         kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
     ),
@@ -122,7 +123,7 @@ FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
     "FunctionSpaceVI", "GaussianDropout", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis",
     "MixtureVI", "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
-    "SGHMC", "SVGD", "SimulatedAnnealing", "SparseVariationalDropout", "TemperedChains",
+    "SGHMC", "SVGD", "SimulatedAnnealing", "SparseVariationalDropout", "StructuredDropout", "TemperedChains",
     "VariationalDropout",
 }  # fmt: skip
 
@@ -226,8 +227,16 @@ def test_members_trained_in_turn_resume_exactly(check):
         kn.MCDropout(**QUICK, prediction="weight_scaling"),
         kn.ConcreteDropout(**QUICK, estimator="score"),
         kn.ConcreteDropout(**QUICK, way="weights"),
+        kn.StructuredDropout("horseshoe", **QUICK),
+        kn.StructuredDropout(**QUICK, where="*", draws=2, start="map"),
     ],
     ids=repr,
 )
 def test_every_kind_of_dropout_fits_every_network(method, network):
     check_network(Subject(method), network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])
+def test_the_horseshoe_on_units_resumes_exactly(check):
+    check(Subject(kn.StructuredDropout("horseshoe", **QUICK)))

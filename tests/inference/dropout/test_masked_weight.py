@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from knowable.core.gaussian_weight import GaussianWeight, local_rule
 from knowable.core.network import Network
 from knowable.inference.dropout.masked_weight import MaskedWeight, SiteMasks, masked_params
 from knowable.inference.dropout.site import Place, Site
@@ -70,6 +71,28 @@ def test_layers_that_share_their_input_share_its_mask(generator):
         found = nn.functional.linear(x, params[name])
         assert masks.mask is not None
         assert torch.allclose(found, (1.5 * masks.mask * x) @ params[name].loc.T, atol=1e-6)
+
+
+def test_a_weight_that_is_random_itself_meets_the_masked_input(generator):
+    site = Site((Place("weight"),), 3, 0.5, by_example=True)
+    loc, variance = torch.randn((2, 3), generator=generator), torch.rand((2, 3), generator=generator)
+    masks, x = random_masks(generator, site), torch.randn((4, 3), generator=generator)
+    given = masked_params({"weight": GaussianWeight(loc, variance, local_rule)}, [masks], by_example=True)
+    assert given["weight"].shape == (2, 3)
+    torch.manual_seed(1)
+    found = nn.functional.linear(x, given["weight"])
+    assert masks.mask is not None and type(found) is Tensor
+    torch.manual_seed(1)
+    assert torch.allclose(found, local_rule(nn.functional.linear, 1.5 * masks.mask * x, given["weight"].loc, None, {}))
+
+
+def test_a_weight_that_is_random_itself_is_drawn_where_one_mask_is_for_all(generator):
+    site = Site((Place("weight"),), 3, 0.5, by_example=False)
+    weight = GaussianWeight(torch.zeros(2, 3), torch.ones(2, 3), local_rule)
+    masks = random_masks(generator, site)
+    given = masked_params({"weight": weight}, [masks], by_example=True)
+    assert masks.mask is not None and type(given["weight"]) is Tensor
+    assert torch.equal(given["weight"], weight.draw() * masks.mask * 1.5)
 
 
 def test_anything_else_gets_one_mask_for_all(generator):

@@ -50,6 +50,17 @@ def test_many_masks_at_once_are_each_by_itself(case, generator):
         assert torch.equal(weight * site.on_weight(mask, place, weight), one)
 
 
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_the_most_by_unit_is_over_all_weights_that_the_unit_masks(case, repeat, generator):
+    *_, w_shape, place = CASES[case]
+    values = torch.rand(w_shape, generator=generator)
+    site = Site((place,), 6 // repeat, 0.5, repeat)
+    found = site.most_by_unit(values, place)
+    for unit, mask in enumerate(torch.eye(site.units)):
+        assert found[unit] == (values * site.on_weight(mask, place, values)).max()
+
+
 def test_neighbours_share_their_mask():
     site = Site((Place("w"),), 2, 0.5, repeat=3)
     assert site.on_inputs(torch.tensor([0.0, 1.0])).tolist() == [0, 0, 0, 1, 1, 1]

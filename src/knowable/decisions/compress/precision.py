@@ -69,7 +69,9 @@ def check_bits(bits: object) -> str | int | None:
     if bits is None or bits == "posterior":
         return bits  # type: ignore[return-value]
     if isinstance(bits, str):
-        raise InvalidArgument(f"bits must be None, 'posterior' or a whole number from {FEWEST} to {MOST}; got {bits!r}.")
+        raise InvalidArgument(
+            f"bits must be None, 'posterior' or a whole number from {FEWEST} to {MOST}; got {bits!r}."
+        )
     return check_count("bits", bits, at_least=FEWEST, at_most=MOST)
 
 

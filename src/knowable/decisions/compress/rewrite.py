@@ -89,9 +89,7 @@ def _without_constant_branches(module: fx.GraphModule) -> list[Edit]:
             module.get_submodule(edit.shift_path).shift.copy_(values)  # type: ignore[union-attr,operator]
 
 
-def _constant_term(
-    node: Node, wiring: Wiring, constants: dict[Node, Constants]
-) -> tuple[Edit, Constants] | None:
+def _constant_term(node: Node, wiring: Wiring, constants: dict[Node, Constants]) -> tuple[Edit, Constants] | None:
     operation = wiring.operations[node]
     if not isinstance(operation, Join) or not operation.adds or wiring.tainted or node not in wiring.wires:
         return None
@@ -139,7 +137,9 @@ def _flattenings(wiring: Wiring, living: Liveness) -> list[Edit]:
         if isinstance(operation, Merge) and operation.sizes is not None:
             sizes, wires = operation.sizes, wiring.wires.get(node)
             asked = 0 in sizes[1:] or len(sizes) != len(shape_of(node) or ())
-            lost = wires is not None and not living.kept[wires.units].all() and sizes[wires.dim : wires.dim + 1] != (-1,)
+            lost = (
+                wires is not None and not living.kept[wires.units].all() and sizes[wires.dim : wires.dim + 1] != (-1,)
+            )
             if asked or lost:
                 found.append(Edit(node.name, operation.source.name, (operation.start, operation.end)))
     return found

@@ -7,8 +7,10 @@ from knowable.inference.dropout.concrete_dropout import ConcreteDropout
 from knowable.inference.dropout.gaussian_dropout import GaussianDropout
 from knowable.inference.dropout.masked_weights import MaskedWeights
 from knowable.inference.dropout.mc_dropout import MCDropout
+from knowable.inference.dropout.noisy_units import NoisyUnits
 from knowable.inference.dropout.noisy_weights import NoisyWeights
 from knowable.inference.dropout.sparse_variational_dropout import SparseVariationalDropout
+from knowable.inference.dropout.structured_dropout import StructuredDropout
 from knowable.inference.dropout.variational_dropout import VariationalDropout
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "GaussianDropout",
     "VariationalDropout",
     "SparseVariationalDropout",
+    "StructuredDropout",
     "MonteCarloBatchNorm",
     "TestTimeAugmentation",
     "Augmentation",
@@ -25,6 +28,7 @@ __all__ = [
     "Flip",
     "MaskedWeights",
     "NoisyWeights",
+    "NoisyUnits",
     "BatchStatistics",
     "AugmentedPosterior",
 ]

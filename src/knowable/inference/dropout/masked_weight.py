@@ -1,8 +1,11 @@
 """Weights whose layers have their inputs masked, example by example, in an unmodified network.
 
+A mask is any random factor on an input: zeros and ones of dropout, or noise that is learned.
+
 A :class:`MaskedWeight` looks like the weight to the module that holds it. When it reaches ``F.linear`` or a
 convolution, the input of that operation is multiplied by a mask with a row for each example: what dropout layers do in
-training. Any other operation gets the weight with one mask for the whole batch on its columns.
+training. Any other operation gets the weight with one mask for the whole batch on its columns. The weight itself may be
+a :class:`~knowable.core.gaussian_weight.GaussianWeight`, which then meets the masked input.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ class SiteMasks:
     Args:
         site: The site.
         draw: ``draw(rows)`` gives masks ``(rows, units)``.
-        scale: What kept inputs are multiplied with: 1 / (1 - rate).
+        scale: What masks are multiplied with: 1 / (1 - rate) of those that are zeros and ones.
 
     Attributes:
         mask: The masks as they were drawn, ``(rows, units)``; None before they are.
     """
 
-    def __init__(self, site: Site, draw: Callable[[int], Tensor], scale: float | Tensor):
+    def __init__(self, site: Site, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
         self.site, self._draw, self._scale = site, draw, scale
         self.mask: Tensor | None = None
         self._factor: Tensor | None = None
@@ -54,7 +57,7 @@ class MaskedWeight(torch.Tensor):
     """A weight with masks for the inputs of its layer; see the module's text.
 
     Attributes:
-        loc: The weight, a plain tensor.
+        loc: The weight.
         place: How it takes its inputs.
         masks: The masks of its site.
     """
@@ -65,7 +68,8 @@ class MaskedWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, loc: Tensor, place: Place, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
-        self = loc.as_subclass(cls)
+        with torch._C.DisableTorchFunctionSubclass():  # a weight that is random itself is not drawn yet
+            self = loc.as_subclass(cls)
         self.loc, self.place, self.masks = loc, place, masks
         return self
 

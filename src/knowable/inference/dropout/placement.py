@@ -32,6 +32,7 @@ from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
 from knowable.inference.dropout.site import Place, Site
 
 DEFAULT_RATE = 0.1
+_FEWEST_CHANNELS = 4  # an image with fewer keeps them
 _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -90,20 +91,34 @@ def place_dropout(
     own = _own_rates(model.network)
     names = _default_weights(trace, model)
     if where is not None:
-        chosen = select_names("where", where, _weights(trace, model), model.net)
-        names = [name for name in _weights(trace, model) if name in chosen]
+        names = _named_weights(where, trace, model)
     else:
         sites, moved = _own_sites(trace, model, {path: rate or p for path, p in own.items()})
         kept = {path: 0.0 if path in moved else rate or p for path, p in own.items()}
         placement = _with_noise(model, x, sites, kept)
         if placement.sites or (placement.noisy and not learned):
             return placement
-    if not names:
-        raise Unsupported(
-            "There is nothing to drop: no random parameter is the weight of a linear, convolution, attention or "
-            "recurrent layer. Put nn.Dropout into the network, or use a method for any weights, such as MeanFieldVI."
-        )
-    return _with_noise(model, x, _sites_at(names, trace, rate), dict.fromkeys(own, 0.0))
+    sites = _sites_at(_some(names), trace, rate or DEFAULT_RATE)
+    return _with_noise(model, x, sites, dict.fromkeys(own, 0.0))
+
+
+def place_noise(model: Model, x: Tensor, *, where: str | Iterable[str] | None) -> Placement:
+    """Decide where learned noise acts: on the inputs of all layers, the network's own inputs among them.
+
+    The network's own dropout layers are off. The channels of images stay if there are fewer than four of them, unless
+    ``where`` names the first convolution.
+
+    Args:
+        model: The model; only random weights have noise.
+        x: A few rows of data.
+        where: Names or globs of weights whose inputs have noise, or None.
+    """
+    trace = trace_layers(model, x)
+    names = _weights(trace, model) if where is None else _named_weights(where, trace, model)
+    if where is None:
+        kept = _channels_of_images(trace)
+        names = [name for name in names if name not in kept] or names
+    return Placement(tuple(_sites_at(_some(names), trace, 0.0)), dict.fromkeys(_own_rates(model.network), 0.0))
 
 
 def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str, float]) -> Placement:
@@ -124,6 +139,28 @@ def _weights(trace: Trace, model: Model) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _named_weights(where: str | Iterable[str], trace: Trace, model: Model) -> list[str]:
+    names = _weights(trace, model)
+    chosen = select_names("where", where, names, model.net)
+    return [name for name in names if name in chosen]
+
+
+def _some(names: list[str]) -> list[str]:
+    if not names:
+        raise Unsupported(
+            "There is nothing to drop: no random parameter is the weight of a linear, convolution, attention or "
+            "recurrent layer. Put nn.Dropout into the network, or use a method for any weights, such as MeanFieldVI."
+        )
+    return names
+
+
+def _channels_of_images(trace: Trace) -> tuple[str, ...]:
+    """The first convolution, if it is the first layer and takes few channels."""
+    first = trace.calls[0] if trace.calls else None
+    few = first is not None and first.kind == "convolution" and first.inputs[0] < _FEWEST_CHANNELS
+    return first.entrance if first is not None and few else ()
+
+
 def _default_weights(trace: Trace, model: Model) -> list[str]:
     """All of them but those that take the network's input, unless there are no others."""
     names = _weights(trace, model)
@@ -131,12 +168,12 @@ def _default_weights(trace: Trace, model: Model) -> list[str]:
     return [name for name in names if name not in first] or names
 
 
-def _sites_at(names: list[str], trace: Trace, rate: float | None) -> list[Site]:
+def _sites_at(names: list[str], trace: Trace, rate: float) -> list[Site]:
     """A site of its own for every weight."""
     found = []
     for name in names:
         place, inputs = _place_of(name, trace.calls_of(name)[0])
-        found.append(Site((place,), inputs, rate or DEFAULT_RATE, by_example=trace.by_example(name)))
+        found.append(Site((place,), inputs, rate, by_example=trace.by_example(name)))
     return found
 
 

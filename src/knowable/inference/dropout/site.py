@@ -39,7 +39,7 @@ class Site:
     Attributes:
         places: The weights that take these inputs (one, unless several layers share them).
         units: How many inputs are dropped independently of each other: features, or channels of a convolution.
-        rate: Probability of dropping each.
+        rate: Probability of dropping each; 0 where noise of another kind is put on them.
         repeat: How many neighbouring inputs are dropped together (the pixels of a channel that was flattened).
         by_example: Whether a layer's input can be masked example by example: the weights act in linear layers and
             convolutions alone, on inputs whose rows are the examples.
@@ -71,6 +71,15 @@ class Site:
     def on_inputs(self, mask: Tensor) -> Tensor:
         """Factors on the inputs ``(..., inputs)``, for masks ``(..., units)``."""
         return mask.repeat_interleave(self.repeat, dim=-1) if self.repeat > 1 else mask
+
+    def most_by_unit(self, values: Tensor, place: Place) -> Tensor:
+        """The largest of numbers of a weight's shape among those that belong to each unit, ``(units,)``."""
+        if place.axis == 0:
+            inputs = values.flatten(1).amax(1)
+        else:  # (groups, outputs of each, inputs of each, positions)
+            by_group = values.reshape(place.groups, -1, values.shape[1], values[0, 0].numel())
+            inputs = by_group.amax((1, 3)).flatten()
+        return inputs.view(self.units, self.repeat).amax(1)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
