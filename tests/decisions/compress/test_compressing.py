@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.decisions.compress import compressing
+from tests.core.cases import Tied
 from tests.decisions.compress.cases import NETWORKS, make, posterior_of, random_masks
 
 
@@ -47,7 +48,9 @@ def test_the_numbers_are_those_counted_by_hand():
 
 def test_bits_of_the_posterior_round_within_its_spread(generator):
     net, x = make("mlp", generator=generator)
-    masks = random_masks(net, 0.3, generator=generator)
+    masks = random_masks(net, 0.0, generator=generator)
+    for mask in masks.values():
+        mask[::2, ::2] = False
     posterior = posterior_of(net, masks, spread=0.2)
     compressed = kn.compress(posterior, example=x, bits="posterior", repeats=0)
     values = dict(compressed.masked.named_parameters())
@@ -141,6 +144,16 @@ def test_wrong_arguments_are_named(settings, error, generator):
 def test_what_is_not_a_posterior_is_refused():
     with pytest.raises(kn.InvalidType, match="posterior must be a fitted posterior"):
         kn.compress(nn.Linear(2, 1), example=torch.zeros(1, 2))  # type: ignore[arg-type]
+
+
+def test_one_layer_alone_tied_weights_and_whole_numbers_are_compressed(generator):
+    embedding = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    whole = torch.randint(5, (4, 2), generator=generator)
+    for net, x in ((nn.Linear(2, 3), torch.randn(4, 2)), (Tied(), torch.randn(4, 2)), (embedding, whole)):
+        masks = random_masks(net, 0.6, generator=generator)
+        compressed = kn.compress(posterior_of(net, masks), example=x, repeats=0)
+        with torch.no_grad():
+            torch.testing.assert_close(compressed.net(x), compressed.masked(x))
 
 
 class Looking(nn.Module):
