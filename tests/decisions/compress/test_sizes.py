@@ -1,4 +1,4 @@
-"""Tests of side effects: shapes that are asked for, values that are overwritten. The untouched network is the oracle."""
+"""Tests of side effects, shapes that are asked for and values that are overwritten; the network is its own oracle."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,7 +19,7 @@ from knowable.decisions.compress.carriers import carry_constants
 from knowable.decisions.compress.constants import constant_inputs, find_constants
 from knowable.decisions.compress.layer_weights import LayerWeights
 from knowable.decisions.compress.liveness import Liveness, find_living
-from knowable.decisions.compress.operations import Constants, Join, Merge, Pass
+from knowable.decisions.compress.operations import Constants, Join, Layer, Merge, Pass
 from knowable.decisions.compress.plan import Edit, Plan, apply_edits, insert_columns
 from knowable.decisions.compress.sizes import is_in_place
 from knowable.decisions.compress.surgery import Cut, cut_channels, cut_layer, unread_columns
@@ -86,7 +87,7 @@ def _without_constant_branches(module: fx.GraphModule) -> list[Edit]:
         apply_edits(module, [edit])
         edits.append(edit)
         if edit.shift is not None:
-            module.get_submodule(edit.shift_path).shift.copy_(values)  # type: ignore[union-attr,operator]
+            module.get_buffer(f"{edit.shift_path}.shift").copy_(values)
 
 
 def _constant_term(node: Node, wiring: Wiring, constants: dict[Node, Constants]) -> tuple[Edit, Constants] | None:
@@ -115,10 +116,10 @@ def _cut(
         return Cut(living.kept[units], living.needed[units])
 
     for node, operation in wiring.operations.items():
-        path = getattr(operation, "path", None)
-        if node not in wiring.wires or path is None:
+        if not isinstance(operation, Layer | Pass) or operation.path is None or node not in wiring.wires:
             continue
-        module, outputs = wiring.module.get_submodule(path), cut_of(wiring.wires[node].units)
+        path, outputs = operation.path, cut_of(wiring.wires[node].units)
+        module: Any = wiring.module.get_submodule(path)
         if isinstance(operation, Pass):
             if not outputs.kept.all():
                 cut_channels(module, outputs.kept)
