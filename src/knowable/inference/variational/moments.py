@@ -100,6 +100,12 @@ def convolution(
     Positions share weights and inputs, and so are correlated; that is left out.
     """
     mean = op(x.mean, weight.mean, None if bias is None else bias.mean, **rest)
+    if x.variance is not None and weight.variance is not None and rest.get("groups", 1) == 1:
+        # both sums in one: twice the channels are quicker than two convolutions
+        squares = torch.cat([torch.addcmul(x.variance, x.mean, x.mean), x.variance], 1)
+        inputs = 0 if "transpose" in op.__name__ else 1
+        weights = torch.cat([weight.variance, weight.mean.square()], inputs)
+        return Moments(mean, op(squares, weights, None if bias is None else bias.variance, **rest))
     own = _of_the_weights(op, x, weight, bias, rest, like=mean)
     if x.variance is None:
         return Moments(mean, own)
