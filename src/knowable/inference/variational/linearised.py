@@ -190,7 +190,10 @@ class LinearUse:
         """
         inner = torch.zeros((), dtype=slope.dtype, device=slope.device)
         if self.weight is not None:
-            inner = inner + (self.input.index_select(0, rows) * self.input.index_select(0, columns)) @ variance[self.weight].T
+            inner = (
+                inner
+                + (self.input.index_select(0, rows) * self.input.index_select(0, columns)) @ variance[self.weight].T
+            )
         if self.bias is not None:
             inner = inner + variance[self.bias]
         return (slope.index_select(1, rows) * slope.index_select(1, columns) * inner).sum(-1)

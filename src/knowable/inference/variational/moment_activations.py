@@ -32,7 +32,7 @@ def tails(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rectified_moments(mean: Tensor, variance: Tensor, slope: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the (leaky) ReLU of normals; see :func:`~knowable.inference.variational.moments.rectified`."""
+    """Mean and variance of the (leaky) ReLU of normals, see :func:`.moments.rectified`."""
     return _Rectified.apply(mean, variance, slope)  # type: ignore[no-any-return]
 
 
@@ -42,7 +42,7 @@ def rectified_series(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
 
 
 def greater_moments(mean: Tensor, variance: Tensor, mean2: Tensor, variance2: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the greater of two; see :func:`~knowable.inference.variational.moments.maximum`."""
+    """Mean and variance of the greater of two, see :func:`.moments.maximum`."""
     return _Greater.apply(mean, variance, mean2, variance2)  # type: ignore[no-any-return]
 
 
@@ -67,7 +67,7 @@ class _Parts(torch.autograd.Function):
 
 
 class _Rectified(torch.autograd.Function):
-    r"""With E and V of the plain ReLU: ∂E/∂m = Φ, ∂E/∂v = φ/2s, ∂V/∂m = 2 E Φ(-α), ∂V/∂v = Φ - E φ/s."""
+    """With E and V of the plain ReLU: ∂E/∂m = Φ, ∂E/∂v = φ/2s, ∂V/∂m = 2 E Φ(-α), ∂V/∂v = Φ - E φ/s."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor]:
@@ -97,12 +97,14 @@ class _Rectified(torch.autograd.Function):
         if slope:
             share = (2.0 * slope * rest) * grad_spread  # what the covariance of x and its ReLU, v Φ, brings
             by_mean.add_(grad_mean, alpha=slope).addcmul_(share * variance, height)
-            by_variance.add_(grad_spread, alpha=slope**2).addcmul_(share, below).addcmul_(share * mean, height, value=-0.5)
+            by_variance.add_(grad_spread, alpha=slope**2).addcmul_(share, below).addcmul_(
+                share * mean, height, value=-0.5
+            )
         return by_mean, by_variance, None
 
 
 class _RectifiedSeries(torch.autograd.Function):
-    r"""With κ = Φ, φ and its derivatives at α: b_n = s κ_n / √n!, ∂b_n/∂m = κ_{n+1} / √n!, s ∂b_n/∂s = b_n - α s ∂b_n/∂m."""
+    """With κ = Φ, φ, φ', φ'' ... at α: b_n = s κ_n / √n!, ∂b_n/∂m = κ_{n+1} / √n!, ∂b_n/∂s = b_n/s - α ∂b_n/∂m."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, std: Tensor, slope: float) -> Tensor:
@@ -133,7 +135,7 @@ def _roots(like: Tensor) -> Tensor:
 
 
 class _Greater(torch.autograd.Function):
-    r"""With w = v_x / a² and E, V of the greater one:
+    """With w = v_x / a², and E and V of the greater one.
 
     ∂E/∂m_x = Φ, ∂E/∂v = φ/2a, ∂V/∂m_x = 2a (w φ - t(-α) Φ) = -∂V/∂m_y, ∂V/∂v_x = Φ + φ (α (1 - w) - t(α)).
     """

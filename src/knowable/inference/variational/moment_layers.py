@@ -158,7 +158,8 @@ def _max_pool(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         first = [place * gap for place, gap in zip(corner, dilation, strict=True)]
         ends = [begin + (count - 1) * move + 1 for begin, count, move in zip(first, counts, stride, strict=True)]
         places.append((..., *map(slice, first, ends, stride)))
-    return moments.greatest([Moments(*part) for part in zip(*(parts_of(v, places) for v in (x.mean, x.spread)), strict=True)])
+    parts = zip(parts_of(x.mean, places), parts_of(x.spread, places), strict=True)
+    return moments.greatest([Moments(mean, variance) for mean, variance in parts])
 
 
 def _each(value: Any, count: int) -> list[int]:

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from knowable.core.layer_operations import is_transposed
 from knowable.inference.variational.moment_activations import (
     LEAST,
     greater_moments,
@@ -103,8 +104,7 @@ def convolution(
     if x.variance is not None and weight.variance is not None and rest.get("groups", 1) == 1:
         # both sums in one: twice the channels are quicker than two convolutions
         squares = torch.cat([torch.addcmul(x.variance, x.mean, x.mean), x.variance], 1)
-        inputs = 0 if "transpose" in op.__name__ else 1
-        weights = torch.cat([weight.variance, weight.mean.square()], inputs)
+        weights = torch.cat([weight.variance, weight.mean.square()], 0 if is_transposed(op) else 1)
         return Moments(mean, op(squares, weights, None if bias is None else bias.variance, **rest))
     own = _of_the_weights(op, x, weight, bias, rest, like=mean)
     if x.variance is None:
