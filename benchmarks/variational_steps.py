@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 FAMILIES = ("variational", "functional")
 _ENDLESS = 10**9  # epochs: the learning rate is that of the beginning
 _QUICK_BATCH = 8
-_NOTE_METHODS = "A method that is not made for a network says so in its row."
+_NOTE_METHODS = (
+    "A method that is not made for a network says so in its row. MixtureVI has five components, each a network of its "
+    "own: a fifth of its ratio is that of one component."
+)
 _NOTE_NATURAL = (
     "Everybody makes one gradient of the network at one draw of its weights; plain is fused Adam without draws."
 )

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _FLOOR = 1.0 - 1e-3  # how near to folding space over itself a layer may come
-_SHIFT = math.log(math.expm1(_FLOOR))  # then no change is no change: see _above_minus_one
+_SHIFT = math.log(math.expm1(_FLOOR))  # then no change is no change: see above_minus_one
 _STEEPEST = 2.0  # a coupling layer stretches by at most exp(2)
 _BISECTIONS = 64
 
@@ -89,7 +89,7 @@ class PlanarLayer(Bijection):
         """W, û and w · û."""
         w = self.direction / math.sqrt(self.size)
         free = w @ self.push
-        along = _above_minus_one(free)
+        along = above_minus_one(free)
         return w, self.push + (along - free) / (w @ w).clamp_min(1e-12) * w, along
 
     @staticmethod
@@ -144,7 +144,7 @@ class RadialLayer(Bijection):
     def _strength(self) -> tuple[Tensor, Tensor]:
         """α, and β above -α."""
         reach = self.log_reach.exp()
-        return reach, reach * _above_minus_one(self.push)
+        return reach, reach * above_minus_one(self.push)
 
     def _log_det(self, distance: Tensor, reach: Tensor, push: Tensor) -> Tensor:
         near = 1 / (reach + distance)
@@ -217,8 +217,17 @@ def make_layers(kind: str, size: int, count: int, *, hidden: int, like: Tensor) 
     """
     if kind == CouplingLayer.kind:
         return [CouplingLayer(size, hidden=hidden, odd=index % 2 == 0, like=like) for index in range(count)]
-    layer = {PlanarLayer.kind: PlanarLayer, RadialLayer.kind: RadialLayer}[kind]
-    return [layer(size, like=like) for _ in range(count)]
+    if kind == RadialLayer.kind:
+        return [RadialLayer(size, like=like) for _ in range(count)]
+    layers = [PlanarLayer(size, like=like) for _ in range(count)]
+    _lay_side_by_side([*(layer.direction for layer in layers), *(layer.push for layer in layers)])
+    return list(layers)
+
+
+def _lay_side_by_side(params: list[nn.Parameter]) -> None:
+    """Move parameters of one length into neighbouring memory, where all of them together are one matrix."""
+    for param, row in zip(params, torch.stack([each.detach() for each in params]).unbind(), strict=True):
+        param.data = row
 
 
 def solve_bend(target: Tensor, slope: Tensor) -> Tensor:
@@ -238,6 +247,6 @@ def solve_bend(target: Tensor, slope: Tensor) -> Tensor:
     return found - (found + slope * bend - target) / (1 + slope * (1 - bend.square()))
 
 
-def _above_minus_one(free: Tensor) -> Tensor:
+def above_minus_one(free: Tensor) -> Tensor:
     """Any number to one above -1 (by a margin), increasing, with 0 to 0."""
     return F.softplus(free + _SHIFT) - _FLOOR

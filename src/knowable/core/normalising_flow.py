@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from knowable.core.flow_layers import Bijection
+from knowable.core.flow_layers import Bijection, PlanarLayer
+from knowable.core.planar_stack import through_planes
 
 
 class NormalisingFlow(nn.Module):
@@ -38,11 +39,23 @@ class NormalisingFlow(nn.Module):
 
     def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draws ``(n, D)`` made of standard normal ``noise`` ``(n, D)``, and their log densities ``(n,)``."""
-        values, log_det = noise, self.log_scale.sum()
+        values, log_det = noise, noise.new_zeros(())
         for layer in self.layers:
             values, change = layer(values)
             log_det = log_det + change
-        return torch.addcmul(self.loc, values, self.log_scale.exp()), _standard_normal(noise) - log_det
+        return self._placed(noise, values, log_det)
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as calling it, in fewer passes over memory where there are; its gradient has no further one."""
+        planes = [layer for layer in self.layers if isinstance(layer, PlanarLayer)]
+        if not planes or len(planes) < len(self.layers):
+            return self(noise)
+        return self._placed(noise, *through_planes(noise, planes))
+
+    def _placed(self, noise: Tensor, values: Tensor, log_det: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws at their own place and scale, and their log densities."""
+        placed = torch.addcmul(self.loc, values, self.log_scale.exp())
+        return placed, _standard_normal(noise) - log_det - self.log_scale.sum()
 
     def inverse(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The noise ``(n, D)`` that ``values`` ``(n, D)`` are made of, and their log densities ``(n,)``."""

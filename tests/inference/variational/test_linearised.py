@@ -32,6 +32,10 @@ def fixed(model: kn.Model) -> Params:
     return {name: value for name, value in model.network_params(model.params()).items() if name in model.point_names}
 
 
+def squares(values: Params) -> Params:
+    return {name: value.square() for name, value in values.items()}
+
+
 def slow_jacobian(model: kn.Model, x: Tensor, loc: Params) -> Tensor:
     """All outputs ``(n, outputs, weights)`` differentiated by central differences, weight by weight."""
     layout = Layout.of(loc)
@@ -55,7 +59,8 @@ def test_covariance_is_the_slow_jacobian_times_variances_times_itself(name):
     model, x = mlp() if name == "mlp" else case(name)
     loc, scale = weights(model)
     with torch.no_grad():
-        mean, covariance = LinearisedNetwork(model).moments(x, loc, scale, fixed=fixed(model), buffers=model.buffers())
+        linearised = LinearisedNetwork(model)
+        mean, covariance = linearised.moments(x, loc, squares(scale), fixed=fixed(model), buffers=model.buffers())
         jacobian = slow_jacobian(model, x, loc).movedim(1, 0)
     variances = Layout.of(loc).flatten(scale).square()
     expected = (jacobian * variances) @ jacobian.mT
@@ -92,7 +97,7 @@ def test_layer_by_layer_is_the_jacobian_written_out_also_in_gradient(name):
         loc, scale = ({key: value.clone().requires_grad_() for key, value in each.items()} for each in weights(model))
         linearised = LinearisedNetwork(model)
         linearised._by_layers = by_layers
-        _, covariance = linearised.moments(x, loc, scale, fixed=fixed(model), buffers=model.buffers())
+        _, covariance = linearised.moments(x, loc, squares(scale), fixed=fixed(model), buffers=model.buffers())
         leaves = [*loc.values(), *scale.values()]
         gradient = torch.autograd.grad(covariance.square().sum(), leaves, allow_unused=True, materialize_grads=True)
         found.append((covariance, *gradient))
@@ -119,7 +124,7 @@ def test_layers_are_taken_apart_only_where_that_is_right(net, simple):
     loc, scale = weights(model)
     x = torch.randn(4, 2, dtype=torch.float64)
     linearised = LinearisedNetwork(model)
-    _, covariance = linearised.moments(x, loc, scale, fixed={}, buffers={})
+    _, covariance = linearised.moments(x, loc, squares(scale), fixed={}, buffers={})
     jacobian = slow_jacobian(model, x, loc).movedim(1, 0)
     expected = (jacobian * Layout.of(loc).flatten(scale).square()) @ jacobian.mT
     assert linearised._by_layers is simple
@@ -132,7 +137,7 @@ def test_activations_that_change_in_place_are_no_trouble():
     loc, scale = weights(model)
     x = torch.randn(4, 2, dtype=torch.float64)
     linearised = LinearisedNetwork(model)
-    _, covariance = linearised.moments(x, loc, scale, fixed={}, buffers={})
+    _, covariance = linearised.moments(x, loc, squares(scale), fixed={}, buffers={})
     jacobian = slow_jacobian(model, x, loc).movedim(1, 0)
     expected = (jacobian * Layout.of(loc).flatten(scale).square()) @ jacobian.mT
     assert linearised._by_layers is True
@@ -146,7 +151,7 @@ def test_covariance_is_differentiable_in_means_and_scales():
 
     def total(*values: Tensor) -> Tensor:
         given = dict(zip(names, values[: len(names)], strict=True)), dict(zip(names, values[len(names) :], strict=True))
-        return LinearisedNetwork(model).moments(x, *given, fixed={}, buffers={})[1]
+        return LinearisedNetwork(model).moments(x, given[0], squares(given[1]), fixed={}, buffers={})[1]
 
     inputs = [value.clone().requires_grad_() for value in (*loc.values(), *scale.values())]
     assert torch.autograd.gradcheck(total, inputs)

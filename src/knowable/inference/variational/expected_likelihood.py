@@ -92,14 +92,23 @@ def categorical(output: Moments, y: Tensor) -> Tensor:
 
 def log_sum_exp_bound(logits: Moments) -> Tensor:
     """The upper bound of E[log Σ exp f] over dimension 1."""
-    mean, variance = logits.mean, logits.spread
-    raised = mean + 0.5 * variance
+    raised = logits.mean + 0.5 * logits.spread
     with torch.no_grad():  # at the best weights the bound does not change with them
-        weights, step = mean.softmax(1), 1.0 / (1.0 + 0.5 * _largest(logits))
-        for _ in range(_ROUNDS):
-            weights = torch.lerp(weights, (raised - _times(logits, weights)).softmax(1), step)
+        weights = _best_weights(logits, raised)
     product = _times(logits, weights)
     return 0.5 * (weights * product).sum(1) + (raised - product).logsumexp(1)
+
+
+def _best_weights(logits: Moments, raised: Tensor) -> Tensor:
+    """By steps towards the softmax inside the logarithm, each short enough not to overshoot; classes in dimension 1."""
+    weights, aim = logits.mean.movedim(1, 0).softmax(0), raised.movedim(1, 0).contiguous()  # classes first: quicker
+    step = (1.0 / (1.0 + 0.5 * _largest(logits))).movedim(1, 0)
+    followed = logits.covariance if logits.mean.dim() == 2 else None
+    spread = logits.spread.movedim(1, 0) if followed is None else followed.permute(1, 2, 0).contiguous()
+    for _ in range(_ROUNDS):
+        product = spread * weights
+        weights.lerp_((aim - (product if followed is None else product.sum(1))).softmax(0), step)
+    return weights.movedim(0, 1)
 
 
 def _times(logits: Moments, weights: Tensor) -> Tensor:

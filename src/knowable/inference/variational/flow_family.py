@@ -80,7 +80,7 @@ class FlowModule(FamilyModule):
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
         """K draws and their log densities."""
-        return self.flow(fast_randn(count, self.flow.size, like=self.flow.loc))
+        return self.flow.draw(fast_randn(count, self.flow.size, like=self.flow.loc))
 
     def held_log_density(self, values: Tensor) -> Tensor | None:
         """By going back through the maps; None for planar ones, where that takes many small steps."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from knowable.core.model import Model
 from knowable.core.normal_divergence import NormalStretch, fixed_normal, stretches_of
@@ -72,6 +74,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         # weights have no prior of their own here: their stretches are empty
         self.plan = replace(self.plan, stretches=tuple(_stretches(self.layout, model, own)))
         self.others = [name for name in own if fixed_normal(model.prior.prior_of(name)) is None]
+        self._at_hand: tuple[Params, Params] | None = None  # means and variances of local weights, within a step
         self.linearised = LinearisedNetwork(model)
         self.outputs = self.linearised.count_outputs(x, model.network_params(model.params()), self.net_buffers)
 
@@ -81,9 +84,25 @@ class FunctionSpaceObjective(MeanFieldObjective):
         index = torch.randperm(len(self.pool))[: self.context_points].to(self.pool.device)
         with torch.autocast(x.device.type, enabled=False):
             divergence = self.function_divergence(index, self._some_outputs())
+        self._at_hand = None
         loss = loss + (self.beta * self.warmth() / self.size) * divergence.to(loss.dtype)
         value = divergence.detach().to(loss.dtype)
         return loss, {**terms, "kl": terms["kl"] + value, "function_kl": value}
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Params, Params, list[Params]]:
+        """Also keeps means and variances of local weights for the divergence of the same step."""
+        drawn = super().draw(noise)
+        self._at_hand = drawn[1], drawn[2]
+        return drawn
+
+    def _moments(self) -> tuple[Params, Params]:
+        """Means and variances of the network's random weights: those of this step, as far as they are at hand."""
+        loc, variance = self._at_hand or ({}, {})
+        if any(name not in loc for name in self.network_names):
+            means, scales = self.loc_and_scale()
+            loc = {**means, **loc}
+            variance = {name: variance[name] if name in variance else scales[name].square() for name in loc}
+        return {name: loc[name] for name in self.network_names}, variance
 
     def _some_outputs(self) -> Tensor | None:
         """Those that this step looks at; None for all."""
@@ -98,12 +117,11 @@ class FunctionSpaceObjective(MeanFieldObjective):
             index: The points.
             only: Outputs that stand for all; None for all themselves.
         """
-        loc, scale = self.loc_and_scale()
+        loc, variance = self._moments()
         fixed = self.model.network_params(self.point_params())
         mean, covariance = self.linearised.moments(
-            self.pool[index], {name: loc[name] for name in self.network_names}, scale, fixed=fixed,
-            buffers=self.net_buffers, only=only,
-        )  # fmt: skip
+            self.pool[index], loc, variance, fixed=fixed, buffers=self.net_buffers, only=only
+        )
         prior = self.prior.moments(index)
         if only is None:
             return process_divergence(mean, covariance, *prior, jitter=self.jitter).sum()
@@ -135,18 +153,38 @@ def process_divergence(
     Returns:
         Not a number, rather than an error, where a covariance is not positive definite: a fit then goes back a step.
     """
-    noise = jitter * prior_covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)  # (outputs or 1, 1)
-    prior_root = _cholesky(prior_covariance + torch.diag_embed(noise.expand_as(prior_mean)))
-    root = _cholesky(covariance + torch.diag_embed(noise.expand_as(mean)))
-    prior_root = prior_root.expand_as(root)
-    ratio = torch.linalg.solve_triangular(prior_root, root, upper=False)
-    shift = torch.linalg.solve_triangular(prior_root, (mean - prior_mean).unsqueeze(-1), upper=False)
-    squares = ratio.square().sum((-2, -1)) + shift.square().sum((-2, -1))
-    log_ratio = (prior_root.diagonal(dim1=-2, dim2=-1).log() - root.diagonal(dim1=-2, dim2=-1).log()).sum(-1)
-    return 0.5 * (squares - mean.shape[-1]) + log_ratio
+    return _ProcessDivergence.apply(mean, covariance, prior_mean, prior_covariance, jitter)  # type: ignore[no-any-return]
 
 
-def _cholesky(covariance: Tensor) -> Tensor:
+class _ProcessDivergence(torch.autograd.Function):
+    """See :func:`process_divergence`; derivatives in μ and S alone, which are K⁻¹ (μ - m) and (K⁻¹ - S⁻¹) / 2."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, covariance: Tensor, prior_mean: Tensor, prior_covariance: Tensor, jitter: float
+    ) -> Tensor:
+        noise = jitter * prior_covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)  # (outputs or 1, 1)
+        prior_root, root = _cholesky(prior_covariance, noise), _cholesky(covariance, noise)
+        log_ratio = (prior_root.diagonal(dim1=-2, dim2=-1).log() - root.diagonal(dim1=-2, dim2=-1).log()).sum(-1)
+        prior_root = prior_root.expand_as(root)
+        both = torch.cat([root, (mean - prior_mean).unsqueeze(-1)], -1)
+        both = torch.linalg.solve_triangular(prior_root, both, upper=False)
+        ctx.save_for_backward(root, prior_root, both[..., -1:])
+        return 0.5 * (both.square().sum((-2, -1)) - mean.shape[-1]) + log_ratio
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        root, prior_root, shift = ctx.saved_tensors
+        by_mean = torch.linalg.solve_triangular(prior_root.mT, shift, upper=True).squeeze(-1)
+        by_covariance = torch.cholesky_inverse(prior_root) - torch.cholesky_inverse(root)
+        return grad.unsqueeze(-1) * by_mean, (0.5 * grad)[:, None, None] * by_covariance, None, None, None
+
+
+def _cholesky(covariance: Tensor, noise: Tensor) -> Tensor:
+    """The root of a covariance with noise on its diagonal; not a number where there is none."""
+    covariance = covariance.clone()
+    covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
     root, info = torch.linalg.cholesky_ex(covariance)
     return torch.where((info == 0)[:, None, None], root, torch.nan)
 

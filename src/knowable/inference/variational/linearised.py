@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,26 +51,26 @@ class LinearisedNetwork:
         self._only: Tensor | None = None  # those that are looked at now
 
     def moments(
-        self, x: Tensor, loc: Params, scale: Params, *, fixed: Params, buffers: Buffers, only: Tensor | None = None
+        self, x: Tensor, loc: Params, variance: Params, *, fixed: Params, buffers: Buffers, only: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` of the n rows of ``x``, in double precision.
 
         Args:
             x: Inputs.
             loc: Means of the network's random weights.
-            scale: Their standard deviations.
+            variance: Their variances.
             fixed: The network's other weights.
             buffers: Its buffers.
             only: Which outputs; None for all.
         """
         if self._by_layers is None:
-            self._by_layers = self._try_layers(x[:2], loc, scale, fixed, buffers)
+            self._by_layers = self._try_layers(x[:2], loc, variance, fixed, buffers)
         self._only = only
         try:
             if self._by_layers:
-                return self._moments_by_layers(x, loc, scale, fixed, buffers)
+                return self._moments_by_layers(x, loc, variance, fixed, buffers)
             mean = self._run(x, {**fixed, **loc}, buffers)
-            return mean.T.double(), self._written_out(x, loc, scale, fixed, buffers)
+            return mean.T.double(), self._written_out(x, loc, variance, fixed, buffers)
         finally:
             self._only = None
 
@@ -80,11 +81,11 @@ class LinearisedNetwork:
                 self._outputs = self.model.network(params, x[:1], buffers=buffers).numel()
         return self._outputs
 
-    def _try_layers(self, x: Tensor, loc: Params, scale: Params, fixed: Params, buffers: Buffers) -> bool:
+    def _try_layers(self, x: Tensor, loc: Params, variance: Params, fixed: Params, buffers: Buffers) -> bool:
         """Whether taking layers apart gives what the Jacobian gives: a weight may be used where nobody sees it."""
         with torch.no_grad():
-            expected = self._written_out(x, loc, scale, fixed, buffers)
-            found = self._moments_by_layers(x, loc, scale, fixed, buffers)[1]
+            expected = self._written_out(x, loc, variance, fixed, buffers)
+            found = self._moments_by_layers(x, loc, variance, fixed, buffers)[1]
         error = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
         return error.item() <= (_CLOSE_DOUBLE if self.model.dtype == torch.float64 else _CLOSE)
 
@@ -97,7 +98,7 @@ class LinearisedNetwork:
     # --- layer by layer ----------------------------------------------------------------------------------------------
 
     def _moments_by_layers(
-        self, x: Tensor, loc: Params, scale: Params, fixed: Params, buffers: Buffers
+        self, x: Tensor, loc: Params, variance: Params, fixed: Params, buffers: Buffers
     ) -> tuple[Tensor, Tensor]:
         further = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -106,24 +107,24 @@ class LinearisedNetwork:
                 outputs = self._run(x, {**fixed, **params}, buffers)
             uses = watch.uses()
             slopes = _slopes(outputs, [use.output for use in uses], further)
-        rows, columns = torch.triu_indices(len(x), len(x), device=outputs.device)
+        rows, columns, place = _pairs(len(x), outputs.device)
         pairs = torch.zeros((outputs.shape[1], len(rows)), dtype=torch.float64, device=outputs.device)
         for use, slope in zip(uses, slopes, strict=True):
-            pairs = pairs + use.covariance(slope, scale, rows, columns).double()
-        covariance = _symmetric(pairs, rows, columns, len(x))
+            pairs = pairs + use.covariance(slope, variance, rows, columns).double()
+        covariance = pairs.index_select(1, place).unflatten(1, (len(x), len(x)))
         rest = [name for name in loc if not any(name in (use.weight, use.bias) for use in uses)]
         if rest:
             known = {**fixed, **{name: value for name, value in loc.items() if name not in rest}}
-            covariance = covariance + self._written_out(x, {name: loc[name] for name in rest}, scale, known, buffers)
+            covariance = covariance + self._written_out(x, {name: loc[name] for name in rest}, variance, known, buffers)
         mean = outputs.T.double()
         return (mean, covariance) if further else (mean.detach(), covariance.detach())
 
     # --- the Jacobian written out ------------------------------------------------------------------------------------
 
-    def _written_out(self, x: Tensor, loc: Params, scale: Params, fixed: Params, buffers: Buffers) -> Tensor:
+    def _written_out(self, x: Tensor, loc: Params, variance: Params, fixed: Params, buffers: Buffers) -> Tensor:
         total = torch.zeros((1, len(x), len(x)), dtype=torch.float64, device=x.device)
         for name, each in self.jacobian(x, loc, fixed=fixed, buffers=buffers).items():
-            rows = (each.flatten(2) * scale[name].flatten()).movedim(1, 0).double()  # (outputs, n, elements)
+            rows = (each.flatten(2) * variance[name].sqrt().flatten()).movedim(1, 0).double()  # (outputs, n, elements)
             total = total + rows @ rows.mT
         return total
 
@@ -178,21 +179,24 @@ class LinearUse:
     input: Tensor
     output: Tensor
 
-    def covariance(self, slope: Tensor, scale: Params, rows: Tensor, columns: Tensor) -> Tensor:
+    def covariance(self, slope: Tensor, variance: Params, rows: Tensor, columns: Tensor) -> Tensor:
         """What its weights add to the covariance of pairs of rows ``(outputs, pairs)``.
 
         Args:
             slope: Derivatives of the network's outputs in the layer's, ``(outputs, n, outputs of the layer)``.
-            scale: Standard deviations of all weights.
+            variance: Variances of all weights.
             rows: The first row of each pair.
             columns: The second.
         """
         inner = torch.zeros((), dtype=slope.dtype, device=slope.device)
         if self.weight is not None:
-            inner = inner + (self.input[rows] * self.input[columns]) @ scale[self.weight].square().T
+            inner = (
+                inner
+                + (self.input.index_select(0, rows) * self.input.index_select(0, columns)) @ variance[self.weight].T
+            )
         if self.bias is not None:
-            inner = inner + scale[self.bias].square()
-        return (slope[:, rows] * slope[:, columns] * inner).sum(-1)
+            inner = inner + variance[self.bias]
+        return (slope.index_select(1, rows) * slope.index_select(1, columns) * inner).sum(-1)
 
 
 class _Watch(TorchFunctionMode):
@@ -252,8 +256,10 @@ def _slopes(outputs: Tensor, inner: list[Tensor], further: bool) -> list[Tensor]
     ]
 
 
-def _symmetric(pairs: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
-    """Values of pairs ``(outputs, pairs)`` on and above the diagonal as whole matrices ``(outputs, n, n)``."""
-    place = torch.zeros((n, n), dtype=torch.long, device=pairs.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=pairs.device)
-    return pairs[:, place]
+@lru_cache(maxsize=64)
+def _pairs(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """First and second rows of all pairs of n on and above the diagonal, and which of them each of all n² is."""
+    rows, columns = torch.triu_indices(n, n, device=device)
+    place = torch.empty((n, n), dtype=torch.long, device=device)
+    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=device)
+    return rows, columns, place.flatten()

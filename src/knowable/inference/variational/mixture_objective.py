@@ -45,9 +45,8 @@ class ComponentsInTurn(Objective):
         self.components = nn.ModuleList(components)
         for each in components[1:]:
             each.points = components[0].points
-        if len(components) > 1:
-            for each in components:  # the loss is a mean, but a component learns at its own pace
-                each.q.register_hook(lambda gradient: gradient * len(components))
+        for each in components[0].points:  # they learn by the mean of the losses, a component by its own
+            each.register_hook(lambda gradient: gradient / len(components))
 
     @property
     def settles_from(self) -> float:
@@ -68,7 +67,8 @@ class ComponentsInTurn(Objective):
             losses.append(loss)
             terms.append(own)
         means = {name: torch.stack([own[name] for own in terms]).mean() for name in terms[0]}
-        return torch.stack(losses).mean(), means
+        total = torch.stack(losses).sum()  # whose gradient is every component's own
+        return total + (total / len(losses) - total).detach(), means
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density of held-out rows under the mixture."""

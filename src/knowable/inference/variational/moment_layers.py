@@ -18,6 +18,7 @@ from torch import Tensor
 
 from knowable.errors import Unsupported
 from knowable.inference.variational import moments
+from knowable.inference.variational.moment_activations import parts_of
 from knowable.inference.variational.moments import Moments
 
 KNOWN = (
@@ -152,13 +153,13 @@ def _max_pool(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     stride, dilation = _each(given.get("stride") or kernel, n), _each(given.get("dilation", 1), n)
     windows = list(zip(x.mean.shape[2:], kernel, stride, dilation, strict=True))
     counts = [(size - gap * (width - 1) - 1) // move + 1 for size, width, move, gap in windows]
-    parts = []
+    places = []
     for corner in itertools.product(*map(range, kernel)):  # the same place of every window
         first = [place * gap for place, gap in zip(corner, dilation, strict=True)]
         ends = [begin + (count - 1) * move + 1 for begin, count, move in zip(first, counts, stride, strict=True)]
-        places = (..., *map(slice, first, ends, stride))
-        parts.append(Moments(x.mean[places], x.spread[places]))
-    return moments.greatest(parts)
+        places.append((..., *map(slice, first, ends, stride)))
+    parts = zip(parts_of(x.mean, places), parts_of(x.spread, places), strict=True)
+    return moments.greatest([Moments(mean, variance) for mean, variance in parts])
 
 
 def _each(value: Any, count: int) -> list[int]:

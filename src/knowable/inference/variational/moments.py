@@ -24,9 +24,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from knowable.core.layer_operations import is_transposed
+from knowable.inference.variational.moment_activations import (
+    LEAST,
+    greater_moments,
+    rectified_moments,
+    rectified_series,
+)
+from knowable.inference.variational.moment_covariance import joined_covariance, linear_covariance
+
 NODES, _REACH = 23, 5.5  # of quadrature for smooth functions: half a standard deviation apart
 _TERMS = 4  # of the Hermite series
-_LEAST = 1e-12  # variance below which a value counts as known
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Moments:
     @property
     def std(self) -> Tensor:
         """Standard deviations, a little above zero."""
-        return self.spread.clamp_min(_LEAST).sqrt()
+        return self.spread.clamp_min(LEAST).sqrt()
 
 
 # --- linear operations -----------------------------------------------------------------------------------------------
@@ -76,10 +84,8 @@ def linear(x: Moments, weight: Moments, bias: Moments | None, *, limit: int) -> 
         return Moments(mean, own)
     whole = x.mean.dim() == 2
     if whole and 1 < mean.shape[1] <= limit:
-        covariance = _through(weight.mean, x)
-        if own is not None:
-            covariance = covariance + own.diag_embed()
-        return Moments(mean, covariance.diagonal(dim1=-2, dim2=-1), covariance)
+        covariance, variance = linear_covariance(weight.mean, x.variance, x.covariance, own)
+        return Moments(mean, variance, covariance)
     if whole and x.covariance is not None:
         handed_on = ((weight.mean @ x.covariance) * weight.mean).sum(-1)
     else:
@@ -95,6 +101,11 @@ def convolution(
     Positions share weights and inputs, and so are correlated; that is left out.
     """
     mean = op(x.mean, weight.mean, None if bias is None else bias.mean, **rest)
+    if x.variance is not None and weight.variance is not None and rest.get("groups", 1) == 1:
+        # both sums in one: twice the channels are quicker than two convolutions
+        squares = torch.cat([torch.addcmul(x.variance, x.mean, x.mean), x.variance], 1)
+        weights = torch.cat([weight.variance, weight.mean.square()], 0 if is_transposed(op) else 1)
+        return Moments(mean, op(squares, weights, None if bias is None else bias.variance, **rest))
     own = _of_the_weights(op, x, weight, bias, rest, like=mean)
     if x.variance is None:
         return Moments(mean, own)
@@ -136,14 +147,6 @@ def _of_the_weights(
     return (bias_variance if op is F.linear else bias_variance.view(-1, *(1,) * (like.dim() - 2))).expand_as(like)
 
 
-def _through(weight: Tensor, x: Moments) -> Tensor:
-    """M S Mᵀ, ``(batch, outputs, outputs)``."""
-    if x.covariance is not None:
-        return weight @ x.covariance @ weight.T
-    assert x.variance is not None
-    return (weight * x.variance.unsqueeze(1)) @ weight.T
-
-
 def _with_diagonal(covariance: Tensor | None, variance: Tensor) -> Tensor | None:
     if covariance is None:
         return None
@@ -163,21 +166,12 @@ def rectified(x: Moments, slope: float = 0.0) -> Moments:
         \qquad b = s \Big(\Phi, \frac{\varphi}{\sqrt{2}}, \frac{-\alpha \varphi}{\sqrt{6}},
         \frac{(\alpha^2 - 1) \varphi}{\sqrt{24}}\Big)
     """
-    std = x.std
-    alpha = x.mean / std
-    density, below, excess, shortfall = standard_normal(alpha)
-    mean = std * excess
-    variance = x.spread * (below - excess * shortfall).clamp_min(0.0)
-    if slope:
-        rest = 1.0 - slope
-        mean = slope * x.mean + rest * mean
-        variance = slope**2 * x.spread + rest**2 * variance + 2 * slope * rest * x.spread * below
+    mean, variance = rectified_moments(x.mean, x.spread, slope)
     if x.covariance is None:
         return Moments(mean, variance)
-    series = [below, density / math.sqrt(2), -alpha * density / math.sqrt(6), (alpha**2 - 1) * density / math.sqrt(24)]
-    series = [std * (1.0 - slope) * each for each in series]
-    series[0] = series[0] + slope * std
-    return Moments(mean, variance, _joined(x, variance, series))
+    std = x.std.flatten(1)
+    series = rectified_series(x.mean.flatten(1), std, slope)
+    return Moments(mean, variance, joined_covariance(x.covariance, std, variance.flatten(1), series))
 
 
 def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
@@ -190,20 +184,8 @@ def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
     if x.covariance is None:
         return Moments(mean, variance)
     polynomials = _polynomials(nodes) * weights  # (terms, nodes)
-    series = list(torch.tensordot(polynomials, values, 1))
-    return Moments(mean, variance, _joined(x, variance, series))
-
-
-def _joined(x: Moments, variance: Tensor, series: list[Tensor]) -> Tensor:
-    """Covariances after an elementwise function, from the terms b of its Hermite series, each ``(batch, ...)``."""
-    assert x.covariance is not None
-    inverse = x.std.reciprocal().flatten(1)
-    correlation = x.covariance * inverse.unsqueeze(1) * inverse.unsqueeze(2)
-    total = torch.zeros_like(correlation)
-    for each in reversed(series):  # Horner's scheme
-        flat = each.flatten(1)
-        total = (total + flat.unsqueeze(1) * flat.unsqueeze(2)) * correlation
-    return _with_diagonal(total, variance)  # type: ignore[return-value]
+    series = torch.tensordot(polynomials, values, 1).flatten(2)
+    return Moments(mean, variance, joined_covariance(x.covariance, x.std.flatten(1), variance.flatten(1), series))
 
 
 # --- the greater of two ----------------------------------------------------------------------------------------------
@@ -217,11 +199,7 @@ def maximum(x: Moments, y: Moments) -> Moments:
     .. math:: E = m_y + a\, t(\alpha), \qquad
         \mathrm{Var} = v_x \Phi(\alpha) + v_y \Phi(-\alpha) - a^2\, t(\alpha)\, t(-\alpha)
     """
-    both = x.spread + y.spread
-    std = both.clamp_min(_LEAST).sqrt()
-    _, below, excess, shortfall = standard_normal((x.mean - y.mean) / std)
-    variance = torch.lerp(y.spread, x.spread, below) - both * excess * shortfall
-    return Moments(torch.addcmul(y.mean, std, excess), variance.clamp_min(0.0))
+    return Moments(*greater_moments(x.mean, x.spread, y.mean, y.spread))
 
 
 def greatest(parts: list[Moments]) -> Moments:
@@ -232,15 +210,7 @@ def greatest(parts: list[Moments]) -> Moments:
     return parts[0]
 
 
-# --- the standard normal ---------------------------------------------------------------------------------------------
-
-
-def standard_normal(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Density and distribution function at α, and the expected excess over zero of α + z and of -α - z: t(α), t(-α)."""
-    density = torch.exp(-0.5 * alpha.square()) * (1.0 / math.sqrt(2 * math.pi))
-    below = 0.5 * torch.erfc(-math.sqrt(0.5) * alpha)
-    above = 0.5 * torch.erfc(math.sqrt(0.5) * alpha)  # not 1 - below, which α would magnify
-    return density, below, torch.addcmul(density, alpha, below), torch.addcmul(density, alpha, above, value=-1.0)
+# --- quadrature ------------------------------------------------------------------------------------------------------
 
 
 def quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
