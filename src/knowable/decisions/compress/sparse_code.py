@@ -1,9 +1,10 @@
 """A weight tensor with zeros as few bytes: where its other entries are, and what they are.
 
-Three layouts, of which the shortest is taken: all entries one after the other (``dense``); one bit for each entry that
-says whether it is zero (``bitmap``); or the number of zeros before each other entry (``gaps``), in k bits with the k
-that is shortest. A gap that does not fit is preceded by symbols of all ones, each worth 2^k - 1 zeros (Han, Mao and
-Dally, 2016). Entries are fixed-point numbers of a few bits where the tensor lies on a grid, or the numbers themselves.
+Two layouts, of which the shorter is taken: all entries one after the other (``dense``), or those other than zero with
+the number of zeros before each (``gaps``), in k bits with the k that is shortest. A gap that does not fit is preceded
+by symbols of all ones, each worth 2^k - 1 zeros (Han, Mao and Dally, 2016); with k = 1 that is a bit for each entry
+that says whether it is zero. Entries are fixed-point numbers of a few bits where the tensor lies on a grid, or the
+numbers themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Code:
     Attributes:
         shape: Its shape.
         dtype: The name of its type.
-        layout: ``"dense"``, ``"bitmap"`` or ``"gaps"``.
+        layout: ``"dense"`` or ``"gaps"``.
         count: How many entries are written.
         gap_bits: Bits of a gap.
         symbols: How many gaps are written.
@@ -55,7 +56,7 @@ class Code:
     @property
     def place_bits(self) -> int:
         """Bits that say where the entries are."""
-        return {"dense": 0, "bitmap": prod(self.shape), "gaps": self.symbols * self.gap_bits}[self.layout]
+        return self.symbols * self.gap_bits
 
     @property
     def total_bits(self) -> int:
@@ -75,7 +76,7 @@ class Code:
             whole = (made.count, made.gap_bits, made.symbols)
             fits = all(isinstance(each, int) and each >= 0 for each in whole) and made.gap_bits <= _WIDEST_GAP
             fits = fits and made.dtype in _DTYPES and (made.bits is None or FEWEST <= made.bits <= MOST)
-            if not fits or made.count > prod(shape) or made.layout not in ("dense", "bitmap", "gaps"):
+            if not fits or made.count > prod(shape) or made.layout not in ("dense", "gaps"):
                 raise ValueError("a number is out of range")
             return made
         except (KeyError, TypeError, ValueError) as error:
@@ -124,10 +125,7 @@ def _shortest(weight: Tensor, places: Tensor, grid: Grid | None) -> Code:
         "step": None if grid is None else grid.step,
     }
     gaps = _gaps(places)
-    choices = [
-        Code(layout="dense", count=weight.numel(), **common),
-        Code(layout="bitmap", count=len(places), **common),
-    ]
+    choices = [Code(layout="dense", count=weight.numel(), **common)]
     for bits in range(1, _WIDEST_GAP + 1):
         symbols = len(gaps) + int((gaps // (2**bits - 1)).sum())
         choices.append(Code(layout="gaps", count=len(places), gap_bits=bits, symbols=symbols, **common))
@@ -142,10 +140,6 @@ def _gaps(places: Tensor) -> np.ndarray:
 def _place_bytes(code: Code, places: Tensor) -> Tensor:
     if code.layout == "dense":
         return torch.zeros(0, dtype=torch.uint8)
-    if code.layout == "bitmap":
-        there = np.zeros(prod(code.shape), dtype=np.uint8)
-        there[places.numpy()] = 1
-        return pack(there, 1)
     gaps, full = _gaps(places), 2**code.gap_bits - 1
     symbols = np.full(code.symbols, full, dtype=np.int64)
     symbols[np.cumsum(gaps // full + 1) - 1] = gaps % full
@@ -153,8 +147,6 @@ def _place_bytes(code: Code, places: Tensor) -> Tensor:
 
 
 def _read_places(code: Code, stream: np.ndarray) -> np.ndarray:
-    if code.layout == "bitmap":
-        return np.flatnonzero(unpack(stream, 1, prod(code.shape)))
     symbols, full = unpack(stream, code.gap_bits, code.symbols), 2**code.gap_bits - 1
     last = symbols != full
     return (np.cumsum(symbols + last) - 1)[last]
