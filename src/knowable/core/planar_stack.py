@@ -53,7 +53,7 @@ class _Planes(torch.autograd.Function):
         products = torch.cat([rows @ rows.T, rows @ noise.T], dim=1)
         with torch.enable_grad():
             small = [each.detach().requires_grad_() for each in (products, offsets)]
-            found = _coefficients(*small, noise.shape[1])
+            found = _coefficients(small[0], small[1], noise.shape[1])
         ctx.small, ctx.found = small, found
         ctx.save_for_backward(noise, *vectors)
         coefficients, log_det = (each.detach() for each in found)
