@@ -1,0 +1,200 @@
+"""LeNet-300-100 and LeNet-5-Caffe on MNIST under sparse variational dropout (Molchanov et al., 2017).
+
+Each network is trained as it is by maximum likelihood, and then, from there, with the log-uniform prior by
+:class:`knowable.SparseVariationalDropout`. Weights with log alpha above 3 are taken out of the mean network, which is
+what is judged: the sparsity of its layers, all weights over those that stay, and its test error.
+
+Settings were chosen on the last 5,000 training images, which no fit has seen (``--case "*held out*"`` shows the chosen
+ones there); the test images were looked at once, for the final rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from benchmarks.compression.architectures import lenet_5_caffe, lenet_300_100, seeded
+from benchmarks.compression.images import Images, mnist, synthetic
+from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
+from benchmarks.compression.working import Fits, work_through
+from benchmarks.study import Rows, describe, page, table
+
+if TYPE_CHECKING:
+    from knowable.core.model import Model
+    from knowable.core.posterior import Posterior
+
+PUBLISHED = {
+    "LeNet-300-100": {"dense error": 1.64, "error": 1.92, "sparsity": "98.9-97.2-62.0", "compression": 68},
+    "LeNet-5-Caffe": {"dense error": 0.80, "error": 0.75, "sparsity": "67-98-99.8-95", "compression": 280},
+}
+"""Molchanov et al. (2017), table 1."""
+_HEADER = ("network", "images", "test error %", "sparsity of layers %", "compression", "dense error %", "minutes")
+_NOTE = (
+    "Test error: of the mean network without the weights whose log alpha is above 3. Compression: all weights of "
+    "matrices and kernels over those that stay. Dense: the network the fit began at, trained by maximum likelihood. "
+    "Minutes: of the sparse fit, on one shared core."
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    Attributes:
+        network: Which.
+        rows: Training images.
+        dense_epochs: Of maximum likelihood.
+        epochs: Of sparse variational dropout.
+        kl_warmup: Epochs over which the KL gets its full weight.
+        batch_size: Images per step.
+        learning_rate: Of Adam: constant for the first half of the epochs, then falling to zero.
+        initial_scale: Standard deviation that weights start with.
+    """
+
+    network: str = "LeNet-300-100"
+    rows: int = 60_000
+    dense_epochs: int = 20
+    epochs: int = 100
+    kl_warmup: int = 10
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    initial_scale: float = 0.01
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {"LeNet-300-100": lenet_300_100, "LeNet-5-Caffe": lenet_5_caffe}
+RECIPES = {
+    "LeNet-300-100": Recipe(),
+    "LeNet-5-Caffe": Recipe("LeNet-5-Caffe", rows=55_000, dense_epochs=12, epochs=40, kl_warmup=5),
+}
+SEEDS = {"LeNet-300-100": (0, 1, 2), "LeNet-5-Caffe": (0,)}
+_HELD_OUT_ROWS = 55_000
+_QUICK = {"rows": 64, "dense_epochs": 1, "epochs": 2, "kl_warmup": 1, "batch_size": 32}
+
+
+def model_of(network: str, *, seed: int) -> Model:
+    """The network without any prior of its own: what is not made sparse is fitted by maximum likelihood."""
+    import knowable as kn
+
+    return kn.Model(seeded(BUILDERS[network], seed), kn.Categorical(), kn.Flat())
+
+
+def dense_fit(recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: str) -> Posterior:
+    """The network trained as it is."""
+    import knowable as kn
+
+    method = kn.MaximumLikelihood(
+        epochs=recipe.dense_epochs, batch_size=recipe.batch_size, learning_rate=recipe.learning_rate
+    )
+    return fits.fit(f"{name}, dense", method, model_of(recipe.network, seed=seed), images.rows, seed=seed)[0]
+
+
+def sparse_fit(
+    recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: str, start: Posterior
+) -> tuple[Posterior, float]:
+    """The network made sparse, from its trained weights, and the minutes that took."""
+    import knowable as kn
+
+    method = kn.SparseVariationalDropout(
+        epochs=recipe.epochs, batch_size=recipe.batch_size, learning_rate=recipe.learning_rate,
+        kl_warmup=recipe.kl_warmup, initial_scale=recipe.initial_scale, start=start,
+    )  # fmt: skip
+    return fits.fit(f"{name}, sparse", method, model_of(recipe.network, seed=seed), images.rows, seed=seed)
+
+
+def fit_name(recipe: Recipe, *, seed: int) -> str:
+    """Says what makes a fit this fit."""
+    return f"{recipe.network}, {recipe.rows} images, seed {seed}"
+
+
+def evaluate(recipe: Recipe, images: Images, fits: Fits, *, seed: int) -> dict[str, Any]:
+    """Train both ways, prune and judge."""
+    name = fit_name(recipe, seed=seed)
+    dense = dense_fit(recipe, images, fits, seed=seed, name=name)
+    sparse, minutes = sparse_fit(recipe, images, fits, seed=seed, name=name, start=dense)
+    kept = kept_weights(sparse)
+    judged = images.test_x, images.test_y
+    return {
+        "network": recipe.network,
+        "recipe": asdict(recipe),
+        "images": len(images.y),
+        "dense_error": error_percent(dense, dense.mean(), *judged),
+        "error_of_mean": error_percent(sparse, sparse.mean(), *judged),
+        "test_error": error_percent(sparse, pruned(sparse, kept), *judged),
+        **counts(kept),
+        "minutes": minutes,
+        "history": through_training(sparse),
+    }
+
+
+def through_training(posterior: Posterior) -> list[dict[str, float]]:
+    """Epoch and sparsity of each layer, from the records of the fit, about fifty of them."""
+    history = posterior.diagnostics.history
+    wanted = ("epoch", "sparsity.")
+    return [
+        {key: value for key, value in record.items() if key.startswith(wanted)}
+        for record in history[:: max(1, len(history) // 50)]
+    ]
+
+
+def cases(*, quick: bool, fits: Fits) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Every network with every seed judged by the test images, and the first seed by those held out."""
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    for network, recipe in RECIPES.items():
+        used = replace(recipe, **_QUICK) if quick else recipe
+        for seed in SEEDS[network]:
+            found[f"{network}, seed {seed}"] = partial(_case, used, fits, quick, seed=seed, judged="test")
+        fewer = replace(used, rows=min(used.rows, _HELD_OUT_ROWS))
+        found[f"{network}, held out"] = partial(_case, fewer, fits, quick, seed=0, judged="held out")
+    return found
+
+
+def _case(recipe: Recipe, fits: Fits, quick: bool, *, seed: int, judged: str) -> dict[str, Any]:
+    images = synthetic(recipe.rows, 20) if quick else _mnist(recipe.rows, judged)
+    return evaluate(recipe, images, fits, seed=seed)
+
+
+@cache
+def _mnist(rows: int, judged: str) -> Images:
+    return mnist(rows, judged=judged)
+
+
+def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
+    """All networks; ``only`` is a glob of cases. Finished rows are not run again, stopped fits go on."""
+    recipe = "; ".join(str(each) for each in RECIPES.values())
+    found = work_through(
+        cases(quick=quick, fits=Fits.beside(rows)), only=only, rows=rows, recipe=recipe, quick=quick
+    )  # fmt: skip
+    return describe("compression_lenets", quick=quick, packages=(), published=PUBLISHED, networks=found)
+
+
+def to_markdown(run: Mapping[str, Any]) -> str:
+    """One table: the published figures, and a row for each fit."""
+    rows = [_published_cells(network, row) for network, row in run["published"].items()]
+    rows += [_cells(name, row) for name, row in run["networks"].items()]
+    return page(run, table("The two LeNets on MNIST under sparse variational dropout", _HEADER, rows, _NOTE))
+
+
+def _published_cells(network: str, row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{network}, published", "60,000", f"{row['error']:.2f}", row["sparsity"], f"{row['compression']:.0f}",
+        f"{row['dense error']:.2f}",
+    ]  # fmt: skip
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    if row["error"] is not None:
+        return [name, f"failed: {row['error']}"]
+    compression = "all gone" if row["compression"] is None else f"{row['compression']:.0f}"
+    return [
+        name, f"{row['images']:,}", f"{row['test_error']:.2f}", layers_text(row["sparsity"]), compression,
+        f"{row['dense_error']:.2f}", f"{row['minutes']:.0f}",
+    ]  # fmt: skip
+
+
+def layers_text(sparsity: Mapping[str, float]) -> str:
+    """Sparsity of the layers in percent, one after the other."""
+    return "-".join(f"{value:.1f}" for value in sparsity.values())
