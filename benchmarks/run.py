@@ -41,6 +41,7 @@ STUDIES = (
     "compression.random_labels",
     "compression.vgg_width",
     "compression.recurrent",
+    "compression.variance_networks",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"
