@@ -63,7 +63,9 @@ from knowable.inference.dropout import (
     MaskedWeights,
     MCDropout,
     MonteCarloBatchNorm,
+    NoisyWeights,
     Shift,
+    SparseVariationalDropout,
     TestTimeAugmentation,
 )
 from knowable.inference.ensembles import (
@@ -183,6 +185,7 @@ __all__ = [
     "InformationBottleneck",
     "MCDropout",
     "ConcreteDropout",
+    "SparseVariationalDropout",
     "MonteCarloBatchNorm",
     "TestTimeAugmentation",
     "InputNoise",
@@ -222,6 +225,7 @@ __all__ = [
     "FlowPosterior",
     "ChainPosterior",
     "MaskedWeights",
+    "NoisyWeights",
     "BatchStatistics",
     "AugmentedPosterior",
     "RandomCode",

@@ -57,6 +57,30 @@ VARIATIONAL: dict[str, str] = {
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2015}
 }""",
+    "molchanov2017": """@inproceedings{molchanov2017,
+  author    = {Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Variational Dropout Sparsifies Deep Neural Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2017}
+}""",
+    "lobacheva2017": """@misc{lobacheva2017,
+  author    = {Lobacheva, Ekaterina and Chirkova, Nadezhda and Vetrov, Dmitry},
+  title     = {{Bayesian} Sparsification of Recurrent Neural Networks},
+  publisher = {arXiv:1708.00077},
+  year      = {2017}
+}""",
+    "neklyudov2018": """@misc{neklyudov2018,
+  author    = {Neklyudov, Kirill and Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Variance Networks: When Expectation Does Not Meet Your Expectations},
+  publisher = {arXiv:1803.03764},
+  year      = {2018}
+}""",
+    "wang2013": """@inproceedings{wang2013,
+  author    = {Wang, Sida and Manning, Christopher},
+  title     = {Fast dropout training},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2013}
+}""",
     "opper2009": """@article{opper2009,
   author  = {Opper, Manfred and Archambeau, C{\\'e}dric},
   title   = {The Variational {Gaussian} Approximation Revisited},

@@ -128,6 +128,11 @@ _ENTRIES = (
         "dropout with a rate for every layer, learned with the weights", ("gal2017", "maddison2017", "williams1992"),
     ),
     MethodEntry(
+        "sparse_variational_dropout", "SparseVariationalDropout", "knowable.inference.dropout", "dropout",
+        "noise of its own for every weight under a log-uniform prior, in which most weights drown",
+        ("molchanov2017", "kingma2015", "lobacheva2017"), ("svdo", "sparse_vd"),
+    ),
+    MethodEntry(
         "monte_carlo_batch_norm", "MonteCarloBatchNorm", "knowable.inference.dropout", "dropout",
         "a MAP fit whose batch normalisation sees random training batches in prediction", ("teye2018",), ("mcbn",),
     ),

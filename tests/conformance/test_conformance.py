@@ -47,6 +47,7 @@ SUBJECTS = {
     "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
+    "sparse_variational_dropout": Subject(kn.SparseVariationalDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
         kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
     ),
@@ -119,7 +120,7 @@ FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
     "FunctionSpaceVI", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis", "MixtureVI",
     "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
-    "SGHMC", "SVGD", "SimulatedAnnealing", "TemperedChains",
+    "SGHMC", "SVGD", "SimulatedAnnealing", "SparseVariationalDropout", "TemperedChains",
 }  # fmt: skip
 
 

@@ -167,6 +167,26 @@ class Model:
         known.network = Network(self.net, known.frozen_names, known._frozen_values)
         return known
 
+    def believing(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
+        """The same model under other ``priors`` on the parameters named, with these alone of its own ``random``.
+
+        All other parameters that are not frozen become point estimates, under the prior that they had.
+        """
+        if not isinstance(self.prior, PriorByName):
+            raise Unsupported(
+                f"prior is a posterior ({self.prior!r}), which another prior cannot replace for some parameters alone."
+            )
+        other = copy.copy(self)
+        start = {name: value for name, value in self._start.items() if name not in self._hyperparams}
+        own = {LIKELIHOOD_PREFIX + name: each for name, each in self.likelihood.priors().items()}
+        globs = {**{_literally(name): each for name, each in priors.items()}, **self.prior.globs}
+        other.prior = PriorByName(globs, start, own={name: each for name, each in own.items() if name in start})
+        other._hyperparams = other.prior.hyperparams()
+        other._start = {**start, **other._hyperparams}
+        chosen = set(random)
+        other.random_names = [name for name in self.random_names if name in chosen]
+        return other
+
     def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """The network's output for one draw of parameters."""
         return self.network(self.network_params(params), x, buffers=buffers, training=training)
@@ -243,6 +263,11 @@ class Model:
         chosen = sum(self._start[name].numel() for name in self.random_names)
         which = f"{total:,} parameters" + (f", {chosen:,} random" if chosen < total else "")
         return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
+
+
+def _literally(name: str) -> str:
+    """A glob that matches ``name`` alone."""
+    return name.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 
 def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:

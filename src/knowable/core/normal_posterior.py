@@ -46,6 +46,13 @@ class DiagonalNormal(Posterior):
     def _std_random(self) -> Params:
         return {name: value.clone() for name, value in self.scale.items()}
 
+    def log_alpha(self) -> Params:
+        r"""Log of noise over signal of every random parameter, :math:`\log \alpha = \log (s^2 / m^2)`, elementwise.
+
+        Weights above ``log_alpha_threshold`` are drowned in their own noise (Molchanov et al., 2017).
+        """
+        return {name: 2.0 * (self.scale[name].log() - self.loc[name].abs().log()) for name in self.loc}
+
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
         _check_names(self._layout, params)

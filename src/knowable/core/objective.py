@@ -27,6 +27,8 @@ class Objective(nn.Module, ABC):
         recordable: Whether a step may be recorded as a graph and run again: all its random numbers come from torch's
             generator, and nothing in it changes from step to step but parameters and batch, once :attr:`settles_from`
             is past. Every class says it for itself: it is not inherited.
+        kept: What is to be seen of training afterwards, one tensor after another, none of them changed once it is here.
+            The loop saves them with the rest.
         recording: Whether the loss is being recorded just now: no number may be taken out of a tensor.
     """
 
@@ -38,6 +40,7 @@ class Objective(nn.Module, ABC):
         self.size = size
         self.epoch = 0.0
         self.recording = False
+        self.kept: list[Tensor] = []
         self.net_buffers: Buffers = model.buffers()
 
     @property
@@ -71,10 +74,14 @@ class Objective(nn.Module, ABC):
     # --- what the loop calls where there is something to do ----------------------------------------------------------
 
     def end_of_epoch(self) -> None:
-        """Called after the last step of every epoch; whatever it changes is in :meth:`tensors`."""
+        """Called after the last step of every epoch; whatever it changes is in :meth:`tensors` or :attr:`kept`."""
 
     def end_of_cycle(self) -> None:
         """Called whenever the learning rate has fallen to its end; whatever it changes is in :meth:`tensors`."""
+
+    def summary(self) -> dict[str, float]:
+        """What a record of the history says beside the means of the terms: called once for each record."""
+        return {}
 
     def clip_gradient(self, most: float) -> None:
         """Shorten the gradient to a norm of at most ``most``."""

@@ -38,6 +38,8 @@ class Posterior(ABC):
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
     """
 
+    log_alpha_threshold: ClassVar[float] = 3.0
+    """Where the log of noise over signal, :math:`-2 \\log` :meth:`signal_to_noise`, says that a weight can go."""
     family: ClassVar[str]
     families: ClassVar[dict[str, type[Posterior]]] = {}
 
@@ -117,6 +119,14 @@ class Posterior(ABC):
     def std(self) -> Params:
         """Posterior standard deviation of every parameter (0 for point estimates)."""
         return self._ordered({**self._std_random(), **{k: torch.zeros_like(v) for k, v in self.points.items()}})
+
+    def signal_to_noise(self) -> Params:
+        """|mean| / standard deviation of every random parameter, elementwise; infinite where there is no spread."""
+        return {
+            name: _ratio(mean.abs(), std)
+            for (name, mean), std in zip(self.mean().items(), self.std().values(), strict=True)
+            if name in self.model.random_names and name not in self.points
+        }
 
     def _ordered(self, params: Params) -> Params:
         return {name: params[name] for name in self.model.params()}
@@ -211,6 +221,11 @@ class Posterior(ABC):
         evidence = f", log evidence {self.log_evidence!r}" if self.log_evidence is not None else ""
         target = "" if self.diagnostics.bayes else ", not the Bayes posterior: see diagnostics.notes"
         return f"{type(self).__name__}({size:,} random parameters of {type(self.model.net).__name__}{evidence}{target})"
+
+
+def _ratio(size: Tensor, spread: Tensor) -> Tensor:
+    """Their ratio, infinite where there is no spread, also of nothing."""
+    return torch.where(spread > 0, size / spread, torch.full_like(size, torch.inf))
 
 
 def _with_density() -> list[str]:

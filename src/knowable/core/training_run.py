@@ -157,6 +157,7 @@ class TrainingRun:
             "epoch": self.epoch + self.batch / self.per_epoch,
             "learning_rate": self.rate * self.schedule.factor(self.step - 1),
             **{name: (value / done).item() for name, value in self.sums.items()},
+            **self.objective.summary(),
         }
         self.sums = {}
         if self.validation is not None:
@@ -201,7 +202,8 @@ class TrainingRun:
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "records_since_best": self.records_since_best,
         }  # fmt: skip
-        return content, {name: value.detach().clone() for name, value in tensors.items()}
+        kept = {f"kept.{index}": value for index, value in enumerate(self.objective.kept)}  # they never change
+        return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a checkpoint holds: the state at the end of the last window."""
@@ -228,6 +230,8 @@ class TrainingRun:
         with torch.no_grad():
             for name, value in self.objective.tensors().items():
                 value.copy_(tensors[f"objective.{name}"])
+        kept = [name for name in tensors if name.startswith("kept.")]
+        self.objective.kept = [tensors[f"kept.{index}"] for index in range(len(kept))]
         self.best = {k.removeprefix("best."): v.clone() for k, v in tensors.items() if k.startswith("best.")}
         for index, param in enumerate(self.params):
             prefix = f"optimiser.{index}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -26,6 +26,8 @@ from knowable.core.types import Params
 from knowable.core.variational_objective import VariationalObjective
 from knowable.errors import InvalidArgument, InvalidType
 
+_WARMUP_STEPS = 2_000  # where the warm-up is not given
+
 
 @dataclass(frozen=True, repr=False)
 class VariationalMethod(Method, Training):
@@ -33,14 +35,15 @@ class VariationalMethod(Method, Training):
 
     Args:
         beta: Factor on the divergence: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
             prior that are to be learned wait at their first values meanwhile), or a fitted posterior.
         initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
     """
 
     beta: float = 1.0
-    kl_warmup: int = 0
+    kl_warmup: int | None = 0
     start: str | Posterior = "network"
     initial_scale: float = 0.02
 
@@ -50,8 +53,9 @@ class VariationalMethod(Method, Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("beta", self.beta, above=0)
-        check_count("kl_warmup", self.kl_warmup, at_least=0)
-        if self.epochs is not None and 2 * self.kl_warmup > self.epochs:
+        if self.kl_warmup is not None:
+            check_count("kl_warmup", self.kl_warmup, at_least=0)
+        if self.epochs is not None and 2 * (self.kl_warmup or 0) > self.epochs:
             raise InvalidArgument(
                 f"kl_warmup must be at most half of epochs={self.epochs}, got {self.kl_warmup}: the fit would end "
                 f"before it has seen the Bayes posterior for long."
@@ -63,6 +67,10 @@ class VariationalMethod(Method, Training):
             check_choice("start", self.start, ("network", "map"))
 
     # --- what a method defines ---------------------------------------------------------------------------------------
+
+    def target(self, model: Model) -> Model:
+        """The model whose bound is maximised: the user's own, unless the method brings priors with it."""
+        return model
 
     @abstractmethod
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> VariationalObjective:
@@ -83,7 +91,7 @@ class VariationalMethod(Method, Training):
         return objective.posterior(**common)
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*warmup_notes(self.kl_warmup, result), *learned_scale_notes(model, size))
+        return (*warmup_notes(self.kl_warmup or 0, result), *learned_scale_notes(model, size))
 
     # --- the fit -----------------------------------------------------------------------------------------------------
 
@@ -92,9 +100,14 @@ class VariationalMethod(Method, Training):
         rows, held_out, seed = admit(
             model, data, validation, seed, batch_size=self.batch_size, binary=self.takes_binary
         )
+        if self.kl_warmup is None:
+            return replace(self, kl_warmup=self._chosen_warmup(rows)).fit(
+                model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
+            )
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
+            target = self.target(model)
             start = self._start(model, rows, held_out, seed, progress, engine)
-            objective = self._objective_for(model, rows, seed, start)
+            objective = self._objective_for(target, rows, seed, start)
         with share_of_time(0.9):  # the rest is for the bound
             result = train(
                 objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
@@ -107,6 +120,12 @@ class VariationalMethod(Method, Training):
             self, model, result, posterior.mean(), terms, self._notes(model, rows.size, result)
         )
         return posterior
+
+    def _chosen_warmup(self, rows: Data) -> int:
+        """Epochs that make so many steps."""
+        per_epoch = -(-rows.batches_per_epoch(self.rows_per_step(rows.size)) // self.accumulate)
+        wanted = -(-_WARMUP_STEPS // per_epoch)
+        return wanted if self.epochs is None else min(wanted, self.epochs // 3)
 
     def _start(
         self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None, engine: Engine | None

@@ -52,11 +52,11 @@ class VariationalObjective(Objective):
         draws: int = 1,
         beta: float = 1.0,
         temperature: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         start: Params | None = None,
     ):
         super().__init__(model, size)
-        self.draws, self.kl_warmup = draws, kl_warmup
+        self.draws, self.kl_warmup = draws, kl_warmup or 0
         self.beta, self.temperature = beta, temperature
         first = first_values(model, start)
         self.point_names = model.point_names

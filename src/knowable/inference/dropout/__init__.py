@@ -6,10 +6,13 @@ from knowable.inference.dropout.batch_norm import BatchStatistics, MonteCarloBat
 from knowable.inference.dropout.concrete_dropout import ConcreteDropout
 from knowable.inference.dropout.masked_weights import MaskedWeights
 from knowable.inference.dropout.mc_dropout import MCDropout
+from knowable.inference.dropout.noisy_weights import NoisyWeights
+from knowable.inference.dropout.sparse_variational_dropout import SparseVariationalDropout
 
 __all__ = [
     "MCDropout",
     "ConcreteDropout",
+    "SparseVariationalDropout",
     "MonteCarloBatchNorm",
     "TestTimeAugmentation",
     "Augmentation",
@@ -17,6 +20,7 @@ __all__ = [
     "Shift",
     "Flip",
     "MaskedWeights",
+    "NoisyWeights",
     "BatchStatistics",
     "AugmentedPosterior",
 ]

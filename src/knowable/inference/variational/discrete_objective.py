@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knowable.core.model import Model
+from knowable.core.normal_divergence import entropy_of_normals, fixed_normal, other_divergence, stretches_of
 from knowable.core.params import Layout
 from knowable.core.types import Params
 from knowable.core.variational_objective import VariationalObjective, first_values
 from knowable.inference.variational.discrete_posterior import BernoulliNormal
-from knowable.inference.variational.divergence import entropy_of_normals, fixed_normal, other_divergence, stretches_of
 from knowable.inference.variational.score_function import centred
 
 ESTIMATORS = ("score", "local_expectation", "enumerate")
@@ -61,7 +61,7 @@ class DiscreteObjective(VariationalObjective):
         draws: int = 8,
         beta: float = 1.0,
         temperature: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         initial_probability: float | None = None,
         start: Params | None = None,

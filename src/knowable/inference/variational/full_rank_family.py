@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from knowable.core.checks import check_count
 from knowable.core.model import Model
+from knowable.core.normal_divergence import HALF_LOG_TWO_PI_E
 from knowable.core.normal_posterior import FullNormal
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.errors import Unsupported
-from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
 from knowable.inference.variational.family import Family, FamilyModule
 
 _WHITENED_UP_TO = 300  # weights

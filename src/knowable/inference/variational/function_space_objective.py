@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from knowable.core.model import Model
+from knowable.core.normal_divergence import NormalStretch, fixed_normal, stretches_of
 from knowable.core.params import Layout
 from knowable.core.types import Params
 from knowable.errors import Unsupported
-from knowable.inference.variational.divergence import Stretch, fixed_normal, stretches_of
 from knowable.inference.variational.function_priors import PriorValues
 from knowable.inference.variational.linearised import LinearisedNetwork
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
@@ -58,7 +58,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         jitter: float,
         draws: int = 1,
         beta: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
@@ -151,11 +151,11 @@ def _cholesky(covariance: Tensor) -> Tensor:
     return torch.where((info == 0)[:, None, None], root, torch.nan)
 
 
-def _stretches(layout: Layout, model: Model, own: list[str]) -> list[Stretch]:
+def _stretches(layout: Layout, model: Model, own: list[str]) -> list[NormalStretch]:
     """Closed-form divergences of the parameters in ``own``, and nothing for all others."""
     found, start = [], 0
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
-        (stretch,) = stretches_of(Layout((name,), (shape,)), model) if name in own else [Stretch(0, size)]
+        (stretch,) = stretches_of(Layout((name,), (shape,)), model) if name in own else [NormalStretch(0, size)]
         found.append(replace(stretch, start=start, stop=start + size))
         start += size
     return found

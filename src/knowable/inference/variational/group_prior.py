@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from knowable.core.model import Model
+from knowable.core.normal_divergence import HALF_LOG_TWO_PI_E, NormalStretch, fixed_normal, stretches_of
 from knowable.core.params import Layout
 from knowable.core.prior import Prior
 from knowable.core.types import Params
-from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E, Stretch, fixed_normal, stretches_of
 from knowable.inference.variational.family import Drawn
 
 
@@ -33,7 +33,7 @@ class GroupPrior:
 
     model: Model
     layout: Layout
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[NormalStretch, ...]
     others: tuple[str, ...]
 
     @classmethod

@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 from knowable.core.checks import check_count
 from knowable.core.low_rank_normal import LowRankNormal, directions
 from knowable.core.model import Model
+from knowable.core.normal_divergence import HALF_LOG_TWO_PI_E
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
-from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
 from knowable.inference.variational.family import Drawn, Family, FamilyModule
 
 _FIRST_FACTOR = 0.1  # standard deviation of U at the start, where zero would be a saddle point

@@ -23,9 +23,9 @@ from knowable.core.checks import check_count
 from knowable.core.kronecker_block import KroneckerBlock
 from knowable.core.kronecker_normal import KroneckerNormal
 from knowable.core.model import Model
+from knowable.core.normal_divergence import HALF_LOG_TWO_PI_E
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
-from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
 from knowable.inference.variational.family import Family, FamilyModule
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model import Model
+from knowable.core.normal_divergence import entropy_of_normals
 from knowable.core.normal_posterior import DiagonalNormal
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
-from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.family import Family, FamilyModule
 
 

@@ -19,11 +19,11 @@ from torch.func import grad_and_value, vmap
 from knowable.core.batched_gradient import Recorded, refused_by_vmap, unchecked_distributions
 from knowable.core.gaussian_weight import GaussianWeight, plain_local_rule
 from knowable.core.network import no_hidden_loops
+from knowable.core.normal_divergence import entropy_of_normals, other_divergence
 from knowable.core.objective import Objective
 from knowable.core.params import Layout
 from knowable.core.randomness import fast_randn
 from knowable.core.types import Params
-from knowable.inference.variational.divergence import entropy_of_normals, other_divergence
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 
 

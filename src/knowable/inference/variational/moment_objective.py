@@ -9,13 +9,13 @@ from torch import Tensor
 from knowable.core.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model import Model
 from knowable.core.params import Layout
+from knowable.core.reparameterise import Plan
 from knowable.core.types import Params
 from knowable.inference.variational.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.inference.variational.moment_network import check_layers, propagate
 from knowable.inference.variational.moment_posterior import LIMIT, MomentNormal
 from knowable.inference.variational.moments import Moments
-from knowable.inference.variational.reparameterise import Plan
 
 
 class MomentObjective(MeanFieldObjective):
@@ -41,7 +41,7 @@ class MomentObjective(MeanFieldObjective):
         *,
         beta: float = 1.0,
         temperature: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
         limit: int = 64,
@@ -62,7 +62,7 @@ class MomentObjective(MeanFieldObjective):
         about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
         return MomentNormal(self.model, loc, scale, limit=max(LIMIT, self.limit), **about)
 
-    def _reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
+    def reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
         """Expected log likelihood per example and KL, by moments: no weight is drawn."""
         kl, loc, variance, _ = self.draw(self.noise())
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}

@@ -45,7 +45,7 @@ class NaturalObjective(MeanFieldObjective):
         draws: int = 1,
         beta: float = 1.0,
         temperature: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
         momentum: float = 0.9,

@@ -57,7 +57,7 @@ class StructuredObjective(VariationalObjective):
         draws: int = 1,
         beta: float = 1.0,
         temperature: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):

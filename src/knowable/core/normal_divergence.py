@@ -1,7 +1,7 @@
 r"""KL(q ‖ p) of a mean-field Gaussian q, by the cheapest way each prior allows.
 
-- Normal and flat priors with fixed values: closed form over contiguous stretches of one flat buffer, with a
-  hand-written gradient (:class:`Stretch`).
+- Normal and flat priors with fixed values, and others that know how: closed form over contiguous stretches of one flat
+  buffer, with a hand-written gradient (:class:`Stretch`).
 - Priors with a closed form of their own, or whose scale is being learned: :meth:`Prior.kl_from_normal`, by autograd.
 - Everything else: the entropy of q in closed form and :math:`-E_q[\log p(w)]` by Monte Carlo.
 """
@@ -9,7 +9,10 @@ r"""KL(q ‖ p) of a mean-field Gaussian q, by the cheapest way each prior allow
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +31,38 @@ def entropy_of_normals(log_scale: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A contiguous part of the flat buffer under one normal (or flat) prior.
+class Stretch(ABC):
+    """A contiguous part of the flat buffer under one prior, whose divergence has a gradient written by hand."""
+
+    start: int
+    stop: int
+
+    @abstractmethod
+    def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
+        """The divergence of this stretch, differentiable."""
+
+    def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The divergence, and what it has found out for :meth:`write_gradient` on the way."""
+        return self.value(loc, log_scale, scale), None
+
+    @abstractmethod
+    def write_gradient(
+        self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
+    ) -> None:
+        """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
+
+    @abstractmethod
+    def joined(self, after: Stretch) -> Stretch | None:
+        """This stretch and the one right ``after`` it as one, if they are of the same kind."""
+
+
+@dataclass(frozen=True)
+class NormalStretch(Stretch):
+    """A part of the flat buffer under one normal (or flat) prior.
 
     KL = Σ ½ precision (scale² + (loc - mean)²) - entropy log scale + offset.
     """
 
-    start: int
-    stop: int
     mean: float | Tensor = 0.0
     precision: float | Tensor = 0.0  # 0 for a flat prior
     entropy: float = 0.0  # 1, or 0 for a part whose divergence is computed elsewhere
@@ -65,7 +92,9 @@ class Stretch:
         quadratic = self.precision * squares.sum() if fixed else (self.precision * squares).sum()
         return (0.5 / count) * quadratic + (self.offset + HALF_LOG_TWO_PI_E * (self.stop - self.start))
 
-    def write_gradient(self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float) -> None:
+    def write_gradient(
+        self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
+    ) -> None:
         """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
         part = slice(self.start, self.stop)
         centred, spread = self._centred(loc[part]), scale[part]
@@ -77,6 +106,17 @@ class Stretch:
             torch.mul(centred, weight * self.precision, out=gradient[0, part])
             torch.addcmul(constant, spread, spread, value=weight * self.precision, out=gradient[1, part])
 
+    def joined(self, after: Stretch) -> NormalStretch | None:
+        """This stretch and the one right ``after`` it as one, if both have the same numbers as prior."""
+        if not isinstance(after, NormalStretch):
+            return None
+        values = (self.mean, self.precision, after.mean, after.precision)
+        if any(isinstance(value, Tensor) for value in values):
+            return None
+        if (self.mean, self.precision, self.entropy) != (after.mean, after.precision, after.entropy):
+            return None
+        return replace(after, start=self.start, offset=self.offset + after.offset)
+
     def _centred(self, loc: Tensor) -> Tensor:
         return loc if isinstance(self.mean, float) and self.mean == 0.0 else loc - self.mean
 
@@ -86,37 +126,53 @@ def fixed_normal(prior: Prior | None) -> tuple[float | Tensor, float | Tensor] |
     return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
 
 
-def stretches_of(layout: Layout, model: Model) -> list[Stretch]:
-    """All of ``layout`` cut into stretches, neighbours under the same prior joined."""
-    found: list[Stretch] = []
-    start = 0
-    for name, size in zip(layout.names, layout.sizes, strict=True):
-        stretch = _stretch(start, start + size, fixed_normal(model.prior.prior_of(name)))
-        if found and _alike(found[-1], stretch):
-            last = found.pop()
-            stretch = replace(stretch, start=last.start, offset=last.offset + stretch.offset)
-        found.append(stretch)
-        start += size
+def stretches_of(layout: Layout, model: Model) -> list[NormalStretch]:
+    """All of ``layout`` cut into stretches under normal priors (empty ones elsewhere), like neighbours joined."""
+    found: list[Any] = []
+    for start, size, prior in _places(layout, model):
+        _append(found, _stretch(start, start + size, fixed_normal(prior)))
     return found
 
 
-def _stretch(start: int, stop: int, moments: tuple[float | Tensor, float | Tensor] | None) -> Stretch:
+def closed_stretches_of(layout: Layout, model: Model) -> tuple[list[Stretch], list[str]]:
+    """All of ``layout`` cut into stretches, those of priors other than normals too, and the names that have none."""
+    found: list[Stretch] = []
+    lacking = []
+    for name, (start, size, prior) in zip(layout.names, _places(layout, model), strict=True):
+        own = None if prior is None else prior.stretch(start, start + size)
+        moments = fixed_normal(prior)
+        if own is None and moments is None:
+            lacking.append(name)
+        _append(found, own or _stretch(start, start + size, moments))
+    return found, lacking
+
+
+def _places(layout: Layout, model: Model) -> Iterator[tuple[int, int, Prior | None]]:
+    """Where each parameter begins, its size, and its prior."""
+    start = 0
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        yield start, size, model.prior.prior_of(name)
+        start += size
+
+
+def _append(found: list[Stretch], stretch: Stretch) -> None:
+    joined = found[-1].joined(stretch) if found else None
+    if joined is None:
+        found.append(stretch)
+    else:
+        found[-1] = joined
+
+
+def _stretch(start: int, stop: int, moments: tuple[float | Tensor, float | Tensor] | None) -> NormalStretch:
     if moments is None:
-        return Stretch(start, stop)
+        return NormalStretch(start, stop)
     mean, precision = moments
     size = stop - start
     if isinstance(mean, Tensor) or isinstance(precision, Tensor):
         mean, precision = (torch.as_tensor(each).flatten().expand(size) for each in (mean, precision))
-        return Stretch(start, stop, mean, precision, 1.0, -0.5 * (precision.log().sum().item() + size))
+        return NormalStretch(start, stop, mean, precision, 1.0, -0.5 * (precision.log().sum().item() + size))
     each = -0.5 * (math.log(precision) + 1) if precision > 0 else -HALF_LOG_TWO_PI_E
-    return Stretch(start, stop, mean, precision, 1.0, each * size)
-
-
-def _alike(one: Stretch, other: Stretch) -> bool:
-    values = (one.mean, one.precision, other.mean, other.precision)
-    if any(isinstance(value, Tensor) for value in values):
-        return False
-    return (one.mean, one.precision, one.entropy) == (other.mean, other.precision, other.entropy)
+    return NormalStretch(start, stop, mean, precision, 1.0, each * size)
 
 
 def other_divergence(model: Model, names: list[str], loc: Params, scale: Params, params: Params, draws: int) -> Tensor:

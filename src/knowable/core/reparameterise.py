@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from knowable.core.normal_divergence import Stretch
 from knowable.core.params import Layout
 from knowable.core.types import Params
-from knowable.inference.variational.divergence import Stretch
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class DrawAndDivergence(torch.autograd.Function):
         scale = log_scale.exp()
         shift = noise.mul_(scale[:split])  # s ε: what is added to the mean, and dw / d log s
         variance = scale[split:].square()
-        kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in plan.stretches]).sum()
-        ctx.plan = plan
+        found = [stretch.value_and_slopes(loc, log_scale, scale) for stretch in plan.stretches]
+        kl = torch.stack([value for value, _ in found]).sum()
+        ctx.plan, ctx.slopes = plan, [slopes for _, slopes in found]
         ctx.save_for_backward(q, scale, shift, variance)
         drawn = [view for each in shift for view in plan.drawn.views(each + loc[:split]).values()]
         return kl, *plan.local.views(loc[split:]).values(), *plan.local.views(variance).values(), *drawn
@@ -71,8 +72,8 @@ class DrawAndDivergence(torch.autograd.Function):
         plan: Plan = ctx.plan
         gradient = torch.empty_like(q)
         weight = grad_kl.item()
-        for stretch in plan.stretches:
-            stretch.write_gradient(gradient, q[0], scale, weight)
+        for stretch, slopes in zip(plan.stretches, ctx.slopes, strict=True):
+            stretch.write_gradient(gradient, q[0], scale, weight, slopes)
         flat = [grad.reshape(-1) for grad in grads]
         split, cut, sizes = plan.drawn.size, len(plan.local.names), plan.drawn.sizes
         drawn, local = gradient[:, :split], gradient[:, split:]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from knowable.core.normal_divergence import NormalStretch
 from knowable.core.params import Layout
-from knowable.inference.variational.divergence import Stretch
-from knowable.inference.variational.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
+from knowable.core.reparameterise import DrawAndDivergence, Plan, draw_by_autograd
 
 DRAWN = Layout(("a", "b"), (torch.Size([2, 2]), torch.Size([1])))
 LOCAL = Layout(("c", "d"), (torch.Size([1]), torch.Size([3])))
@@ -18,10 +18,10 @@ def mixed_plan(generator: torch.Generator) -> Plan:
     """A normal prior, none of its own, a flat one, and one with values for every element."""
     values = 0.5 + torch.rand((2, 3), generator=generator, dtype=torch.float64)
     stretches = (
-        Stretch(0, 4, 0.2, 4.0, 1.0, 0.7),
-        Stretch(4, 5),
-        Stretch(5, 6, 0.0, 0.0, 1.0, 0.1),
-        Stretch(6, 9, values[0], values[1], 1.0, 0.0),
+        NormalStretch(0, 4, 0.2, 4.0, 1.0, 0.7),
+        NormalStretch(4, 5),
+        NormalStretch(5, 6, 0.0, 0.0, 1.0, 0.1),
+        NormalStretch(6, 9, values[0], values[1], 1.0, 0.0),
     )
     return Plan(DRAWN, LOCAL, stretches)
 
@@ -73,7 +73,7 @@ def test_outputs_that_are_not_used_add_nothing_to_the_gradient(generator):
 def test_all_weights_may_be_drawn_or_none(generator, everything):
     layout = Layout(("w",), (torch.Size([SIZE]),))
     parts = (layout, NOTHING) if everything == "drawn" else (NOTHING, layout)
-    plan = Plan(*parts, (Stretch(0, SIZE, 0.0, 1.0, 1.0, 0.0),))
+    plan = Plan(*parts, (NormalStretch(0, SIZE, 0.0, 1.0, 1.0, 0.0),))
     q, noise = scattered(generator, 1, plan.drawn.size)
     for one, other in zip(DrawAndDivergence.apply(q, noise.clone(), plan), plainly(q, noise, plan), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

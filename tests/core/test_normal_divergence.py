@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.inference.variational.divergence import (
-    Stretch,
+from knowable.core.normal_divergence import (
+    NormalStretch,
     fixed_normal,
     monte_carlo_divergence,
     other_divergence,
     stretches_of,
 )
+from knowable.core.params import Layout
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from tests.inference.variational.oracle import integrated_kl
 
@@ -203,7 +203,7 @@ def test_gradient_of_a_stretch_is_that_of_its_value(generator, kind):
     precision: float | Tensor = 0.0 if kind == "flat" else 2.5
     if kind == "tensor":
         mean, precision = (torch.rand(4, generator=generator, dtype=torch.float64) for _ in range(2))
-    stretch = Stretch(2, 6, mean, precision, 1.0, 0.7)
+    stretch = NormalStretch(2, 6, mean, precision, 1.0, 0.7)
     loc = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
     log_scale = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
     value = 1.5 * stretch.value(loc, log_scale, log_scale.exp())
