@@ -83,6 +83,8 @@ class Fits:
             warnings.simplefilter("ignore")  # the number of epochs is fixed, whether the loss has settled or not
             checkpoint = None if place is None else place / "checkpoint"
             posterior = method.fit(model, data, seed=seed, progress=False, checkpoint=checkpoint)
+        if posterior.diagnostics.interrupted:
+            raise KeyboardInterrupt  # its checkpoint is where the next run goes on
         say(f"{name}: fitted in {(time.monotonic() - begin) / 60:.1f} minutes")
         if place is not None:
             posterior.save(place / "posterior")

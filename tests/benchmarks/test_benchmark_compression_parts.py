@@ -13,6 +13,7 @@ from benchmarks.study import Rows
 
 import knowable as kn
 from knowable.core.normal_posterior import DiagonalNormal
+from knowable.core.training_run import TrainingRun
 
 
 @pytest.fixture
@@ -119,6 +120,31 @@ def test_finished_fit_is_taken_up_and_another_method_fits_anew(tmp_path):
     other, _ = fits.fit("a fit", kn.MaximumLikelihood(epochs=30), model, data)
     assert not torch.equal(other.mean()["weight"], first.mean()["weight"])
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_fit_that_was_interrupted_is_not_taken_for_finished(tmp_path, monkeypatch):
+    model = kn.Model(torch.nn.Linear(2, 2), kn.Categorical(), kn.Flat())
+    data = torch.randn(20, 2), torch.zeros(20, dtype=torch.long)
+    whole = kn.MaximumLikelihood(epochs=30).fit(model, data, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "epoch_of_steps", interrupting_after(10, TrainingRun.epoch_of_steps))
+        with pytest.raises(KeyboardInterrupt):
+            Fits(tmp_path).fit("a fit", kn.MaximumLikelihood(epochs=30), model, data)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["checkpoint"]
+    posterior, _ = Fits(tmp_path).fit("a fit", kn.MaximumLikelihood(epochs=30), model, data)
+    assert torch.equal(posterior.mean()["weight"], whole.mean()["weight"])
+
+
+def interrupting_after(epochs: int, epoch_of_steps):
+    """Epochs of steps, after so many of which the user presses Ctrl-C."""
+    done = []
+
+    def epoch(run, saver, bar):
+        done.append(epoch_of_steps(run, saver, bar))
+        if len(done) == epochs:
+            raise KeyboardInterrupt
+
+    return epoch
 
 
 def test_rows_that_are_known_are_not_worked_again_and_failures_are_rows():
