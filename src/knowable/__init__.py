@@ -135,6 +135,7 @@ from knowable.registry import cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
+    from knowable.decisions.compress import Compressed, compress, load_compressed
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -255,6 +256,10 @@ __all__ = [
     "ReferenceComparison",
     "trace_plot",
     "rank_plot",
+    # decisions
+    "compress",
+    "Compressed",
+    "load_compressed",
     # the rest
     "cite",
     "datasets",
@@ -280,6 +285,9 @@ _LAZY = {
     "testing": "knowable.testing",
     "BayesianRegressor": "knowable.tabular.regressor",
     "BayesianClassifier": "knowable.tabular.classifier",
+    "compress": "knowable.decisions.compress",
+    "Compressed": "knowable.decisions.compress",
+    "load_compressed": "knowable.decisions.compress",
 }
 
 

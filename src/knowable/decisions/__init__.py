@@ -1,0 +1,1 @@
+"""What uncertainty is for: decisions taken with a posterior in hand."""

@@ -1,0 +1,161 @@
+"""A compressed network on disk: a folder of safetensors and JSON that never contains code."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save as as_safetensors
+from torch import Tensor, nn
+
+from knowable.core.architecture import build, describe
+from knowable.core.network import check_module
+from knowable.core.randomness import own_randomness
+from knowable.core.storage import read_folder, write_folder
+from knowable.decisions.compress.plan import Plan
+from knowable.decisions.compress.precision import Grid
+from knowable.decisions.compress.sparse_code import Code, decode, encode
+from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError
+
+KIND = "compressed network"
+_WHOLE = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds whole numbers is taken
+
+
+def encode_weights(net: nn.Module, plan: Plan, grids: Mapping[str, Grid]) -> dict[str, tuple[Code, Tensor]]:
+    """All matrices and kernels of a rewritten network, each in its shortest code, by name.
+
+    Args:
+        net: The rewritten network.
+        plan: How it came about.
+        grids: The grids of weights, by their names in the original.
+    """
+    found = {plan.new_name(name): grid for name, grid in grids.items()}
+    return {
+        name: encode(value, found.get(name))
+        for name, value in net.named_parameters()
+        if value.dim() >= 2 and value.is_floating_point()
+    }
+
+
+def save_network(
+    path: str | os.PathLike[str],
+    net: nn.Module,
+    *,
+    original: nn.Module,
+    plan: Plan,
+    codes: Mapping[str, tuple[Code, Tensor]],
+) -> Path:
+    """Write a rewritten network to a folder, atomically.
+
+    Args:
+        path: The folder.
+        net: The rewritten network.
+        original: The network it was made from: its structure is saved where it can be described.
+        plan: How the one was made from the other.
+        codes: The matrices and kernels of ``net``.
+    """
+    content = {
+        "network": {
+            "class": type(original).__name__,
+            "structure": describe(original),
+            "parameters": {name: list(value.shape) for name, value in original.named_parameters()},
+        },
+        "dtype": str(next(iter(net.parameters())).dtype).removeprefix("torch."),
+        "plan": plan.to_json(),
+        "codes": {name: code.to_json() for name, (code, _) in codes.items()},
+    }
+    streams = {name: stream for name, (_, stream) in codes.items() if len(stream)}
+    rest = {name: _narrow(value) for name, value in _tensors(net) if name not in codes}
+    return write_folder(path, KIND, content, {**rest, **streams})
+
+
+def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
+    """Load a network saved by ``compressed.save(path)``: dense again, in evaluation mode. No code in it is ever run.
+
+    Args:
+        path: The folder.
+        net: The original network, before compression, if it is not made of plain ``torch.nn`` layers. It is not changed.
+
+    Raises:
+        DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
+    """
+    content, tensors = read_folder(path, KIND)
+    try:
+        own = _original(content, net)
+        made = Plan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
+        _fill(made, {name: Code.from_json(code) for name, code in content["codes"].items()}, tensors)
+        return made
+    except KnowableError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+
+
+def _original(content: dict[str, Any], net: nn.Module | None) -> nn.Module:
+    saved = content["network"]
+    if net is None:
+        if saved["structure"] is None:
+            raise InvalidArgument(
+                f"The compressed network ({saved['class']}) is not made of plain torch.nn layers, each used once: pass "
+                f"the original one, with the same structure, as load_compressed(path, net=...)."
+            )
+        with own_randomness(0):
+            own = build(saved["structure"])
+    else:
+        check_module(net)
+        own = copy.deepcopy(net)
+    shapes = {name: list(value.shape) for name, value in own.named_parameters()}
+    for name in [*saved["parameters"], *shapes]:
+        if shapes.get(name) != saved["parameters"].get(name):
+            raise InvalidArgument(
+                f"net is not the network that was compressed: parameter {name!r} has shape {shapes.get(name, 'none')} "
+                f"in net and {saved['parameters'].get(name, 'none')} in the saved original."
+            )
+    if content["dtype"] not in ("float16", "bfloat16", "float32", "float64"):
+        raise DamagedArtifact(f"The saved network has an unknown dtype {content['dtype']!r}.")
+    return own.to(getattr(torch, content["dtype"]))
+
+
+@torch.no_grad()
+def _fill(net: nn.Module, codes: Mapping[str, Code], tensors: Mapping[str, Tensor]) -> None:
+    for name, value in _tensors(net):
+        if name in codes:
+            if codes[name].shape != tuple(value.shape):
+                raise DamagedArtifact(f"The saved {name!r} has shape {codes[name].shape}, not {tuple(value.shape)}.")
+            found = decode(codes[name], tensors.get(name, torch.zeros(0, dtype=torch.uint8)))
+        else:
+            found = tensors[name]
+        if found.shape != value.shape:
+            raise DamagedArtifact(f"The saved {name!r} has shape {tuple(found.shape)}, not {tuple(value.shape)}.")
+        value.copy_(found)
+
+
+def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from net.named_parameters()
+    yield from net.named_buffers()
+
+
+def _narrow(value: Tensor) -> Tensor:
+    """Whole numbers in the smallest type that holds them."""
+    if value.is_floating_point() or value.dtype == torch.bool or value.numel() == 0:
+        return value
+    ends = int(value.min()), int(value.max())
+    fitting = [kind for kind in _WHOLE if torch.iinfo(kind).min <= ends[0] and ends[1] <= torch.iinfo(kind).max]
+    return value.to(fitting[0]) if fitting else value
+
+
+def dense_bytes(net: nn.Module) -> int:
+    """Size of the network's parameters and buffers as one safetensors file."""
+    return len(as_safetensors({name: value.detach().cpu().clone().contiguous() for name, value in _tensors(net)}))
+
+
+def sparse_bytes(net: nn.Module, *, original: nn.Module, plan: Plan, codes: Mapping[str, tuple[Code, Tensor]]) -> int:
+    """Size of the folder that :func:`save_network` writes, by writing it."""
+    with TemporaryDirectory() as folder:
+        made = save_network(Path(folder) / "network", net, original=original, plan=plan, codes=codes)
+        return sum(file.stat().st_size for file in made.iterdir())

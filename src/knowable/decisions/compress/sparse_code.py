@@ -1,0 +1,192 @@
+"""A weight tensor with zeros as few bytes: where its other entries are, and what they are.
+
+Three layouts, of which the shortest is taken: all entries one after the other (``dense``); one bit for each entry that
+says whether it is zero (``bitmap``); or the number of zeros before each other entry (``gaps``), in k bits with the k
+that is shortest. A gap that does not fit is preceded by symbols of all ones, each worth 2^k - 1 zeros (Han, Mao and
+Dally, 2016). Entries are fixed-point numbers of a few bits where the tensor lies on a grid, or the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knowable.decisions.compress.precision import FEWEST, MOST, Grid
+from knowable.errors import DamagedArtifact
+
+_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+_WIDEST_GAP = 16
+
+
+@dataclass(frozen=True)
+class Code:
+    """How to read the bytes of a tensor.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its type.
+        layout: ``"dense"``, ``"bitmap"`` or ``"gaps"``.
+        count: How many entries are written.
+        gap_bits: Bits of a gap.
+        symbols: How many gaps are written.
+        bits: Bits of an entry, if it is a fixed-point number, else None.
+        step: What a fixed-point number counts.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    count: int
+    gap_bits: int = 0
+    symbols: int = 0
+    bits: int | None = None
+    step: float | None = None
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of an entry."""
+        return self.bits or 8 * _DTYPES[self.dtype].itemsize
+
+    @property
+    def place_bits(self) -> int:
+        """Bits that say where the entries are."""
+        return {"dense": 0, "bitmap": prod(self.shape), "gaps": self.symbols * self.gap_bits}[self.layout]
+
+    @property
+    def total_bits(self) -> int:
+        """Bits of everything."""
+        return self.place_bits + self.count * self.value_bits
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, 0)}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Code:
+        """The inverse of :meth:`to_json`, or an error if it cannot be."""
+        try:
+            shape = tuple(int(each) for each in content["shape"])
+            made = cls(**{"count": 0, **content, "shape": shape})
+            whole = (made.count, made.gap_bits, made.symbols)
+            fits = all(isinstance(each, int) and each >= 0 for each in whole) and made.gap_bits <= _WIDEST_GAP
+            fits = fits and made.dtype in _DTYPES and (made.bits is None or FEWEST <= made.bits <= MOST)
+            if not fits or made.count > prod(shape) or made.layout not in ("dense", "bitmap", "gaps"):
+                raise ValueError("a number is out of range")
+            return made
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedArtifact(f"A saved weight cannot be read: {error}.") from None
+
+
+def encode(weight: Tensor, grid: Grid | None = None) -> tuple[Code, Tensor]:
+    """A tensor as a code and its bytes, ``uint8``.
+
+    Args:
+        weight: Any floating-point tensor.
+        grid: The grid it lies on; one that it does not lie on is not used, so that nothing is lost.
+    """
+    flat = weight.detach().cpu().flatten()
+    if grid is not None and not torch.equal(grid.rounded(flat), flat):
+        grid = None
+    places = flat.nonzero().squeeze(1)
+    code = _shortest(weight, places, grid)
+    written = flat if code.layout == "dense" else flat[places]
+    return code, torch.cat([_place_bytes(code, places), _value_bytes(written, grid)])
+
+
+def decode(code: Code, stream: Tensor) -> Tensor:
+    """The inverse of :func:`encode`."""
+    head = -(-code.place_bits // 8)
+    wanted = head + -(-code.count * code.value_bits // 8)
+    if stream.dtype != torch.uint8 or stream.dim() != 1 or len(stream) != wanted:
+        raise DamagedArtifact(f"A saved weight has {stream.numel()} bytes where {wanted} were expected.")
+    values = _read_values(code, stream[head:])
+    if code.layout == "dense":
+        places = torch.arange(prod(code.shape))
+    else:
+        places = torch.from_numpy(_read_places(code, stream[:head].numpy()))
+    if len(places) != code.count or (len(places) and int(places[-1]) >= prod(code.shape)):
+        raise DamagedArtifact("A saved weight has places that do not fit its shape.")
+    flat = torch.zeros(prod(code.shape), dtype=_DTYPES[code.dtype])
+    flat[places] = values
+    return flat.view(code.shape)
+
+
+def _shortest(weight: Tensor, places: Tensor, grid: Grid | None) -> Code:
+    common: dict[str, Any] = {
+        "shape": tuple(weight.shape),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "bits": None if grid is None else grid.bits,
+        "step": None if grid is None else grid.step,
+    }
+    gaps = _gaps(places)
+    choices = [
+        Code(layout="dense", count=weight.numel(), **common),
+        Code(layout="bitmap", count=len(places), **common),
+    ]
+    for bits in range(1, _WIDEST_GAP + 1):
+        symbols = len(gaps) + int((gaps // (2**bits - 1)).sum())
+        choices.append(Code(layout="gaps", count=len(places), gap_bits=bits, symbols=symbols, **common))
+    return min(choices, key=lambda code: code.total_bits)
+
+
+def _gaps(places: Tensor) -> np.ndarray:
+    """Zeros before each entry."""
+    return np.diff(places.numpy(), prepend=-1) - 1
+
+
+def _place_bytes(code: Code, places: Tensor) -> Tensor:
+    if code.layout == "dense":
+        return torch.zeros(0, dtype=torch.uint8)
+    if code.layout == "bitmap":
+        there = np.zeros(prod(code.shape), dtype=np.uint8)
+        there[places.numpy()] = 1
+        return pack(there, 1)
+    gaps, full = _gaps(places), 2**code.gap_bits - 1
+    symbols = np.full(code.symbols, full, dtype=np.int64)
+    symbols[np.cumsum(gaps // full + 1) - 1] = gaps % full
+    return pack(symbols, code.gap_bits)
+
+
+def _read_places(code: Code, stream: np.ndarray) -> np.ndarray:
+    if code.layout == "bitmap":
+        return np.flatnonzero(unpack(stream, 1, prod(code.shape)))
+    symbols, full = unpack(stream, code.gap_bits, code.symbols), 2**code.gap_bits - 1
+    last = symbols != full
+    return (np.cumsum(symbols + last) - 1)[last]
+
+
+def _value_bytes(values: Tensor, grid: Grid | None) -> Tensor:
+    if grid is None:
+        return values.contiguous().view(torch.uint8)
+    offset = 2 ** (grid.bits - 1)  # whole numbers from -(2^(b-1) - 1) up, shifted to be positive
+    return pack(grid.codes(values).long().numpy() + offset, grid.bits)
+
+
+def _read_values(code: Code, stream: Tensor) -> Tensor:
+    dtype = _DTYPES[code.dtype]
+    if code.bits is None or code.step is None:
+        return stream.clone().view(dtype)
+    codes = unpack(stream.numpy(), code.bits, code.count) - 2 ** (code.bits - 1)
+    return Grid(code.bits, code.step).values(torch.from_numpy(codes), dtype)
+
+
+def pack(numbers: np.ndarray, bits: int) -> Tensor:
+    """Whole numbers below 2^bits, one after the other, lowest bit first."""
+    each = np.empty((len(numbers), bits), dtype=np.uint8)
+    for bit in range(bits):
+        each[:, bit] = (numbers >> bit) & 1
+    return torch.from_numpy(np.packbits(each.reshape(-1), bitorder="little"))
+
+
+def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The inverse of :func:`pack`."""
+    each = np.unpackbits(stream, count=bits * count, bitorder="little").reshape(count, bits)
+    numbers = np.zeros(count, dtype=np.int64)
+    for bit in range(bits):
+        numbers |= each[:, bit].astype(np.int64) << bit
+    return numbers

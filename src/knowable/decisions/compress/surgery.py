@@ -1,0 +1,119 @@
+"""Layers made smaller in place: rows and columns of weights that go, and biases that take up constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.gates import Gates
+from knowable.decisions.compress.added_layers import Columns, Shift
+from knowable.decisions.compress.layer_weights import LayerWeights
+from knowable.decisions.compress.module_operations import BATCH_NORMS, TRANSPOSED
+from knowable.decisions.compress.operations import Constants
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What stays of one side of a layer.
+
+    Attributes:
+        kept: Places that are still there afterwards, ``(count,)``.
+        needed: Those of them that something flows through, ``(count,)``.
+    """
+
+    kept: Tensor
+    needed: Tensor
+
+    @classmethod
+    def nothing(cls, count: int) -> Cut:
+        """All stay."""
+        return cls(torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool))
+
+
+def cut_layer(layer: nn.Module, outputs: Cut, inputs: Cut, constants: Constants) -> None:
+    r"""Remove outputs and inputs of a linear layer or convolution.
+
+    Constant inputs that go are taken up by the bias: :math:`b_o + \sum_i c_i \sum_k w_{oik}`.
+
+    Args:
+        layer: Changed in place.
+        outputs: Which outputs stay.
+        inputs: Which inputs stay.
+        constants: The values of inputs that are constant, NaN for others.
+    """
+    weights = LayerWeights.of(layer)
+    gone = ~inputs.needed
+    known = weights.foldable(constants)
+    assert not (weights.reads[outputs.needed][:, gone] & known[gone].isnan()).any(), "a needed input is cut"
+    shift = weights.sums[:, gone] @ known[gone].nan_to_num(0.0)
+    bias = torch.where(outputs.needed, weights.bias + shift, 0.0)[outputs.kept]
+    weight = layer.weight.detach().clone()  # type: ignore[union-attr]
+    weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
+    weight[~outputs.needed] = 0.0
+    weight[:, gone] = 0.0
+    weight = weight[outputs.kept][:, inputs.kept]
+    has_bias = layer.bias is not None or bool(bias.any())
+    _put(layer, weight, bias.to(weight) if has_bias else None)
+
+
+def resize_layer(layer: nn.Module, outputs: int, inputs: int, bias: bool) -> None:
+    """Give a layer these numbers of outputs and inputs, with weights that are yet to be filled in."""
+    weight = layer.weight.detach()  # type: ignore[union-attr]
+    kernel = weight.shape[2:]
+    _put(layer, weight.new_zeros((outputs, inputs, *kernel)), weight.new_zeros(outputs) if bias else None)
+
+
+def _put(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    outputs, inputs = weight.shape[:2]
+    weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
+    layer.weight = nn.Parameter(weight.contiguous())
+    layer.bias = None if bias is None else nn.Parameter(bias)  # type: ignore[assignment]
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = outputs, inputs
+    else:
+        layer.out_channels, layer.in_channels = outputs, inputs  # type: ignore[assignment]
+
+
+def cut_channels(module: nn.Module, kept: Tensor) -> None:
+    """Remove channels of a module that treats each by itself; ``kept`` may also be their indices."""
+    for name, value in [*module.named_parameters(recurse=False)]:
+        setattr(module, name, nn.Parameter(value.detach()[kept].clone()))
+    for name, value in [*module.named_buffers(recurse=False)]:
+        if value is not None and value.dim():  # num_batches_tracked has none
+            setattr(module, name, value[kept].clone())
+    count = int(kept.sum()) if kept.dtype == torch.bool else len(kept)
+    for name in _counts_of(module):
+        setattr(module, name, count)
+
+
+def _counts_of(module: nn.Module) -> tuple[str, ...]:
+    """The names under which a module keeps how many channels it has."""
+    if type(module) in BATCH_NORMS:
+        return ("num_features",)
+    if isinstance(module, nn.PReLU):
+        return ("num_parameters",)
+    if isinstance(module, Shift):
+        return ()
+    return ("units",) if isinstance(module, Gates) else ("in_channels", "out_channels", "groups")
+
+
+_COPYING = 8  # multiply-adds that take as long as copying one entry
+
+
+def unread_columns(layer: nn.Linear) -> Tensor | None:
+    """The inputs a linear layer reads, if leaving out the others in front of it saves more than it costs.
+
+    Copying a kept entry costs about as much as eight multiply-adds, and each entry left out saves one for every output.
+    """
+    read = (layer.weight.detach() != 0).any(0)
+    read[0] |= not read.any()
+    kept, gone = int(read.sum()), int((~read).sum())
+    return read.nonzero().squeeze(1) if gone * layer.out_features > _COPYING * kept else None
+
+
+def put_columns(layer: nn.Linear, index: Tensor) -> nn.Sequential:
+    """The layer behind a choice of its inputs."""
+    _put(layer, layer.weight.detach()[:, index], None if layer.bias is None else layer.bias.detach())
+    return nn.Sequential(Columns(index), layer)
