@@ -41,6 +41,7 @@ STUDIES = (
     "compression.random_labels",
     "compression.vgg_width",
     "compression.recurrent",
+    "compression.rewriting",
     "compression.variance_networks",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.compression import lenets, random_labels, recurrent, variance_networks, vgg_width
+from benchmarks.compression import lenets, random_labels, recurrent, rewriting, variance_networks, vgg_width
 from benchmarks.compression.recurrent import KINDS, Plan, chance_percent, last_kept, sequences
 from benchmarks.study import Rows
 
@@ -14,6 +14,7 @@ STUDIES = {
     "random labels": (random_labels, "fits", "*", 4),
     "vgg width": (vgg_width, "widths", "*", 2),
     "recurrent": (recurrent, "cells", "*", 2),
+    "rewriting": (rewriting, "networks", "LeNet-300*", 2),
     "variance networks": (variance_networks, "networks", "*", 2),
 }
 

@@ -12,9 +12,7 @@ import knowable as kn
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(7, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 9), nn.Sigmoid(), nn.Linear(9, 3)
-    )
+    return nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 9), nn.Sigmoid(), nn.Linear(9, 3))
 
 
 def lenet() -> nn.Module:
