@@ -26,7 +26,8 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
+from knowable.core.layer_operations import CONVOLUTIONS, LINEAR, METADATA, is_transposed, operands
+from knowable.core.local_convolution import Geometry, LocalConvolution
 from knowable.core.model import Model
 from knowable.core.randomness import own_randomness
 from knowable.core.types import Params
@@ -114,8 +115,13 @@ def local_rule(
 ) -> Tensor:
     """Draw the result of a linear operation from its own normal distribution."""
     loc, variance = _moments(weight)
-    if op is LINEAR and variance is not None and not torch.is_autocast_enabled(x.device.type):
-        return LocalLinear.apply(x, loc, variance, *_moments(bias))
+    if variance is not None and not torch.is_autocast_enabled(x.device.type):
+        if op is LINEAR:
+            return LocalLinear.apply(x, loc, variance, *_moments(bias))
+        recording = isinstance(weight, GaussianPair)  # the noise would be the same each time
+        geometry = None if recording else Geometry.of(x, loc, rest, transposed=is_transposed(op))
+        if geometry is not None:
+            return LocalConvolution.apply(x, loc, variance, *_moments(bias), geometry)
     return plain_local_rule(op, x, weight, bias, rest)
 
 

@@ -68,13 +68,13 @@ class LogUniformStretch(Stretch):
         return LogUniform().kl_from_normal(loc[self.start : self.stop], scale[self.start : self.stop])
 
     def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence and its derivatives in t, in as few passes over memory as there can be."""
+        """The divergence and its derivatives in t over k1 k3, in as few passes over memory as there can be."""
         part = slice(self.start, self.stop)
         inverse = (loc[part] / scale[part]).square_().clamp_max_(0.1 * torch.finfo(loc.dtype).max)  # 1/alpha
-        bulk = inverse.log().mul_(K3).sub_(K2).sigmoid_()  # 0 where the mean is 0
+        bulk = torch.add(loc.new_tensor(-K2), inverse.log(), alpha=K3).sigmoid_()  # 0 where the mean is 0
         total = K1 * bulk.sum() + 0.5 * inverse.log1p().sum()
-        slopes = bulk.addcmul_(bulk, bulk, value=-1.0).mul_(K1 * K3)
-        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5)
+        slopes = bulk.addcmul_(bulk, bulk, value=-1.0)
+        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5 / (K1 * K3))
 
     def write_gradient(
         self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
@@ -83,9 +83,9 @@ class LogUniformStretch(Stretch):
         part = slice(self.start, self.stop)
         if slopes is None:
             slopes = self.value_and_slopes(loc, scale, scale)[1]
-        torch.mul(slopes, -2.0 * weight, out=gradient[1, part])
-        mean = loc[part]
-        torch.div(gradient[1, part], mean.masked_fill(mean == 0, 1.0), out=gradient[0, part]).neg_()
+        by_loc, by_log_scale = gradient[0, part], gradient[1, part]
+        torch.mul(slopes, -2.0 * weight * K1 * K3, out=by_log_scale)
+        torch.div(by_log_scale, loc[part], out=by_loc).neg_().nan_to_num_(nan=0.0)  # 0 / 0 where the mean is 0
 
     def joined(self, after: Stretch) -> LogUniformStretch | None:
         """This stretch and the one right ``after`` it as one."""
