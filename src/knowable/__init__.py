@@ -59,6 +59,7 @@ from knowable.inference.dropout import (
     BatchStatistics,
     ConcreteDropout,
     Flip,
+    GaussianDropout,
     InputNoise,
     MaskedWeights,
     MCDropout,
@@ -67,6 +68,7 @@ from knowable.inference.dropout import (
     Shift,
     SparseVariationalDropout,
     TestTimeAugmentation,
+    VariationalDropout,
 )
 from knowable.inference.ensembles import (
     SWAG,
@@ -186,6 +188,8 @@ __all__ = [
     "InformationBottleneck",
     "MCDropout",
     "ConcreteDropout",
+    "GaussianDropout",
+    "VariationalDropout",
     "SparseVariationalDropout",
     "MonteCarloBatchNorm",
     "TestTimeAugmentation",

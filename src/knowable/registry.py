@@ -128,6 +128,16 @@ _ENTRIES = (
         "dropout with a rate for every layer, learned with the weights", ("gal2017", "maddison2017", "williams1992"),
     ),
     MethodEntry(
+        "gaussian_dropout", "GaussianDropout", "knowable.inference.dropout", "dropout",
+        "weights multiplied by Gaussian noise of a set strength, in training and prediction",
+        ("wang2013", "kingma2015", "neklyudov2018"),
+    ),
+    MethodEntry(
+        "variational_dropout", "VariationalDropout", "knowable.inference.dropout", "dropout",
+        "Gaussian dropout whose strength is learned, by layer, neuron or weight", ("kingma2015", "molchanov2017"),
+        ("vdo",),
+    ),
+    MethodEntry(
         "sparse_variational_dropout", "SparseVariationalDropout", "knowable.inference.dropout", "dropout",
         "noise of its own for every weight under a log-uniform prior, in which most weights drown",
         ("molchanov2017", "kingma2015", "lobacheva2017"), ("svdo", "sparse_vd"),

@@ -47,6 +47,8 @@ SUBJECTS = {
     "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
+    "gaussian_dropout": Subject(kn.GaussianDropout(**QUICK)),
+    "variational_dropout": Subject(kn.VariationalDropout(**QUICK)),
     "sparse_variational_dropout": Subject(kn.SparseVariationalDropout(**QUICK)),
     "monte_carlo_batch_norm": Subject(
         kn.MonteCarloBatchNorm(**QUICK, draws=6), refuses=frozenset(NETWORKS) - NORMALISED
@@ -118,9 +120,10 @@ COSTLY = {
 }  # fmt: skip
 FOLLOWERS = {
     "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
-    "FunctionSpaceVI", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis", "MixtureVI",
-    "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
+    "FunctionSpaceVI", "GaussianDropout", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis",
+    "MixtureVI", "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
     "SGHMC", "SVGD", "SimulatedAnnealing", "SparseVariationalDropout", "TemperedChains",
+    "VariationalDropout",
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ _WARMUP_STEPS = 2_000  # where the warm-up is not given
 
 
 @dataclass(frozen=True, repr=False)
-class VariationalMethod(Method, Training):
+class VariationalFit(Method, Training):
     r"""A distribution q over the weights, fitted by maximising how well it explains the data less a divergence.
 
     Args:
@@ -39,13 +39,11 @@ class VariationalMethod(Method, Training):
             about 2,000 steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
             prior that are to be learned wait at their first values meanwhile), or a fitted posterior.
-        initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
     """
 
     beta: float = 1.0
     kl_warmup: int | None = 0
     start: str | Posterior = "network"
-    initial_scale: float = 0.02
 
     takes_binary: ClassVar[bool] = False
     """Whether it can do parameters that are 0 or 1."""
@@ -60,7 +58,6 @@ class VariationalMethod(Method, Training):
                 f"kl_warmup must be at most half of epochs={self.epochs}, got {self.kl_warmup}: the fit would end "
                 f"before it has seen the Bayes posterior for long."
             )
-        check_number("initial_scale", self.initial_scale, above=0)
         if not isinstance(self.start, Posterior):
             if not isinstance(self.start, str):
                 raise InvalidType(f"start must be 'network', 'map' or a posterior, got {type(self.start).__name__}.")
@@ -146,6 +143,21 @@ class VariationalMethod(Method, Training):
         if best.diagnostics.interrupted:
             raise KeyboardInterrupt  # there is no distribution yet to return
         return best.mean()
+
+
+@dataclass(frozen=True, repr=False)
+class VariationalMethod(VariationalFit):
+    """A distribution over the weights with scales of its own.
+
+    Args:
+        initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
+    """
+
+    initial_scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("initial_scale", self.initial_scale, above=0)
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,6 +14,12 @@ from knowable.core.prior import Prior
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # the fit of Molchanov et al. (2017), equation 14
 
 
+def divergence_at(log_alpha: Tensor) -> Tensor:
+    """KL from a normal whose variance is alpha times its squared mean, elementwise; see :class:`LogUniform`."""
+    bulk = K1 * torch.sigmoid(-K3 * log_alpha - K2)
+    return bulk + 0.5 * torch.logaddexp(-log_alpha, torch.zeros_like(log_alpha))
+
+
 @dataclass(frozen=True)
 class LogUniform(Prior):
     r"""The improper prior that is uniform in :math:`\log |w|` (Kingma et al., 2015; Molchanov et al., 2017).
@@ -41,10 +47,7 @@ class LogUniform(Prior):
         :math:`k_1 \sigma(-x)`, which keeps its digits at both ends.
         """
         smallest = torch.finfo(loc.dtype).tiny  # a mean of exactly 0 costs 0, with gradient 0
-        log_inverse_alpha = 2.0 * (loc.abs().clamp_min(smallest).log() - scale.log())
-        bulk = K1 * torch.sigmoid(K3 * log_inverse_alpha - K2)
-        tail = 0.5 * torch.logaddexp(log_inverse_alpha, torch.zeros_like(log_inverse_alpha))
-        return (bulk + tail).sum()
+        return divergence_at(2.0 * (scale.log() - loc.abs().clamp_min(smallest).log())).sum()
 
     def stretch(self, start: int, stop: int) -> LogUniformStretch:
         """The same over a part of a flat buffer, with its gradient written by hand."""

@@ -92,11 +92,11 @@ class MCDropout(Method, Training, Dropping):
         )  # fmt: skip
 
 
-def check_where(where: Any) -> str | tuple[str, ...] | None:
-    """Return ``where`` as a name or a tuple of names, or raise."""
+def check_where(where: Any, argument: str = "where") -> str | tuple[str, ...] | None:
+    """Return ``where`` as a name or a tuple of names, or raise; ``argument`` is what messages call it."""
     if where is None or isinstance(where, str):
         return where
     names = tuple(where) if isinstance(where, Iterable) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        raise InvalidType(f"where must be None, a name, a glob or several of these; got {where!r}.")
+        raise InvalidType(f"{argument} must be None, a name, a glob or several of these; got {where!r}.")
     return names
