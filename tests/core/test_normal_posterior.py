@@ -113,3 +113,21 @@ def test_tensors_and_back_give_the_same_posterior(make, generator):
     assert same_params(again.mean(), posterior.mean())
     params = posterior.sample(3, generator)
     assert torch.equal(again.log_prob(params), posterior.log_prob(params))
+
+
+@pytest.mark.parametrize("make", [diagonal_posterior, full_posterior])
+def test_signal_to_noise_is_the_mean_in_standard_deviations(make, generator):
+    posterior = make(linear_model(random="weight"), generator)
+    ratio = posterior.signal_to_noise()
+    assert list(ratio) == ["weight"]
+    torch.testing.assert_close(ratio["weight"], posterior.mean()["weight"].abs() / posterior.std()["weight"])
+
+
+def test_log_alpha_is_the_log_of_variance_over_squared_mean(generator):
+    posterior = diagonal_posterior(linear_model(), generator)
+    for name, value in posterior.log_alpha().items():
+        torch.testing.assert_close(value, (posterior.scale[name] ** 2 / posterior.loc[name] ** 2).log())
+    posterior.loc["bias"].zero_()
+    posterior.scale["weight"].zero_()
+    assert (posterior.log_alpha()["bias"] == math.inf).all()
+    assert (posterior.signal_to_noise()["weight"] == math.inf).all()

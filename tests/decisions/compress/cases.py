@@ -218,7 +218,8 @@ def posterior_of(net: nn.Module, masks: dict[str, Tensor], *, spread: float = 0.
     model = kn.Model(net, kn.Categorical(), random=list(masks))
     values = dict(net.named_parameters())
     loc = {name: values[name].detach() for name in masks}
-    narrow = {name: spread * value.abs().mean().clamp_min(1e-3).expand_as(value) for name, value in loc.items()}
-    scale = {name: torch.where(mask, narrow[name], 100 * loc[name].abs() + 1) for name, mask in masks.items()}
+    narrow = {name: spread * value.abs().mean().clamp_min(1e-3) for name, value in loc.items()}
+    sure = {name: narrow[name].minimum(0.5 * value.abs()).clamp_min(1e-12) for name, value in loc.items()}
+    scale = {name: torch.where(mask, sure[name], 100 * loc[name].abs() + 1) for name, mask in masks.items()}
     points = {name: value.detach() for name, value in values.items() if name not in masks}
     return kn.DiagonalNormal(model, loc, scale, points=points)

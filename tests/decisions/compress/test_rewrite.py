@@ -196,6 +196,19 @@ def test_a_module_with_a_hook_is_left_alone(generator):
     _same(net, made.net, x)
 
 
+def test_a_layer_of_another_class_is_left_alone(generator):
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    net, x = make("mlp", generator=generator)
+    net[3] = Doubled(12, 9)
+    pruned(net, random_masks(net, 0.8, generator=generator))
+    made = rewrite(net, x)
+    assert made.net[3].weight.shape == (9, 12)
+    _same(net, made.net, x)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_plan_makes_the_same_network_again(name, share, generator):

@@ -12,17 +12,19 @@ class Columns(nn.Module):
         index: Which, in order, ``(count,)``.
     """
 
+    index: Tensor
+
     def __init__(self, index: Tensor):
         super().__init__()
         self.register_buffer("index", index)
 
     def forward(self, x: Tensor) -> Tensor:
         """The chosen entries of the last dimension."""
-        return x.index_select(-1, self.index)  # type: ignore[arg-type]
+        return x.index_select(-1, self.index)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"{len(self.index)}"  # type: ignore[arg-type]
+        return f"{len(self.index)}"
 
 
 class Shift(nn.Module):
@@ -33,6 +35,8 @@ class Shift(nn.Module):
         dim: The dimension of the channels.
     """
 
+    shift: Tensor
+
     def __init__(self, shift: Tensor, dim: int):
         super().__init__()
         self.register_buffer("shift", shift)
@@ -40,8 +44,8 @@ class Shift(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The input, each channel shifted."""
-        return x + self.shift.view(-1, *[1] * (x.dim() - self.dim - 1))  # type: ignore[operator]
+        return x + self.shift.view(-1, *[1] * (x.dim() - self.dim - 1))
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"{len(self.shift)}, dim={self.dim}"  # type: ignore[arg-type]
+        return f"{len(self.shift)}, dim={self.dim}"

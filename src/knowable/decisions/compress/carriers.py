@@ -1,16 +1,17 @@
-"""Constant channels before padded convolutions: many of them become one.
+r"""Constant channels before padded convolutions: many of them become one.
 
 Where a convolution pads with zeros, a channel that has the value c everywhere is c inside and 0 beyond the border: no
 bias can take its place. But all such channels have the same shape, so one of them can carry the others, with the
 weights
 
-.. math:: w'_{o1} = \\sum_i \\frac{c_i}{c_1} w_{oi} .
+.. math:: w'_{o1} = \sum_i \frac{c_i}{c_1} w_{oi} .
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -90,8 +91,8 @@ def _constant_reads(
 @torch.no_grad()
 def _move(module: nn.Module, carrier: list[_Read], reads: list[_Read]) -> None:
     for one, other in zip(carrier, reads, strict=True):
-        layer = module.get_submodule(one.path)
-        weight = layer.weight  # type: ignore[union-attr]
+        layer: Any = module.get_submodule(one.path)
+        weight = layer.weight
         weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
-        weight[:, one.place] += other.value / one.value * weight[:, other.place]  # type: ignore[index,operator]
-        weight[:, other.place] = 0.0  # type: ignore[index]
+        weight[:, one.place] += other.value / one.value * weight[:, other.place]
+        weight[:, other.place] = 0.0

@@ -71,8 +71,8 @@ class Compressed:
         bytes_dense: Size as a safetensors file: of the original, and of the rewritten network.
         bytes_sparse: Size of the folder that :meth:`save` writes.
         latency: Median seconds for the example batch on one thread, or None if not measured.
-        scores: ``accuracy`` or ``rmse``, and ``nll``, of the network at the posterior mean and of ``net``; empty without
-            data.
+        scores: ``accuracy`` or ``rmse``, and ``nll``, of the network at the posterior mean and of ``net``; empty
+            without data.
         difference: Largest difference between the outputs of ``net`` and ``masked`` on the example batch, relative to
             the largest output or 1.
         value_bits: Bits of a weight before.

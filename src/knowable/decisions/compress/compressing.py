@@ -108,8 +108,11 @@ def compress(
 
 
 def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
+    model = posterior.model
     if example is not None:
-        return as_input(example, posterior.model, name="example")
+        inputs = as_input(example, model, name="example")
+        model.network.probe(inputs, model.network_params(posterior.mean()), posterior.buffers)
+        return inputs
     if rows is None:
         raise InvalidArgument("compress needs a batch of inputs to follow through the network: give example= or data=.")
     return next(iter(rows))[0][:_ROWS]

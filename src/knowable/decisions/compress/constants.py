@@ -54,9 +54,7 @@ def _after(
     raise AssertionError(f"{operation} has wires")
 
 
-def constant_inputs(
-    node: Node, layer: Layer, wiring: Wiring, found: Mapping[Node, Constants], count: int
-) -> Constants:
+def constant_inputs(node: Node, layer: Layer, wiring: Wiring, found: Mapping[Node, Constants], count: int) -> Constants:
     """The constants a layer reads, ``(count,)``; all unknown if the units of its input are not known."""
     return found[layer.source] if node in wiring.inputs else _unknown(count)
 

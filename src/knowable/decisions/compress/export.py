@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +44,7 @@ def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -
     """
     file = _named(path, ".onnx")
     _require("onnx", "onnxscript")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+    with _quietly():
         program: Any = torch.onnx.export(
             net,
             (_two_rows(example),),
@@ -55,9 +57,21 @@ def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -
     return _whole(file, lambda partial: program.save(partial, external_data=False))
 
 
-def _require(*names: str) -> None:
-    import importlib
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says about itself and about packages it would have liked to find."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
+
+def _require(*names: str) -> None:
     for name in names:
         try:
             importlib.import_module(name)

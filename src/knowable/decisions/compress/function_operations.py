@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -67,7 +66,7 @@ def _name(node: Node) -> str | None:
     if node.op == "call_method":
         return str(node.target)
     name = getattr(node.target, "__name__", "").removeprefix("_")
-    known = [getattr(module, name, None) for module in _MODULES] + [getattr(torch._C._nn, name, None), getattr]
+    known = [getattr(module, name, None) for module in _MODULES] + [getattr]
     pooling = name in _POOLS and str(getattr(node.target, "__module__", "")).startswith("torch")
     return name if pooling or node.target in known else None
 
@@ -161,12 +160,12 @@ def _sizes(node: Node, name: str) -> tuple[int, ...] | None:
 
 def _moved(node: Node, source: Node, name: str) -> Move | None:
     ndim = len(shape_of(source) or ())
-    dims = [*node.args[1:], *node.kwargs.values()]
+    dims: list[Any] = [*node.args[1:], *node.kwargs.values()]
     if len(dims) == 1 and isinstance(dims[0], tuple | list):
         dims = list(dims[0])
     if not all(isinstance(each, int) for each in dims):
         return None
-    places = [each % ndim for each in dims]  # type: ignore[operator]
+    places = [each % ndim for each in dims]
     if name == "permute":
         return Move(source, tuple(places))
     order = list(range(ndim))
@@ -180,7 +179,7 @@ def _reduced(node: Node, source: Node) -> Move | None:
     dims = (dims,) if isinstance(dims, int) else dims
     if not isinstance(dims, tuple | list) or not all(isinstance(each, int) for each in dims):
         return None
-    gone = {each % ndim for each in dims}  # type: ignore[operator]
+    gone = {each % ndim for each in dims}
     kept = tuple(-1 if each in gone else each for each in range(ndim))  # -1: still there, with size 1
     return Move(source, kept if after == ndim else tuple(each for each in kept if each >= 0))
 
@@ -194,5 +193,5 @@ def _call(node: Node, values: dict[Node, Any]) -> Any:
     args = [values.get(each, each) if isinstance(each, Node) else each for each in node.args]
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
-    function: Callable[..., Any] = node.target  # type: ignore[assignment]
+    function: Any = node.target
     return function(*args, **node.kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +29,13 @@ class LayerWeights:
     padded: bool
 
     @classmethod
-    def of(cls, layer: nn.Module) -> LayerWeights:
+    def of(cls, layer: Any) -> LayerWeights:
         """The weights of a layer that is ``nn.Linear`` or a convolution without groups."""
-        weight = layer.weight.detach()  # type: ignore[union-attr]
+        weight = layer.weight.detach()
         if type(layer) in TRANSPOSED:
             weight = weight.transpose(0, 1)  # inputs come first there
         weight = weight.flatten(2) if weight.dim() > 2 else weight.unsqueeze(-1)  # (outputs, inputs, kernel)
-        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()  # type: ignore[union-attr]
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
         padded = not isinstance(layer, nn.Linear) and pads_with_zeros(layer)
         return cls((weight != 0).any(-1), weight.double().sum(-1), bias.double(), padded)
 

@@ -33,9 +33,7 @@ class Liveness:
         return self.needed | self.fillers
 
 
-def find_living(
-    wiring: Wiring, weights: Mapping[str, LayerWeights], constants: Mapping[Node, Constants]
-) -> Liveness:
+def find_living(wiring: Wiring, weights: Mapping[str, LayerWeights], constants: Mapping[Node, Constants]) -> Liveness:
     """Mark backward from what must stay, again and again until nothing changes.
 
     An output that is needed needs the inputs it reads, unless they are constants that its bias can take up. Units that

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -81,23 +83,23 @@ def _matters(module: nn.Module, sources: tuple[Node, ...]) -> bool:
     return any(True for _ in module.parameters()) or any(source.op != "placeholder" for source in sources)
 
 
-def _plain_operation(node: Node, source: Node, module: nn.Module, uses: Uses) -> Operation | None:
+def _plain_operation(node: Node, source: Node, module: Any, uses: Uses) -> Operation | None:
     kind, path = type(module), str(node.target)
     if kind in _SAME:
         return Pass(source, same, alias=True)
-    if kind in _ACTIVATIONS or (isinstance(module, nn.PReLU) and module.num_parameters == 1):
+    if kind in _ACTIVATIONS or (kind is nn.PReLU and module.num_parameters == 1):
         return Pass(source, applied(_in_double(module)))
     pool = _pool(module, source)
     if pool is not None:
         return pool
     if not uses.once(module):
         return None
-    if kind is nn.Linear or (kind in (*CONVOLUTIONS, *TRANSPOSED) and module.groups == 1):  # type: ignore[union-attr]
+    if kind is nn.Linear or (kind in (*CONVOLUTIONS, *TRANSPOSED) and module.groups == 1):
         return Layer(source, path)
     return _channelwise(source, module, path)
 
 
-def _pool(module: nn.Module, source: Node) -> Pass | None:
+def _pool(module: Any, source: Node) -> Pass | None:
     kind = type(module)
     if kind in _POOLS and not getattr(module, "return_indices", False):
         return Pass(source, same, dim=1, ndim=_POOLS[kind])
@@ -111,42 +113,42 @@ def _pool(module: nn.Module, source: Node) -> Pass | None:
     return None
 
 
-def _channelwise(source: Node, module: nn.Module, path: str) -> Pass | None:
+def _channelwise(source: Node, module: Any, path: str) -> Pass | None:
     kind = type(module)
-    if kind in BATCH_NORMS and module.running_mean is not None:  # type: ignore[union-attr]
+    if kind in BATCH_NORMS and module.running_mean is not None:
         return Pass(source, lambda values: _normalised(module, values), path, dim=1)
     if kind is Shift:
-        return Pass(source, lambda values: values + module.shift.double(), path, dim=module.dim)  # type: ignore[arg-type,operator,union-attr]
+        return Pass(source, lambda values: values + module.shift.double(), path, dim=module.dim)
     if kind is nn.PReLU:
         return Pass(source, applied(lambda values: _leaked(module, values)), path, dim=1)
-    if kind is Gates and module.units > 1:  # type: ignore[operator]
-        return Pass(source, lambda values: _gated(module, values), path, dim=module.dim % (_ndim(source) or 1))  # type: ignore[operator]
+    if kind is Gates and module.units > 1:
+        return Pass(source, lambda values: _gated(module, values), path, dim=module.dim % (_ndim(source) or 1))
     if kind in CONVOLUTIONS and module.groups == module.in_channels == module.out_channels:
-        return Pass(source, lambda values: _depthwise(module, values), path, dim=1, ndim=len(module.kernel_size) + 2)  # type: ignore[arg-type]
+        return Pass(source, lambda values: _depthwise(module, values), path, dim=1, ndim=len(module.kernel_size) + 2)
     return None
 
 
-def _normalised(module: nn.Module, values: Constants) -> Constants:
-    scale = 1 / (module.running_var.double() + module.eps).sqrt()  # type: ignore[union-attr,operator]
-    shift = -module.running_mean.double() * scale  # type: ignore[union-attr,operator]
+def _normalised(module: Any, values: Constants) -> Constants:
+    scale = 1 / (module.running_var.double() + module.eps).sqrt()
+    shift = -module.running_mean.double() * scale
     if module.affine:
-        weight, bias = module.weight.detach().double(), module.bias.detach().double()  # type: ignore[union-attr]
+        weight, bias = module.weight.detach().double(), module.bias.detach().double()
         return torch.where(weight == 0, bias, (values * scale + shift) * weight + bias)
     return values * scale + shift
 
 
-def _leaked(module: nn.Module, values: Constants) -> Constants:
-    return torch.where(values > 0, values, values * module.weight.detach().double())  # type: ignore[union-attr]
+def _leaked(module: Any, values: Constants) -> Constants:
+    return torch.where(values > 0, values, values * module.weight.detach().double())
 
 
-def _gated(module: nn.Module, values: Constants) -> Constants:
-    gate = module.gate.detach().double()  # type: ignore[union-attr]
+def _gated(module: Any, values: Constants) -> Constants:
+    gate = module.gate.detach().double()
     return torch.where(gate == 0, 0.0, values * gate)
 
 
-def _depthwise(module: nn.Module, values: Constants) -> Constants:
-    weight = module.weight.detach().double().flatten(1)  # type: ignore[union-attr]  (channels, kernel)
-    bias = 0.0 if module.bias is None else module.bias.detach().double()  # type: ignore[union-attr]
+def _depthwise(module: Any, values: Constants) -> Constants:
+    weight = module.weight.detach().double().flatten(1)  # (channels, kernel)
+    bias = 0.0 if module.bias is None else module.bias.detach().double()
     known = values if not pads_with_zeros(module) else zeros_only(values)
     return torch.where(weight.any(1), known * weight.sum(1), 0.0) + bias
 
@@ -159,9 +161,7 @@ def pads_with_zeros(module: nn.Module) -> bool:
     return module.padding_mode == "zeros" and any(module._reversed_padding_repeated_twice)
 
 
-def _in_double(module: nn.Module):
-    import copy
-
+def _in_double(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).double().eval()
 
 

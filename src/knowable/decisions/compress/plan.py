@@ -126,10 +126,10 @@ def _replacement(module: fx.GraphModule, old: fx.Node, source: fx.Node, edit: Ed
     return made
 
 
-def _nothing_in_place(module: nn.Module) -> None:
+def _nothing_in_place(module: Any) -> None:
     for each in module.modules():
         if getattr(each, "inplace", False) is True:
-            each.inplace = False  # type: ignore[assignment]
+            each.inplace = False
 
 
 def insert_columns(net: nn.Module, path: str, index: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,12 +65,14 @@ def bits_needed(mean: Tensor, std: Tensor) -> int | None:
     return next((bits for bits in range(FEWEST, MOST + 1) if largest <= spread * (2 ** (bits - 1) - 1)), None)
 
 
-def check_bits(bits: object) -> str | int | None:
+def check_bits(bits: Any) -> str | int | None:
     """Return ``bits`` if it is None, ``"posterior"`` or a number of bits, or raise."""
     if bits is None or bits == "posterior":
-        return bits  # type: ignore[return-value]
+        return bits
     if isinstance(bits, str):
-        raise InvalidArgument(f"bits must be None, 'posterior' or a whole number from {FEWEST} to {MOST}; got {bits!r}.")
+        raise InvalidArgument(
+            f"bits must be None, 'posterior' or a whole number from {FEWEST} to {MOST}; got {bits!r}."
+        )
     return check_count("bits", bits, at_least=FEWEST, at_most=MOST)
 
 

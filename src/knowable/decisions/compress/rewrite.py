@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,7 +19,7 @@ from knowable.decisions.compress.carriers import carry_constants
 from knowable.decisions.compress.constants import constant_inputs, find_constants
 from knowable.decisions.compress.layer_weights import LayerWeights
 from knowable.decisions.compress.liveness import Liveness, find_living
-from knowable.decisions.compress.operations import Constants, Join, Merge, Pass
+from knowable.decisions.compress.operations import Constants, Join, Layer, Merge, Pass
 from knowable.decisions.compress.plan import Edit, Plan, apply_edits, insert_columns
 from knowable.decisions.compress.sizes import is_in_place
 from knowable.decisions.compress.surgery import Cut, cut_channels, cut_layer, unread_columns
@@ -86,12 +87,10 @@ def _without_constant_branches(module: fx.GraphModule) -> list[Edit]:
         apply_edits(module, [edit])
         edits.append(edit)
         if edit.shift is not None:
-            module.get_submodule(edit.shift_path).shift.copy_(values)  # type: ignore[union-attr,operator]
+            module.get_buffer(f"{edit.shift_path}.shift").copy_(values)
 
 
-def _constant_term(
-    node: Node, wiring: Wiring, constants: dict[Node, Constants]
-) -> tuple[Edit, Constants] | None:
+def _constant_term(node: Node, wiring: Wiring, constants: dict[Node, Constants]) -> tuple[Edit, Constants] | None:
     operation = wiring.operations[node]
     if not isinstance(operation, Join) or not operation.adds or wiring.tainted or node not in wiring.wires:
         return None
@@ -117,10 +116,10 @@ def _cut(
         return Cut(living.kept[units], living.needed[units])
 
     for node, operation in wiring.operations.items():
-        path = getattr(operation, "path", None)
-        if node not in wiring.wires or path is None:
+        if not isinstance(operation, Layer | Pass) or operation.path is None or node not in wiring.wires:
             continue
-        module, outputs = wiring.module.get_submodule(path), cut_of(wiring.wires[node].units)
+        path, outputs = operation.path, cut_of(wiring.wires[node].units)
+        module: Any = wiring.module.get_submodule(path)
         if isinstance(operation, Pass):
             if not outputs.kept.all():
                 cut_channels(module, outputs.kept)
@@ -139,7 +138,9 @@ def _flattenings(wiring: Wiring, living: Liveness) -> list[Edit]:
         if isinstance(operation, Merge) and operation.sizes is not None:
             sizes, wires = operation.sizes, wiring.wires.get(node)
             asked = 0 in sizes[1:] or len(sizes) != len(shape_of(node) or ())
-            lost = wires is not None and not living.kept[wires.units].all() and sizes[wires.dim : wires.dim + 1] != (-1,)
+            lost = (
+                wires is not None and not living.kept[wires.units].all() and sizes[wires.dim : wires.dim + 1] != (-1,)
+            )
             if asked or lost:
                 found.append(Edit(node.name, operation.source.name, (operation.start, operation.end)))
     return found

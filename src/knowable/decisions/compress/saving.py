@@ -79,7 +79,8 @@ def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) 
 
     Args:
         path: The folder.
-        net: The original network, before compression, if it is not made of plain ``torch.nn`` layers. It is not changed.
+        net: The original network, before compression, if it is not made of plain ``torch.nn`` layers. It is not
+            changed.
 
     Raises:
         DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.

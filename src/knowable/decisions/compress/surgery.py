@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class Cut:
         return cls(torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool))
 
 
-def cut_layer(layer: nn.Module, outputs: Cut, inputs: Cut, constants: Constants) -> None:
+def cut_layer(layer: Any, outputs: Cut, inputs: Cut, constants: Constants) -> None:
     r"""Remove outputs and inputs of a linear layer or convolution.
 
     Constant inputs that go are taken up by the bias: :math:`b_o + \sum_i c_i \sum_k w_{oik}`.
@@ -49,7 +50,7 @@ def cut_layer(layer: nn.Module, outputs: Cut, inputs: Cut, constants: Constants)
     assert not (weights.reads[outputs.needed][:, gone] & known[gone].isnan()).any(), "a needed input is cut"
     shift = weights.sums[:, gone] @ known[gone].nan_to_num(0.0)
     bias = torch.where(outputs.needed, weights.bias + shift, 0.0)[outputs.kept]
-    weight = layer.weight.detach().clone()  # type: ignore[union-attr]
+    weight = layer.weight.detach().clone()
     weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
     weight[~outputs.needed] = 0.0
     weight[:, gone] = 0.0
@@ -58,22 +59,22 @@ def cut_layer(layer: nn.Module, outputs: Cut, inputs: Cut, constants: Constants)
     _put(layer, weight, bias.to(weight) if has_bias else None)
 
 
-def resize_layer(layer: nn.Module, outputs: int, inputs: int, bias: bool) -> None:
+def resize_layer(layer: Any, outputs: int, inputs: int, bias: bool) -> None:
     """Give a layer these numbers of outputs and inputs, with weights that are yet to be filled in."""
-    weight = layer.weight.detach()  # type: ignore[union-attr]
+    weight = layer.weight.detach()
     kernel = weight.shape[2:]
     _put(layer, weight.new_zeros((outputs, inputs, *kernel)), weight.new_zeros(outputs) if bias else None)
 
 
-def _put(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+def _put(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     outputs, inputs = weight.shape[:2]
     weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
     layer.weight = nn.Parameter(weight.contiguous())
-    layer.bias = None if bias is None else nn.Parameter(bias)  # type: ignore[assignment]
+    layer.bias = None if bias is None else nn.Parameter(bias)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = outputs, inputs
     else:
-        layer.out_channels, layer.in_channels = outputs, inputs  # type: ignore[assignment]
+        layer.out_channels, layer.in_channels = outputs, inputs
 
 
 def cut_channels(module: nn.Module, kept: Tensor) -> None:

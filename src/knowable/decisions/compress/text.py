@@ -46,8 +46,8 @@ def _row(name: str, change: Change, form: str) -> tuple[str, str, str, str]:
 
 def _stored(compressed: Compressed) -> str:
     return (
-        f"sparse on disk: {compressed.bytes_sparse:,} bytes, {compressed.compression_on_disk:.3g} times smaller than the "
-        f"original ({compressed.compression_by_bits:.3g} times by the bits of the weights alone)"
+        f"sparse on disk: {compressed.bytes_sparse:,} bytes, {compressed.compression_on_disk:.3g} times smaller than "
+        f"the original ({compressed.compression_by_bits:.3g} times by the bits of the weights alone)"
     )
 
 

@@ -69,8 +69,6 @@ class Wiring:
         made.tainted = changed_in_place(made.module, made.operations)
         for node, operation in made.operations.items():
             made._wire(node, operation)
-        for node in made.tainted:
-            made._pin(node)
         return made
 
     @property
@@ -126,7 +124,7 @@ class Wiring:
         return None
 
     def _through_layer(self, node: Node, operation: Layer) -> Wires:
-        ndim: int = self.module.get_submodule(operation.path).weight.dim()  # type: ignore[union-attr,operator]
+        ndim = self.module.get_parameter(f"{operation.path}.weight".lstrip(".")).dim()
         shape, source = shape_of(node) or (), self.wires.get(operation.source)
         dim = len(shape) - 1 if ndim == 2 else 1
         batched = ndim == 2 or len(shape) == ndim
