@@ -67,14 +67,14 @@ class Problem:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Weights whose inputs binary dropout drops: those of linear layers behind the first layer."""
+        """Weights whose inputs binary dropout drops: hidden units of linear layers."""
         layers = [name for name, layer in self.build().named_modules() if isinstance(layer, nn.Linear)]
-        return tuple(f"{name}.weight" for name in layers[1 if self.width is None else 0 :])
+        return tuple(f"{name}.weight" for name in layers[1:])
 
 
 PROBLEMS = {
     "LeNet-300-100 on MNIST": Problem(None, rows=5_000, sparse_epochs=60, dropout_epochs=300),
-    "VGG-like on CIFAR-10": Problem(0.5, rows=2_000, sparse_epochs=40, dropout_epochs=120),
+    "VGG-like on CIFAR-10": Problem(0.5, rows=1_000, sparse_epochs=60, dropout_epochs=200, batch_size=50),
 }
 _QUICK = {
     "LeNet-300-100 on MNIST": Problem(None, rows=20, sparse_epochs=2, dropout_epochs=2, batch_size=10),
@@ -88,7 +88,7 @@ def method_for(which: str, problem: Problem) -> Method:
 
     if which == "sparse":
         return kn.SparseVariationalDropout(
-            epochs=problem.sparse_epochs, batch_size=problem.batch_size, learning_rate=1e-3, initial_scale=0.01
+            epochs=problem.sparse_epochs, batch_size=problem.batch_size, learning_rate=2e-3, initial_scale=0.01
         )
     return kn.MCDropout(
         problem.rate, where=problem.dropped, epochs=problem.dropout_epochs, batch_size=problem.batch_size,

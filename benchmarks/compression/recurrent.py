@@ -62,7 +62,7 @@ class Plan:
     epochs: int = 60
     kl_warmup: int = 10
     batch_size: int = 64
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
 
 
 PLAN = Plan()

@@ -41,11 +41,11 @@ class Plan:
     """
 
     widths: tuple[float, ...] = (0.25, 0.5, 1.0)
-    rows: int = 10_000
-    dense_epochs: int = 15
+    rows: int = 5_000
+    dense_epochs: int = 8
     epochs: int = 15
-    kl_warmup: int = 5
-    batch_size: int = 100
+    kl_warmup: int = 3
+    batch_size: int = 50
     learning_rate: float = 1e-3
 
 
