@@ -14,15 +14,18 @@ ones there); the test images were looked at once, for the final rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from benchmarks.compression.architectures import lenet_5_caffe, lenet_300_100, seeded
 from benchmarks.compression.images import Images, mnist, synthetic
+from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
@@ -112,18 +115,18 @@ def dense_fit(recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: st
     return fits.fit(f"{name}, dense", method, model_of(recipe.network, seed=seed), images.rows, seed=seed)[0]
 
 
-def sparse_fit(
+def sparse_fits(
     recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: str, start: Posterior
-) -> tuple[Posterior, float]:
-    """The network made sparse, from its trained weights, and the minutes that took."""
+) -> tuple[list[Posterior], float]:
+    """The network made sparse, from its trained weights: what one fit or two gave, and the minutes they took."""
     model = model_of(recipe.network, seed=seed)
     first = sparse_method(recipe, recipe.epochs, recipe.learning_rate, recipe.kl_warmup, start)
     sparse, minutes = fits.fit(f"{name}, sparse", first, model, images.rows, seed=seed)
-    if recipe.second_epochs:
-        second = sparse_method(recipe, recipe.second_epochs, recipe.second_rate, 0, sparse)
-        sparse, more = fits.fit(f"{name}, sparse again", second, model, images.rows, seed=seed)
-        minutes += more
-    return sparse, minutes
+    if not recipe.second_epochs:
+        return [sparse], minutes
+    second = sparse_method(recipe, recipe.second_epochs, recipe.second_rate, 0, sparse)
+    sparser, more = fits.fit(f"{name}, sparse again", second, model, images.rows, seed=seed)
+    return [sparse, sparser], minutes + more
 
 
 def sparse_method(recipe: Recipe, epochs: int, learning_rate: float, kl_warmup: int, start: Posterior) -> Method:
@@ -145,9 +148,12 @@ def evaluate(recipe: Recipe, images: Images, fits: Fits, *, seed: int) -> dict[s
     """Train both ways, prune and judge."""
     name = fit_name(recipe, seed=seed)
     dense = dense_fit(recipe, images, fits, seed=seed, name=name)
-    sparse, minutes = sparse_fit(recipe, images, fits, seed=seed, name=name, start=dense)
+    stages, minutes = sparse_fits(recipe, images, fits, seed=seed, name=name, start=dense)
+    sparse = stages[-1]
     kept = kept_weights(sparse)
     judged = images.test_x, images.test_y
+    if recipe.watch is not None and fits.folder is not None:
+        draw_watched(stages, fits.folder.parent)
     return {
         "network": recipe.network,
         "recipe": asdict(recipe),
@@ -157,18 +163,29 @@ def evaluate(recipe: Recipe, images: Images, fits: Fits, *, seed: int) -> dict[s
         "test_error": error_percent(sparse, pruned(sparse, kept), *judged),
         **counts(kept),
         "minutes": minutes,
-        "history": through_training(sparse),
+        "history": through_training(stages),
     }
 
 
-def through_training(posterior: Posterior) -> list[dict[str, float]]:
-    """Epoch and sparsity of each layer, from the records of the fit, about fifty of them."""
-    history = posterior.diagnostics.history
-    wanted = ("epoch", "sparsity.")
-    return [
-        {key: value for key, value in record.items() if key.startswith(wanted)}
-        for record in history[:: max(1, len(history) // 50)]
-    ]
+def through_training(stages: Sequence[Posterior]) -> list[dict[str, float]]:
+    """Epoch and sparsity of each layer, from the records of the fits, about fifty of each."""
+    found, before = [], 0.0
+    for posterior in stages:
+        history = posterior.diagnostics.history
+        for record in history[:: max(1, len(history) // 50)]:
+            sparsity = {key: round(value, 5) for key, value in record.items() if key.startswith("sparsity.")}
+            found.append({"epoch": round(before + record["epoch"], 3), **sparsity})
+        before += history[-1]["epoch"] if history else 0.0
+    return found
+
+
+def draw_watched(stages: Sequence[Posterior], folder: Path) -> None:
+    """Pictures of the filters that were watched, through all fits, into a folder."""
+    frames = torch.cat([stage.frames for stage in stages])  # pyright: ignore[reportAttributeAccessIssue]
+    last = len(frames)
+    moments = sorted({1, *(max(1, round(last * share)) for share in (0.1, 0.3, 0.6, 1.0))})
+    draw_filters(frames, folder / "compression_lenets_filters.png", moments=moments)
+    animate_filters(frames, folder / "compression_lenets_filters.gif")
 
 
 def cases(recipe: Recipe, *, quick: bool, fits: Fits) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -198,6 +215,9 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
         recipe = replace(each, **_QUICK) if quick else each
         fitted = cases(recipe, quick=quick, fits=Fits.beside(rows))
         found |= work_through(fitted, only=only, rows=rows, recipe=recipe, quick=quick)
+    whole = {name: row["history"] for name, row in found.items() if name.endswith("seed 0") and row["error"] is None}
+    if rows.path is not None and whole:
+        draw_sparsity(whole, rows.path.with_suffix(".png"))
     return describe("compression_lenets", quick=quick, packages=(), published=PUBLISHED, networks=found)
 
 
@@ -205,7 +225,12 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     """One table: the published figures, and a row for each fit."""
     rows = [_published_cells(network, row) for network, row in run["published"].items()]
     rows += [_cells(name, row) for name, row in run["networks"].items()]
-    return page(run, table("The two LeNets on MNIST under sparse variational dropout", _HEADER, rows, _NOTE))
+    return page(
+        run,
+        table("The two LeNets on MNIST under sparse variational dropout", _HEADER, rows, _NOTE),
+        "![weights that can go, layer by layer, through training](compression_lenets.png)\n",
+        "![the first filters of LeNet-5-Caffe through training](compression_lenets_filters.png)\n",
+    )
 
 
 def _published_cells(network: str, row: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LIMIT = 8.0
-"""Log alphas are shown up to this distance from the threshold."""
+"""Log alphas are shown up to this distance from the threshold, at which the colour changes."""
+_MOST_FRAMES = 40
 
 
 def draw_sparsity(histories: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
@@ -61,13 +62,15 @@ def draw_filters(frames: Tensor, path: Path, *, moments: Sequence[int]) -> None:
 
 
 def animate_filters(frames: Tensor, path: Path) -> None:
-    """The same as a GIF, a picture for each epoch."""
+    """The same as a GIF: a picture for each epoch, or for every so many where there are more than forty."""
     from PIL import Image
 
     from knowable.core.figure import new_figure
 
     pictures = []
-    for epoch, frame in enumerate(frames, start=1):
+    every = -(-len(frames) // _MOST_FRAMES)
+    for epoch in range(1, len(frames) + 1, every):
+        frame = frames[epoch - 1]
         figure = new_figure(3.6, 2.4, lambda figure, f=frame, e=epoch: _draw_frame(figure.subplots(1, 2), f, e))
         figure.set_dpi(80)
         figure.canvas.draw()
@@ -80,8 +83,8 @@ def _draw_frame(panels: Sequence[Axes], frame: Tensor, epoch: int) -> None:
     """Means and log alphas of one epoch in two panels."""
     mean, log_alpha = (tiled(part.float()) for part in frame)
     largest = mean.nan_to_num().abs().max().item() or 1.0
-    panels[0].imshow(mean, cmap="RdBu", vmin=-largest, vmax=largest)
-    panels[1].imshow(log_alpha.clamp(THRESHOLD - _LIMIT, THRESHOLD + _LIMIT), cmap="PuOr_r")
+    panels[0].imshow(mean.numpy(), cmap="RdBu", vmin=-largest, vmax=largest)
+    panels[1].imshow(log_alpha.numpy(), cmap="PuOr_r", vmin=THRESHOLD - _LIMIT, vmax=THRESHOLD + _LIMIT)
     for panel, title in zip(panels, (f"means, epoch {epoch}", "log alpha"), strict=True):
         panel.set_title(title)
         panel.set_axis_off()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.compression import lenets
 from benchmarks.compression.images import Images, mnist, synthetic
-from benchmarks.compression.lenets import Recipe, dense_fit, fit_name, sparse_fit
+from benchmarks.compression.lenets import Recipe, dense_fit, fit_name, sparse_fits
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
 
@@ -63,7 +63,7 @@ def posterior_of(recipe: Recipe, images: Images, fits: Fits, *, seed: int = 0) -
     """The sparse fit of the study of LeNets, which is taken up if it is there."""
     name = fit_name(recipe, seed=seed)
     dense = dense_fit(recipe, images, fits, seed=seed, name=name)
-    return sparse_fit(recipe, images, fits, seed=seed, name=name, start=dense)[0]
+    return sparse_fits(recipe, images, fits, seed=seed, name=name, start=dense)[0][-1]
 
 
 @contextmanager
