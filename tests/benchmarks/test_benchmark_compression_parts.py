@@ -7,9 +7,11 @@ import pytest
 import torch
 from benchmarks.compression.architectures import Tagger, lenet_5_caffe, lenet_300_100, seeded, vgg_like
 from benchmarks.compression.images import HELD_OUT, cifar10, mnist, synthetic, with_random_labels
+from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity, tiled
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows
+from PIL import Image
 
 import knowable as kn
 from knowable.core.normal_posterior import DiagonalNormal
@@ -164,3 +166,26 @@ def test_rows_that_are_known_are_not_worked_again_and_failures_are_rows():
     for _ in range(2):
         found = work_through({"one": case}, only="*", rows=rows, recipe=1, quick=True)
     assert found == {"one": {"error": None, "value": 3}} and len(calls) == 1
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_filters_lie_side_by_side_with_lines_between():
+    sheet = tiled(torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2), columns=2)
+    assert sheet.shape == (5, 5)
+    assert sheet[:2, :2].eq(0).all() and sheet[:2, 3:].eq(1).all() and sheet[3:, :2].eq(2).all()
+    assert sheet[2].isnan().all() and sheet[:, 2].isnan().all() and sheet[3:, 3:].isnan().all()
+
+
+def test_pictures_are_written_and_small(tmp_path):
+    frames = torch.randn(50, 2, 4, 1, 3, 3).half()
+    frames[:, 1] = torch.inf  # as where a mean is zero
+    draw_filters(frames, tmp_path / "filters.png", moments=(1, 50))
+    animate_filters(frames, tmp_path / "filters.gif")
+    draw_sparsity(
+        {"a": [{"epoch": 1.0, "sparsity.w": 0.5}, {"epoch": 2.0, "sparsity.w": 0.9}]}, tmp_path / "layers.png"
+    )
+    assert all(0 < path.stat().st_size < 500_000 for path in tmp_path.iterdir())
+    with Image.open(tmp_path / "filters.gif") as animation:
+        assert animation.n_frames == 25  # every second of fifty
