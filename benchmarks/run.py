@@ -37,6 +37,12 @@ STUDIES = (
     "variational_families",
     "in_between",
     "empirical_bayes",
+    "compression.lenets",
+    "compression.random_labels",
+    "compression.vgg_width",
+    "compression.recurrent",
+    "compression.rewriting",
+    "compression.variance_networks",
 )
 _NAMES = ", ".join((*BENCHMARKS, *STUDIES))
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -82,7 +88,7 @@ def _run_case(module: str, case: Case, *, quick: bool, memory: bool, rounds: int
 def run_study(name: str, *, quick: bool, only: str, folder: Path | None) -> None:
     """Run a study, print its tables and write them into ``folder``; rows of a stopped run are found there."""
     module = importlib.import_module(f"benchmarks.{name}")
-    rows = Rows(None if folder is None else folder / f"{name}.jsonl")
+    rows = Rows(None if folder is None else folder / f"{name.replace('.', '_')}.jsonl")
     run = module.run(quick=quick, only=only, rows=rows)
     text = module.to_markdown(run)
     print(text, flush=True)

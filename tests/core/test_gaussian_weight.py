@@ -100,6 +100,15 @@ def test_every_position_has_the_mean_and_variance_of_weight_draws(generator, nam
     assert_mean_and_variance(found, mean, covariance.diagonal())
 
 
+def test_noise_of_channels_that_lie_last_is_as_right_and_lies_as_they_do(generator):
+    op, x, moments = operands("conv2d", generator)
+    mean, covariance = exact_covariance(op, x, moments)
+    last = x.repeat(DRAWS, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    found = op(last, *gaussian(moments, local_rule))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_mean_and_variance(found.unflatten(0, (DRAWS, len(x))), mean, covariance.diagonal())
+
+
 @pytest.mark.parametrize("name", ["linear", "linear over tokens", "conv2d", "conv_transpose2d"])
 def test_flipout_keeps_the_covariance_within_an_example_and_none_between(generator, name):
     # a correlation estimated from S normal draws has a standard error of at most 1 / sqrt(S); between two examples,

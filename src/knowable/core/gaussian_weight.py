@@ -130,7 +130,14 @@ def plain_local_rule(
 ) -> Tensor:
     """The same by plain operations, which ``vmap`` takes and autocast rounds."""
     mean, spread = output_moments(op, x, weight, bias, rest)
-    return torch.addcmul(mean, spread.sqrt(), torch.randn_like(mean))
+    return torch.addcmul(mean, spread.sqrt(), _noise_like(mean))
+
+
+def _noise_like(x: Tensor) -> Tensor:
+    """Standard normal noise in the memory layout of ``x``; torch is slow to draw channels that lie last as such."""
+    if x.dim() > 2 and x.stride(1) == 1:
+        return torch.randn_like(x.movedim(1, -1)).movedim(-1, 1)
+    return torch.randn_like(x)
 
 
 def output_moments(

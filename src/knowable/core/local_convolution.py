@@ -56,7 +56,7 @@ class LocalConvolution(torch.autograd.Function):
         """Draw the outputs; the noise is independent for each of them."""
         squares = x * x
         std = _convolution(squares, variance, bias_variance, *geometry).clamp_min_(1e-16).sqrt_()
-        noise = fast_randn(len(std), std[0].numel(), like=std).view(std.shape)
+        noise = _noise_like(std)
         output = _convolution(x, loc, bias_loc, *geometry).addcmul_(std, noise)
         half_slope = noise.div_(std).mul_(0.5)  # d output / d variance of the output
         ctx.geometry = geometry
@@ -81,6 +81,13 @@ class LocalConvolution(torch.autograd.Function):
             spread.sum(channels) if need_bias_variance else None,
             None,
         )
+
+
+def _noise_like(std: Tensor) -> Tensor:
+    """Standard normal noise in the memory layout of ``std``, whose channels may lie first or last."""
+    shape = std.movedim(1, -1).shape if std.stride(1) == 1 else std.shape
+    noise = fast_randn(len(std), std[0].numel(), like=std).view(shape)
+    return noise.movedim(-1, 1) if std.stride(1) == 1 else noise
 
 
 def _gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, *wanted: bool) -> tuple[Any, Any]:

@@ -1,0 +1,95 @@
+"""How these studies work through their cases: rows that are known are skipped, and long fits go on where they stopped.
+
+A fit that is worth keeping is a folder beside the rows: while it runs, its checkpoint; when it is done, the posterior.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from benchmarks.harness import one_line
+from benchmarks.study import Rows, say
+
+if TYPE_CHECKING:
+    from knowable.core.method import Method
+    from knowable.core.model import Model
+    from knowable.core.posterior import Posterior
+
+
+def work_through(
+    cases: Mapping[str, Callable[[], dict[str, Any]]], *, only: str, rows: Rows, recipe: object, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """Run the cases whose names match, each once for a recipe; what fails is a row with its error."""
+    found = {}
+    for name, case in cases.items():
+        if fnmatch(name, only):
+            key = f"{name}, {recipe}" + ", quick" * quick
+            found[name] = rows.get(key) or rows.add(key, _row(name, case))
+    return found
+
+
+def _row(name: str, case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = {"error": None, **case()}
+    except Exception as error:
+        row = {"error": one_line(error)}
+    say(f"{name}: {row}")
+    return row
+
+
+class Fits:
+    """Fits that survive a stop, in a folder; None keeps nothing.
+
+    Args:
+        folder: Where their folders are.
+    """
+
+    def __init__(self, folder: Path | None):
+        self.folder = folder
+
+    @classmethod
+    def beside(cls, rows: Rows) -> Fits:
+        """In ``fits/`` beside the rows, shared by all studies with the same folder of results."""
+        return cls(None if rows.path is None else rows.path.parent / "fits")
+
+    def fit(
+        self, name: str, method: Method, model: Model, data: tuple[Tensor, Tensor], *, seed: int = 0
+    ) -> tuple[Posterior, float]:
+        """The finished fit of that name, or a new one, and the minutes it took (of the last session, if of several).
+
+        Args:
+            name: Names the folder, beside a digest of method, number of rows and seed.
+            method: What fits.
+            model: What is fitted.
+            data: To what.
+            seed: Of the fit.
+        """
+        import knowable as kn
+
+        place = None if self.folder is None else self.folder / f"{name}, {_digest(method, len(data[0]), seed)}"
+        if place is not None and (place / "posterior").exists():
+            posterior = kn.load(place / "posterior", net=model.net)
+            return posterior, posterior.diagnostics.seconds / 60
+        begin = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the number of epochs is fixed, whether the loss has settled or not
+            checkpoint = None if place is None else place / "checkpoint"
+            posterior = method.fit(model, data, seed=seed, progress=False, checkpoint=checkpoint)
+        if posterior.diagnostics.interrupted:
+            raise KeyboardInterrupt  # its checkpoint is where the next run goes on
+        say(f"{name}: fitted in {(time.monotonic() - begin) / 60:.1f} minutes")
+        if place is not None:
+            posterior.save(place / "posterior")
+        return posterior, posterior.diagnostics.seconds / 60
+
+
+def _digest(*what: object) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:8]
