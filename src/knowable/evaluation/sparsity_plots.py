@@ -166,13 +166,13 @@ def _caption(index: int, log_alpha: Tensor, threshold: float) -> str:
 
 def _draw_means(axes: Axes, mean: Tensor, loudest: float) -> AxesImage:
     _bare(axes)
-    return axes.imshow(mean, cmap="RdBu_r", vmin=-loudest, vmax=loudest, interpolation="none", aspect="auto")
+    return axes.imshow(mean.numpy(), cmap="RdBu_r", vmin=-loudest, vmax=loudest, interpolation="none", aspect="auto")
 
 
 def _draw_noise(axes: Axes, log_alpha: Tensor) -> AxesImage:
     _bare(axes)
     shown = log_alpha.clamp(-_RANGE, _RANGE)
-    return axes.imshow(shown, cmap="viridis_r", vmin=-_RANGE, vmax=_RANGE, interpolation="none", aspect="auto")
+    return axes.imshow(shown.numpy(), cmap="viridis_r", vmin=-_RANGE, vmax=_RANGE, interpolation="none", aspect="auto")
 
 
 def _bare(axes: Axes) -> None:
