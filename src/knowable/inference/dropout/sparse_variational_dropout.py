@@ -26,8 +26,8 @@ class SparseVariationalDropout(BoundMethod):
 
     The prior does not change when a weight is rescaled, so that the KL is a function of α alone and falls as α grows
     (:class:`~knowable.priors.log_uniform.LogUniform`). Weights that the data does not need end with log α above 3,
-    noise twenty times their size: they can be set to zero, which is what ``knowable.compress`` does. The parameters are
-    θ and log σ (the paper's additive noise), which keeps the gradient quiet where α is large.
+    noise more than four times their size: they can be set to zero, which is what ``knowable.compress`` does. The
+    parameters are θ and log σ (the paper's additive noise), which keeps the gradient quiet where α is large.
 
     The method puts the log-uniform prior on the weights that it makes noisy, whatever the model says of them. All other
     parameters (biases, scales of normalisation, noise of the likelihood) become point estimates under their own prior.
