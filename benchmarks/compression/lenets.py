@@ -4,8 +4,8 @@ Each network is trained as it is by maximum likelihood, and then, from there, wi
 :class:`knowable.SparseVariationalDropout`. Weights with log alpha above 3 are taken out of the mean network, which is
 what is judged: the sparsity of its layers, all weights over those that stay, and its test error.
 
-Further fits from the means of the last, with small noise again and a smaller learning rate, take out what that one could
-not tell from noise: where the learning rate is large, means of useless weights jitter, their noise grows with
+Further fits from the means of the last, with small noise again and a smaller learning rate, take out what that one
+could not tell from noise: where the learning rate is large, means of useless weights jitter, their noise grows with
 them, and the larger the noise the weaker the pull of the prior towards zero.
 
 Settings were chosen on the last 5,000 training images, which no fit has seen (``--case "*held out*"`` shows the chosen
