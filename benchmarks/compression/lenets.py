@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.compression.architectures import lenet_5_caffe, lenet_300_100, seeded
 from benchmarks.compression.images import Images, mnist, synthetic
-from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity
+from benchmarks.compression.pictures import animate_filters, draw_filters
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
@@ -177,6 +177,16 @@ def through_training(stages: Sequence[Posterior]) -> list[dict[str, float]]:
     return found
 
 
+def draw_layers(found: Mapping[str, Any], folder: Path) -> None:
+    """A picture for each network of its first seed: how sparse each layer is through all fits."""
+    import knowable as kn
+
+    for network in RECIPES:
+        row = found.get(f"{network}, seed 0")
+        if row is not None and row["error"] is None:
+            kn.sparsity_plot(row["history"]).savefig(folder / f"compression_lenets_{network}.png", dpi=110)
+
+
 def draw_watched(stages: Sequence[Posterior], folder: Path) -> None:
     """Pictures of the filters that were watched, through all fits, into a folder."""
     frames = torch.cat([stage.frames for stage in stages])  # pyright: ignore[reportAttributeAccessIssue]
@@ -213,9 +223,8 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
         recipe = replace(each, **_QUICK) if quick else each
         fitted = cases(recipe, quick=quick, fits=Fits.beside(rows))
         found |= work_through(fitted, only=only, rows=rows, recipe=recipe, quick=quick)
-    whole = {name: row["history"] for name, row in found.items() if name.endswith("seed 0") and row["error"] is None}
-    if rows.path is not None and whole:
-        draw_sparsity(whole, rows.path.with_suffix(".png"))
+    if rows.path is not None:
+        draw_layers(found, rows.path.parent)
     return describe("compression_lenets", quick=quick, packages=(), published=PUBLISHED, networks=found)
 
 
@@ -226,7 +235,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     return page(
         run,
         table("The two LeNets on MNIST under sparse variational dropout", _HEADER, rows, _NOTE),
-        "![weights that can go, layer by layer, through training](compression_lenets.png)\n",
+        *(f"![{name}, layers through training](compression_lenets_{name}.png)\n" for name in run["published"]),
         "![the first filters of LeNet-5-Caffe through training](compression_lenets_filters.png)\n",
     )
 

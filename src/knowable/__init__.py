@@ -54,6 +54,7 @@ from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
+from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
 from knowable.inference.dropout import (
     AugmentedPosterior,
     BatchStatistics,
@@ -258,6 +259,9 @@ __all__ = [
     "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
+    "sparsity_plot",
+    "weights_plot",
+    "weights_film",
     "trace_plot",
     "rank_plot",
     # decisions

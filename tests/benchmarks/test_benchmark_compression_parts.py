@@ -7,7 +7,7 @@ import pytest
 import torch
 from benchmarks.compression.architectures import Tagger, lenet_5_caffe, lenet_300_100, seeded, vgg_like
 from benchmarks.compression.images import HELD_OUT, cifar10, mnist, synthetic, with_random_labels
-from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity, tiled
+from benchmarks.compression.pictures import animate_filters, draw_filters, tiled
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows

@@ -131,3 +131,20 @@ def test_log_alpha_is_the_log_of_variance_over_squared_mean(generator):
     posterior.scale["weight"].zero_()
     assert (posterior.log_alpha()["bias"] == math.inf).all()
     assert (posterior.signal_to_noise()["weight"] == math.inf).all()
+
+
+def test_log_alpha_is_noise_over_signal_in_logarithms(generator):
+    posterior = diagonal_posterior(linear_model(random="weight"), generator)
+    found = posterior.log_alpha()
+    assert list(found) == ["weight"]
+    expected = (posterior.scale["weight"] ** 2 / posterior.loc["weight"] ** 2).log()
+    torch.testing.assert_close(found["weight"], expected)
+    torch.testing.assert_close(found["weight"], -2 * posterior.signal_to_noise()["weight"].log())
+    assert posterior.log_alpha_threshold == 3.0
+
+
+def test_log_alpha_of_a_mean_of_zero_is_infinite():
+    model = linear_model(random="weight")
+    weight = torch.zeros(1, 2, dtype=DTYPE)
+    posterior = kn.DiagonalNormal(model, {"weight": weight}, {"weight": weight + 0.1}, points=model.params())
+    assert posterior.log_alpha()["weight"].isposinf().all()

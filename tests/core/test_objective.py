@@ -66,3 +66,8 @@ def test_an_objective_moves_by_the_optimisers_own_step_unless_it_has_another():
     objective(None, None)[0].backward()
     objective.update(optimiser)
     assert torch.equal(objective.theta.detach(), torch.full((3,), -0.5))
+
+
+def test_an_objective_keeps_and_says_nothing_of_itself():
+    objective = _Plain(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), 10)
+    assert objective.kept == [] and objective.summary() == {}

@@ -245,3 +245,18 @@ def test_settings_come_back_from_disk(generator, tmp_path, monkeypatch):
     monkeypatch.setitem(kn.Posterior.families, _WithStatistics.family, _WithStatistics)
     loaded = kn.load(posterior.save(tmp_path / "it"))
     assert loaded.shift == 0.1
+
+
+def test_signal_to_noise_is_the_mean_over_the_spread_of_random_parameters(family, generator):
+    posterior = family(linear_model(noise=None, random="weight"), generator)
+    found = posterior.signal_to_noise()
+    assert list(found) == ["weight"]
+    torch.testing.assert_close(found["weight"], posterior.mean()["weight"].abs() / posterior.std()["weight"])
+
+
+def test_signal_without_spread_is_infinitely_clear():
+    model = linear_model()
+    loc = {"weight": torch.tensor([[2.0, 0.0]], dtype=DTYPE), "bias": torch.zeros(1, dtype=DTYPE)}
+    scale = {"weight": torch.tensor([[0.0, 0.0]], dtype=DTYPE), "bias": torch.ones(1, dtype=DTYPE)}
+    found = kn.DiagonalNormal(model, loc, scale).signal_to_noise()
+    assert found["weight"].isposinf().all() and found["bias"].item() == 0.0

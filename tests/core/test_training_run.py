@@ -53,3 +53,44 @@ def test_the_last_step_ends_the_run_and_closes_its_window(seed):
     _steps(run, 80)
     assert run.finished
     assert [record["step"] for record in run.history] == [100, 200, 240]
+
+
+# --- what an objective keeps and says along the way ------------------------------------------------------------------
+
+
+class _Diary(PointObjective):
+    """Keeps its first weight after every epoch."""
+
+    def end_of_epoch(self) -> None:
+        self.kept.append(self.values[0].detach().clone())
+
+    def summary(self) -> dict[str, float]:
+        return {"entries": float(len(self.kept))}
+
+
+def _diary(seed: int, data: tuple[torch.Tensor, torch.Tensor]) -> TrainingRun:
+    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
+    rows = as_data(data, model)
+    objective = _Diary(model, rows.size, use_prior=True)
+    return TrainingRun(objective, rows, Training(epochs=80, batch_size=100), None, seed, Engine())
+
+
+def test_what_is_kept_goes_back_with_the_rest_and_into_another_run(seed):
+    data = torch.randn(300, 2), torch.randn(300)
+    run = _diary(seed, data)
+    _steps(run, 60)
+    entries = list(run.objective.kept)
+    assert len(entries) == 60
+    run.restore_good()  # step 100: in the middle of epoch 33
+    assert len(run.objective.kept) == 33
+    other = _diary(seed, data)
+    other._restore(*run.state())
+    assert all(torch.equal(one, two) for one, two in zip(other.objective.kept, entries, strict=False))
+    _steps(other, 60 - other.epoch)
+    assert len(other.objective.kept) == 60 and len(run.objective.kept) == 33
+
+
+def test_a_record_has_the_objectives_own_summary(seed):
+    run = _diary(seed, (torch.randn(300, 2), torch.randn(300)))
+    _steps(run, 80)
+    assert [record["entries"] for record in run.history] == [33.0, 66.0, 80.0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import knowable as kn
+from knowable.core.data import as_data
 from knowable.core.variational_method import BoundMethod, VariationalMethod
 from knowable.inference.variational.mean_field_objective import MeanFieldObjective
 from knowable.testing import LinearGaussian
@@ -191,3 +192,37 @@ def test_settings_that_make_no_sense_are_refused_by_name(method, knobs):
 def test_two_ways_of_tempering_at_once_are_refused(method):
     with pytest.raises(kn.InvalidArgument, match="beta and temperature cannot both differ from 1"):
         method(beta=0.5, temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs"),
+    [({}, 200), ({"epochs": 90}, 30), ({"epochs": 5000}, 200), ({"epochs": 2}, 0), ({"accumulate": 2}, 400)],
+)
+def test_a_warmup_that_is_not_given_is_two_thousand_steps_or_a_third(settings, epochs):
+    problem = LinearGaussian.make(n=100)
+    method = Plain(**settings, batch_size=10, kl_warmup=None)
+    rows = as_data(problem.data, problem.model(), batch_size=10)
+    assert method._chosen_warmup(rows) == epochs
+
+
+def test_a_warmup_that_was_chosen_is_named_in_the_report():
+    problem = LinearGaussian.make(n=20)
+    posterior = kn.MeanFieldVI(epochs=30, kl_warmup=None).fit(problem.model(), problem.data)
+    assert posterior.diagnostics.method == "MeanFieldVI(epochs=30, kl_warmup=10)"
+
+
+@dataclass(frozen=True, repr=False)
+class Narrow(Plain):
+    """One that brings a prior with it."""
+
+    def target(self, model):
+        return model.believing({"weight": kn.Normal(1e-3)}, random=["weight"])
+
+
+def test_the_bound_is_that_of_the_methods_own_target_and_the_start_that_of_the_users_model(seed, monkeypatch):
+    monkeypatch.setattr(*FEW_PASSES)
+    problem = LinearGaussian.make(n=50, seed=seed)
+    posterior = Narrow(epochs=1, learning_rate=1e-6, start="map").fit(problem.model(), problem.data, seed=seed)
+    mode = kn.MAP(epochs=1, learning_rate=1e-6).fit(problem.model(), problem.data, seed=seed)
+    assert posterior.model.random_names == ["weight"] and "bias" in posterior.points
+    torch.testing.assert_close(posterior.mean()["weight"], mode.mean()["weight"], rtol=0, atol=1e-4)

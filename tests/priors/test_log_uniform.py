@@ -5,8 +5,10 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from knowable.core.normal_divergence import NormalStretch
 from knowable.errors import Unsupported
 from knowable.priors import LogUniform
+from knowable.priors.log_uniform import divergence_at
 
 
 def _exact_kl(distance: float) -> float:
@@ -64,3 +66,64 @@ def test_kl_and_gradients_are_finite_and_right_at_both_ends_in_float32():
 def test_it_cannot_be_sampled():
     with pytest.raises(Unsupported, match=r"LogUniform\(\) is improper"):
         LogUniform().sample((2,), like=torch.zeros(1))
+
+
+# --- the gradient, and the stretch that has it written by hand ------------------------------------------------------
+
+
+def _slope(log_alpha: float) -> float:
+    """The fit's d KL / d log alpha, by autograd."""
+    at = torch.tensor(log_alpha, dtype=torch.float64, requires_grad=True)
+    divergence_at(at).backward()
+    assert at.grad is not None
+    return at.grad.item()
+
+
+@pytest.mark.parametrize("log_alpha", np.linspace(-8, 8, 33))
+def test_slope_is_within_fourteen_thousandths_of_the_exact_one(log_alpha: float):
+    # d/dm E log|ε + m| = E 1 / (ε + m), the principal value. The largest gap, 0.0137, is at log alpha = -2.5.
+    distance = np.exp(-log_alpha / 2)
+    if distance < 10:
+        principal, _ = integrate.quad(stats.norm.pdf, -12, 12, weight="cauchy", wvar=-distance)
+    else:  # the pole is out of reach
+        principal, _ = integrate.quad(lambda e: stats.norm.pdf(e) / (e + distance), -9, 9)
+    exact = -0.5 * distance * principal  # dm / d log alpha = -m / 2
+    assert _slope(log_alpha) == pytest.approx(exact, abs=0.014)
+
+
+def _buffer(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    loc = torch.randn(40, generator=generator, dtype=torch.float64)
+    loc[3] = 0.0
+    return loc, 3.0 * torch.randn(40, generator=generator, dtype=torch.float64)
+
+
+def test_stretch_has_the_value_and_gradient_of_autograd(generator):
+    loc, log_scale = (each.requires_grad_() for each in _buffer(generator))
+    stretch = LogUniform().stretch(2, 35)
+    expected = LogUniform().kl_from_normal(loc[2:35], log_scale[2:35].exp())
+    by_autograd = torch.stack(torch.autograd.grad(1.7 * expected, (loc, log_scale)))
+    at = loc.detach(), log_scale.detach(), log_scale.detach().exp()
+    value, slopes = stretch.value_and_slopes(*at)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert stretch.value(*at).item() == pytest.approx(expected.item(), rel=1e-12)
+    for kept in (slopes, None):
+        found = torch.zeros(2, 40, dtype=torch.float64)
+        stretch.write_gradient(found, at[0], at[2], 1.7, kept)
+        torch.testing.assert_close(found, by_autograd, rtol=1e-10, atol=1e-14)
+
+
+def test_stretch_is_finite_where_signal_or_noise_vanish_in_float32():
+    loc = torch.tensor([0.0, 1e-30, 1.0, 1e15])
+    log_scale = torch.tensor([0.0, 1.0, -40.0, -60.0])
+    stretch, gradient = LogUniform().stretch(0, 4), torch.empty(2, 4)
+    value, slopes = stretch.value_and_slopes(loc, log_scale, log_scale.exp())
+    stretch.write_gradient(gradient, loc, log_scale.exp(), 1.0, slopes)
+    assert torch.isfinite(value) and torch.isfinite(gradient).all()
+    torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0, 1.0, 1e-15], [0.0, 0.0, -1.0, -1.0]]))
+
+
+def test_stretches_of_neighbours_are_joined():
+    first, second = LogUniform().stretch(0, 4), LogUniform().stretch(4, 9)
+    assert first.joined(second) == LogUniform().stretch(0, 9)
+    assert first.joined(NormalStretch(4, 9, 0.0, 1.0, 1.0)) is None
+    assert NormalStretch(0, 4, 0.0, 1.0, 1.0).joined(second) is None
