@@ -183,9 +183,6 @@ def test_pictures_are_written_and_small(tmp_path):
     frames[:, 1] = torch.inf  # as where a mean is zero
     draw_filters(frames, tmp_path / "filters.png", moments=(1, 50))
     animate_filters(frames, tmp_path / "filters.gif")
-    draw_sparsity(
-        {"a": [{"epoch": 1.0, "sparsity.w": 0.5}, {"epoch": 2.0, "sparsity.w": 0.9}]}, tmp_path / "layers.png"
-    )
     assert all(0 < path.stat().st_size < 500_000 for path in tmp_path.iterdir())
     with Image.open(tmp_path / "filters.gif") as animation:
         assert animation.n_frames == 25  # every second of fifty
