@@ -4,7 +4,7 @@ Each network is trained as it is by maximum likelihood, and then, from there, wi
 :class:`knowable.SparseVariationalDropout`. Weights with log alpha above 3 are taken out of the mean network, which is
 what is judged: the sparsity of its layers, all weights over those that stay, and its test error.
 
-A second fit from the means of the first, with small noise again and a smaller learning rate, takes out what the first
+Further fits from the means of the last, with small noise again and a smaller learning rate, take out what that one
 could not tell from noise: where the learning rate is large, means of useless weights jitter, their noise grows with
 them, and the larger the noise the weaker the pull of the prior towards zero.
 
@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.compression.architectures import lenet_5_caffe, lenet_300_100, seeded
 from benchmarks.compression.images import Images, mnist, synthetic
-from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity
+from benchmarks.compression.pictures import animate_filters, draw_filters
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
@@ -60,9 +60,8 @@ class Recipe:
         kl_warmup: Epochs over which the KL gets its full weight.
         batch_size: Images per step.
         learning_rate: Of Adam: constant for the first half of the epochs, then falling to zero.
-        second_epochs: If not 0, a second such fit begins at the means of the first, with all standard deviations small
-            again, the whole KL from the start, and a smaller rate.
-        second_rate: That rate.
+        further: Epochs and learning rates of further such fits, each of which begins at the means of the last, with all
+            standard deviations small again and the whole KL from the start.
         initial_scale: Standard deviation that weights start with.
         watch: A weight that is looked at after every epoch, for pictures.
     """
@@ -74,15 +73,14 @@ class Recipe:
     kl_warmup: int = 10
     batch_size: int = 256
     learning_rate: float = 2e-3
-    second_epochs: int = 0
-    second_rate: float = 5e-4
+    further: tuple[tuple[int, float], ...] = ()
     initial_scale: float = 0.01
     watch: str | None = None
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {"LeNet-300-100": lenet_300_100, "LeNet-5-Caffe": lenet_5_caffe}
 RECIPES = {
-    "LeNet-300-100": Recipe(second_epochs=50, second_rate=1e-3),
+    "LeNet-300-100": Recipe(further=((50, 1e-3),)),
     "LeNet-5-Caffe": Recipe(
         "LeNet-5-Caffe",
         rows=55_000,
@@ -90,14 +88,14 @@ RECIPES = {
         epochs=30,
         kl_warmup=5,
         batch_size=128,
-        second_epochs=60,
+        further=((60, 5e-4), (15, 3e-4)),
         watch="1.weight",
     ),
 }
 SEEDS = {"LeNet-300-100": (0, 1, 2), "LeNet-5-Caffe": (0,)}
 _HELD_OUT_ROWS = 55_000
 _DENSE_RATE = 1e-3
-_QUICK = {"rows": 20, "dense_epochs": 1, "epochs": 2, "kl_warmup": 1, "second_epochs": 2, "batch_size": 10}
+_QUICK = {"rows": 20, "dense_epochs": 1, "epochs": 2, "kl_warmup": 1, "further": ((2, 1e-3),), "batch_size": 10}
 
 
 def model_of(network: str, *, seed: int) -> Model:
@@ -118,15 +116,15 @@ def dense_fit(recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: st
 def sparse_fits(
     recipe: Recipe, images: Images, fits: Fits, *, seed: int, name: str, start: Posterior
 ) -> tuple[list[Posterior], float]:
-    """The network made sparse, from its trained weights: what one fit or two gave, and the minutes they took."""
+    """The network made sparse, from its trained weights: what each fit gave, and the minutes of all."""
     model = model_of(recipe.network, seed=seed)
-    first = sparse_method(recipe, recipe.epochs, recipe.learning_rate, recipe.kl_warmup, start)
-    sparse, minutes = fits.fit(f"{name}, sparse", first, model, images.rows, seed=seed)
-    if not recipe.second_epochs:
-        return [sparse], minutes
-    second = sparse_method(recipe, recipe.second_epochs, recipe.second_rate, 0, sparse)
-    sparser, more = fits.fit(f"{name}, sparse again", second, model, images.rows, seed=seed)
-    return [sparse, sparser], minutes + more
+    plan = [(recipe.epochs, recipe.learning_rate, recipe.kl_warmup), *((*further, 0) for further in recipe.further)]
+    stages, minutes = [start], 0.0
+    for number, (epochs, learning_rate, kl_warmup) in enumerate(plan):
+        method = sparse_method(recipe, epochs, learning_rate, kl_warmup, stages[-1])
+        sparse, more = fits.fit(f"{name}, sparse" + " again" * number, method, model, images.rows, seed=seed)
+        stages, minutes = [*stages, sparse], minutes + more
+    return stages[1:], minutes
 
 
 def sparse_method(recipe: Recipe, epochs: int, learning_rate: float, kl_warmup: int, start: Posterior) -> Method:
@@ -179,6 +177,16 @@ def through_training(stages: Sequence[Posterior]) -> list[dict[str, float]]:
     return found
 
 
+def draw_layers(found: Mapping[str, Any], folder: Path) -> None:
+    """A picture for each network of its first seed: how sparse each layer is through all fits."""
+    import knowable as kn
+
+    for network in RECIPES:
+        row = found.get(f"{network}, seed 0")
+        if row is not None and row["error"] is None:
+            kn.sparsity_plot(row["history"]).savefig(folder / f"compression_lenets_{network}.png", dpi=110)
+
+
 def draw_watched(stages: Sequence[Posterior], folder: Path) -> None:
     """Pictures of the filters that were watched, through all fits, into a folder."""
     frames = torch.cat([stage.frames for stage in stages])  # pyright: ignore[reportAttributeAccessIssue]
@@ -215,9 +223,8 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
         recipe = replace(each, **_QUICK) if quick else each
         fitted = cases(recipe, quick=quick, fits=Fits.beside(rows))
         found |= work_through(fitted, only=only, rows=rows, recipe=recipe, quick=quick)
-    whole = {name: row["history"] for name, row in found.items() if name.endswith("seed 0") and row["error"] is None}
-    if rows.path is not None and whole:
-        draw_sparsity(whole, rows.path.with_suffix(".png"))
+    if rows.path is not None:
+        draw_layers(found, rows.path.parent)
     return describe("compression_lenets", quick=quick, packages=(), published=PUBLISHED, networks=found)
 
 
@@ -228,7 +235,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     return page(
         run,
         table("The two LeNets on MNIST under sparse variational dropout", _HEADER, rows, _NOTE),
-        "![weights that can go, layer by layer, through training](compression_lenets.png)\n",
+        *(f"![{name}, layers through training](compression_lenets_{name}.png)\n" for name in run["published"]),
         "![the first filters of LeNet-5-Caffe through training](compression_lenets_filters.png)\n",
     )
 

@@ -1,8 +1,8 @@
-"""Pictures of networks that become sparse: layers through training, and the filters of a first layer epoch by epoch."""
+"""Pictures of networks that become sparse: the filters of a first layer, laid out as filters, epoch by epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +19,6 @@ if TYPE_CHECKING:
 _LIMIT = 8.0
 """Log alphas are shown up to this distance from the threshold, at which the colour changes."""
 _MOST_FRAMES = 40
-
-
-def draw_sparsity(histories: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """A panel for each network: the share of every layer that has gone, by epoch.
-
-    Args:
-        histories: Records with ``epoch`` and ``sparsity.<layer>``, by network.
-        path: Of the PNG.
-    """
-    from knowable.core.figure import COLOURS, new_figure
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(histories), squeeze=False)[0]
-        for panel, (network, history) in zip(panels, histories.items(), strict=True):
-            layers = [key for key in history[-1] if key.startswith("sparsity.")]
-            for layer, colour in zip(layers, COLOURS, strict=False):
-                epochs, gone = ([record[key] for record in history] for key in ("epoch", layer))
-                panel.plot(epochs, [100 * share for share in gone], color=colour, label=layer.partition(".")[2])
-            panel.set(title=network, xlabel="epoch", ylabel="weights that can go, %", ylim=(0, 100))
-            panel.legend(loc="lower right")
-
-    new_figure(4.2 * len(histories), 3.2, draw).savefig(path, dpi=110)
 
 
 def draw_filters(frames: Tensor, path: Path, *, moments: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BITS = {"as they are": None, "rounded": "posterior"}
 EXAMPLE_ROWS = 64
-_QUICK = {"rows": 20, "dense_epochs": 1, "epochs": 2, "kl_warmup": 1, "second_epochs": 2, "batch_size": 10}
+_QUICK = {"rows": 20, "dense_epochs": 1, "epochs": 2, "kl_warmup": 1, "further": (), "batch_size": 10}
 _HEADER = (
     "network, weights", "test error % before", "after", "weights", "bits", "sparse file", "dense file", "time",
     "multiply-adds", "ONNX differs by",

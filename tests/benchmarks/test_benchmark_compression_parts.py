@@ -7,7 +7,7 @@ import pytest
 import torch
 from benchmarks.compression.architectures import Tagger, lenet_5_caffe, lenet_300_100, seeded, vgg_like
 from benchmarks.compression.images import HELD_OUT, cifar10, mnist, synthetic, with_random_labels
-from benchmarks.compression.pictures import animate_filters, draw_filters, draw_sparsity, tiled
+from benchmarks.compression.pictures import animate_filters, draw_filters, tiled
 from benchmarks.compression.sparsity import counts, error_percent, kept_weights, pruned
 from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows
@@ -183,9 +183,6 @@ def test_pictures_are_written_and_small(tmp_path):
     frames[:, 1] = torch.inf  # as where a mean is zero
     draw_filters(frames, tmp_path / "filters.png", moments=(1, 50))
     animate_filters(frames, tmp_path / "filters.gif")
-    draw_sparsity(
-        {"a": [{"epoch": 1.0, "sparsity.w": 0.5}, {"epoch": 2.0, "sparsity.w": 0.9}]}, tmp_path / "layers.png"
-    )
     assert all(0 < path.stat().st_size < 500_000 for path in tmp_path.iterdir())
     with Image.open(tmp_path / "filters.gif") as animation:
         assert animation.n_frames == 25  # every second of fifty
