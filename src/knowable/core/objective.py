@@ -27,8 +27,8 @@ class Objective(nn.Module, ABC):
         recordable: Whether a step may be recorded as a graph and run again: all its random numbers come from torch's
             generator, and nothing in it changes from step to step but parameters and batch, once :attr:`settles_from`
             is past. Every class says it for itself: it is not inherited.
-        kept: What is to be seen of training afterwards, one tensor after another, none of them changed once it is here.
-            The loop saves them with the rest.
+        album: What is to be seen of training afterwards, one tensor after another, none of them changed once it is
+            here. The loop saves them with the rest.
         recording: Whether the loss is being recorded just now: no number may be taken out of a tensor.
     """
 
@@ -40,7 +40,7 @@ class Objective(nn.Module, ABC):
         self.size = size
         self.epoch = 0.0
         self.recording = False
-        self.kept: list[Tensor] = []
+        self.album: list[Tensor] = []
         self.net_buffers: Buffers = model.buffers()
 
     @property
@@ -74,7 +74,7 @@ class Objective(nn.Module, ABC):
     # --- what the loop calls where there is something to do ----------------------------------------------------------
 
     def end_of_epoch(self) -> None:
-        """Called after the last step of every epoch; whatever it changes is in :meth:`tensors` or :attr:`kept`."""
+        """Called after the last step of every epoch; whatever it changes is in :meth:`tensors` or :attr:`album`."""
 
     def end_of_cycle(self) -> None:
         """Called whenever the learning rate has fallen to its end; whatever it changes is in :meth:`tensors`."""

@@ -202,7 +202,7 @@ class TrainingRun:
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "records_since_best": self.records_since_best,
         }  # fmt: skip
-        kept = {f"kept.{index}": value for index, value in enumerate(self.objective.kept)}  # they never change
+        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.album)}  # they never change
         return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -230,8 +230,8 @@ class TrainingRun:
         with torch.no_grad():
             for name, value in self.objective.tensors().items():
                 value.copy_(tensors[f"objective.{name}"])
-        kept = [name for name in tensors if name.startswith("kept.")]
-        self.objective.kept = [tensors[f"kept.{index}"] for index in range(len(kept))]
+        count = sum(name.startswith("frame.") for name in tensors)
+        self.objective.album = [tensors[f"frame.{index}"] for index in range(count)]
         self.best = {k.removeprefix("best."): v.clone() for k, v in tensors.items() if k.startswith("best.")}
         for index, param in enumerate(self.params):
             prefix = f"optimiser.{index}."

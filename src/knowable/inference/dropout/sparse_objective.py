@@ -51,8 +51,8 @@ class SparseObjective(FlatNormalObjective):
         if self.watch is not None:
             loc = self.layout.views(self.q.detach()[0])[self.watch]
             log_alpha = self.layout.views(self.log_alpha())[self.watch]
-            self.kept.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
+            self.album.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
 
     def frames(self) -> Tensor | None:
         """All frames, ``(epochs, 2, *shape)``: means and log alphas."""
-        return torch.stack(self.kept) if self.kept else None
+        return torch.stack(self.album) if self.album else None
