@@ -44,7 +44,7 @@ _HEADER = ("network", "images", "test error %", "sparsity of layers %", "compres
 _NOTE = (
     "Test error: of the mean network without the weights whose log alpha is above 3. Compression: all weights of "
     "matrices and kernels over those that stay. Dense: the network the fit began at, trained by maximum likelihood. "
-    "Minutes: of the sparse fit, on one shared core."
+    "Minutes: of the sparse fits, without sessions that were stopped, on one shared core."
 )
 
 
