@@ -48,7 +48,8 @@ def test_peak_memory_sees_what_was_allocated():
 def test_process_is_killed_after_its_second_save(tmp_path):
     code = (
         "import pathlib, sys, time\nfile = pathlib.Path(sys.argv[1])\n"
-        "for number in range(1000):\n    file.write_text(str(number))\n    time.sleep(0.05)"
+        "for number in range(1000):\n    part = file.with_suffix('.part')\n    part.write_text(str(number))\n"
+        "    part.replace(file)\n    time.sleep(0.05)"
     )
     process = _python(code, str(tmp_path / "saved"))
     killed = _kill_in_the_middle(process, tmp_path / "saved", 0.0)
