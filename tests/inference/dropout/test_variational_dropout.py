@@ -40,6 +40,8 @@ def test_strength_is_shared_by_layer_neuron_or_weight(seed, share, count):
 def test_noise_that_data_does_not_mind_grows_to_its_bound_and_no_further(seed):
     x = torch.randn(50, 2, dtype=torch.float64)
     net = nn.Linear(2, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[2.0, 1e-3]]))
     method = kn.VariationalDropout("weight", epochs=500, learning_rate=0.05)
     posterior = method.fit(kn.Model(net, kn.Gaussian(0.3)), (x, 2 * x[:, :1]), seed=seed)
     needed, idle = posterior.log_alpha()["weight"][0].exp()
