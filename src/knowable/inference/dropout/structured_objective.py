@@ -56,7 +56,7 @@ class StructuredDropoutObjective(VariationalObjective):
         local: Collection[str] | None = None,
         draws: int = 1,
         beta: float = 1.0,
-        kl_warmup: int = 0,
+        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
     ):
