@@ -63,7 +63,7 @@ class Fits:
     def fit(
         self, name: str, method: Method, model: Model, data: tuple[Tensor, Tensor], *, seed: int = 0
     ) -> tuple[Posterior, float]:
-        """The finished fit of that name, or a new one, and the minutes it took (of the last session, if of several).
+        """The finished fit of that name, or a new one, and the minutes it took (since it was last taken up).
 
         Args:
             name: Names the folder, beside a digest of method, number of rows and seed.
