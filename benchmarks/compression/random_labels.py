@@ -31,7 +31,8 @@ METHODS = ("sparse", "binary dropout")
 _HEADER = ("network, method", "images", "training accuracy %", "weights that stay", "of", "zeros %", "minutes")
 _NOTE = (
     "Accuracy of the mean network on the images it was trained on, whose labels were drawn at random; for the sparse "
-    "method without the weights whose log alpha is above 3. Chance is 10 %. Minutes: of a fit since it was last taken up."
+    "method without the weights whose log alpha is above 3. Chance is 10 %. Minutes: of a fit since it was last taken "
+    "up."
 )
 
 
