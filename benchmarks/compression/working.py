@@ -41,7 +41,8 @@ def _row(name: str, case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         row: dict[str, Any] = {"error": None, **case()}
     except Exception as error:
         row = {"error": one_line(error)}
-    say(f"{name}: {row}")
+    said = {key: value for key, value in row.items() if not isinstance(value, (list, dict))}  # histories are long
+    say(f"{name}: {said}")
     return row
 
 
