@@ -113,14 +113,18 @@ class Recipe:
 
 _POINT = (
     Setting("constant", 0.3, 200),
+    Setting("constant", 0.2, 600),
     Setting("constant", 0.3, 600),
     Setting("input", 0.15, 100),
+    Setting("input", 0.2, 300),
     Setting("input", 0.3, 200),
 )
 _DROPOUT = (
     Setting("constant", 0.3, 1500, rate=0.2),
     Setting("constant", 0.5, 1500, rate=0.05),
     Setting("constant", 1.0, 1500, rate=0.005),
+    Setting("input", 0.3, 600, rate=0.3),
+    Setting("input", 1.0, 1500, rate=0.05),
 )
 RECIPE = Recipe(_POINT, _DROPOUT)
 _QUICK = Recipe(

@@ -16,6 +16,7 @@ from knowable.core.checkpoint import Checkpoint
 from knowable.core.data import Batch, Data
 from knowable.core.deadline import Pace
 from knowable.core.engine import Engine
+from knowable.core.free_memory import keep_free_memory
 from knowable.core.objective import Objective
 from knowable.core.progress import Bar
 from knowable.core.randomness import derive_seed, own_randomness, random_state, restore_random_state
@@ -47,6 +48,7 @@ class TrainingRun:
     records_since_best: int = 0
 
     def __post_init__(self) -> None:
+        keep_free_memory()
         self.params = [value for value in self.objective.parameters() if value.requires_grad]
         self.rate = self.training.step_size(self.objective.dimension)
         self.optimiser = _optimiser(self.training.optimiser, self.params, self.rate)
