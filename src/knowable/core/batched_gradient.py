@@ -21,6 +21,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.deadline import time_left
+from knowable.core.free_memory import keep_free_memory
 from knowable.core.network import no_hidden_loops
 from knowable.core.recorded_graph import simplify
 
@@ -45,6 +46,7 @@ class BatchedGradient:
     """
 
     def __init__(self, function: Function, *, mode: str = "auto"):
+        keep_free_memory()
         self.function, self.mode = function, mode
         self.calls = self.direct = 0
         self._vectorises = True  # until vmap refuses
