@@ -118,6 +118,19 @@ def window_opens(total: int) -> int:
     return round(0.15 * total)
 
 
+def early_windows(total: int) -> list[int]:
+    """After which transitions the metric is estimated anew while chains still look for the typical set.
+
+    What is found there is soon forgotten; but where scales are far apart, steps that fit the narrowest direction get
+    nowhere in the widest, and each estimate lets the next trajectories go further.
+    """
+    ends, width, at, last = [], 10, 0, window_opens(total)
+    while at + width <= last:
+        at, width = (at + width if at + 3 * width <= last else last), 2 * width
+        ends.append(at)
+    return ends
+
+
 def open_window(state: State, kind: str) -> None:
     """Begin to count positions where the chains are."""
     window.open_window(state, {"position": state["position"]}, dense=kind == "dense")
@@ -137,7 +150,7 @@ def learn(state: State, kind: str, positions: Tensor, first: int, total: int) ->
         if number == window_opens(total):
             open_window(state, kind)
         window.observe(state, {"position": position})
-    if first + len(positions) not in windows(total):
+    if first + len(positions) not in (*early_windows(total), *windows(total)):
         return False
     found = estimate(state)
     open_window(state, kind)
