@@ -147,9 +147,7 @@ class HMCKernel(Kernel):
         settings = self.settings
         if settings.step_size is None and total >= steps.SHORTEST:
             acceptance = steps.harmonic_mean(proposal["acceptance"])
-            state["step"] = steps.update(
-                state["step"], [acceptance], settings.target_acceptance, chains=len(state["position"])
-            )
+            state["step"] = steps.update(state["step"], [acceptance], settings.target_acceptance)
         if settings.steps is None and number >= total // 10:  # the step has to be about right before
             before, after = (metric.whiten(each["position"] - state["centre"]) for each in (state, proposal))
             state["length"] = lengths.update(

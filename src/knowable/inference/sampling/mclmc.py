@@ -170,10 +170,7 @@ class MCLMCKernel(Kernel):
         self, state: State, end: Walk, metric: Metric, acceptance: Tensor, good: Tensor, share: float, number: int
     ) -> None:  # fmt: skip
         if self.settings.step_size is None:
-            mean = acceptance.mean().item()
-            state["step"] = steps.update(
-                state["step"], [mean], self.settings.target_acceptance, chains=len(acceptance)
-            )
+            state["step"] = steps.update(state["step"], [acceptance.mean().item()], self.settings.target_acceptance)
         if self.settings.length is None:
             before = metric.whiten(state["position"] - state["centre"])
             after = torch.where(good.unsqueeze(-1), metric.whiten(end.position - state["centre"]), before)

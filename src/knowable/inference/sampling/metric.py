@@ -136,10 +136,11 @@ def open_window(state: State, kind: str) -> None:
     window.open_window(state, {"position": state["position"]}, dense=kind == "dense")
 
 
-def learn(state: State, kind: str, positions: Tensor, first: int, total: int) -> bool:
+def learn(state: State, kind: str, positions: Tensor, first: int, total: int, *, early: bool = False) -> bool:
     """Count positions ``(n, C, D)`` of transitions ``first``, ... of a warm-up of ``total``.
 
-    Where a window ends the metric is estimated anew; a window may only end with the last position.
+    Where a window ends the metric is estimated anew; a window may only end with the last position. ``early`` asks for
+    :func:`early_windows` too.
 
     Returns:
         Whether the metric has changed.
@@ -150,7 +151,7 @@ def learn(state: State, kind: str, positions: Tensor, first: int, total: int) ->
         if number == window_opens(total):
             open_window(state, kind)
         window.observe(state, {"position": position})
-    if first + len(positions) not in (*early_windows(total), *windows(total)):
+    if first + len(positions) not in (*(early_windows(total) if early else ()), *windows(total)):
         return False
     found = estimate(state)
     open_window(state, kind)

@@ -29,8 +29,8 @@ class NUTS(TunedSampler):
     or the same holds in a part of it. The next draw is one of its points, with probability proportional to
     :math:`e^{-H}` and a bias towards the later half. Step size and mass are tuned in the warm-up from all chains
     together; then every fifth trajectory has steps of a quarter of the size, and no more of them than usual, so that no
-    chain is stuck for long where the density is narrow. Chains do not wait for each other: one that has finished its trajectory begins the next at
-    once, so that every gradient of the batch is used.
+    chain is stuck for long where the density is narrow. Chains do not wait for each other: one that has finished its
+    trajectory begins the next at once, so that every gradient of the batch is used.
 
     Args:
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
@@ -94,7 +94,7 @@ class NUTSKernel(Kernel):
             blocks.append(trees.block())
             if warmup is not None:
                 state["depth"] = _usual_doublings(blocks[-1].info["steps"])
-                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total):
+                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total, early=True):
                     state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
         return state, _joined(blocks)
 
