@@ -32,9 +32,10 @@ def update(state: Tensor, acceptances: Iterable[float], target: float, *, chains
     .. math:: \bar H_t = \Big(1 - \frac{1}{t + t_0}\Big) \bar H_{t-1} + \frac{\delta - \alpha_t}{t + t_0}, \qquad
         \log\epsilon_t = \mu - \frac{\sqrt t}{\gamma} \bar H_t
 
-    The paper's :math:`\gamma = 0.05` is for the acceptances of one chain, which say little each. The mean over many says
-    much, and the same answer to it throws the step up and down by factors of ten: too long and too short ones, which
-    waste gradients, for as long as the warm-up lasts. So :math:`\gamma` grows as the root of their number, up to 0.2.
+    The paper's :math:`\gamma = 0.05` is for the acceptances of one chain, which say little each. The mean over many
+    says much, and the same answer to it throws the step up and down by factors of ten: too long and too short ones,
+    which waste gradients, for as long as the warm-up lasts. So :math:`\gamma` grows as the root of their number, up to
+    0.2.
     """
     gamma = min(_SLOWEST, _GAMMA * math.sqrt(chains))
     log_step, averaged, error, count, anchor = state.tolist()
