@@ -109,7 +109,8 @@ class Trees:
         first = np.flatnonzero((self.leaf & 1 == 0) & self.active)  # this leaf is the first of a part: remember it
         if len(first):
             level = _LEVEL[self.leaf[first]]
-            here = (speed, momentum, *self.before, total - momentum)
+            with np.errstate(invalid="ignore"):  # infinite momenta of a chain that diverges
+                here = (speed, momentum, *self.before, total - momentum)
             for mark, value in zip(self.marks, here, strict=True):
                 mark[level, first] = value[first]
         self.before = speed, momentum
