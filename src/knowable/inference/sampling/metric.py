@@ -7,6 +7,8 @@ the spread *within* each chain, pooled over chains: chains that sit in different
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -96,6 +98,12 @@ def initial(kind: str, position: Tensor) -> Tensor:
     return ones.diag() if kind == "dense" else ones
 
 
+def relative(new: Tensor, old: Tensor) -> float:
+    """How much longer the unit of the new metric is, as a geometric mean over directions."""
+    variances = [each.diagonal() if each.dim() == 2 else each for each in (new, old)]
+    return math.exp(0.5 * (variances[0].double().log() - variances[1].double().log()).mean().item())
+
+
 # --- learning it -----------------------------------------------------------------------------------------------------
 
 
@@ -104,13 +112,17 @@ def windows(total: int) -> list[int]:
 
     The first 15% are left to find the typical set, the last 10% to settle the step size; between them windows double.
     """
-    first, last = round(0.15 * total), total - max(round(0.1 * total), min(50, total // 4))
-    ends, width, at = [], max(10, round(0.05 * total)), first
-    while at + width <= last:
-        following = at + width
-        ends.append(last if following + 2 * width > last else following)
-        at, width = ends[-1], 2 * width
-    return ends
+    last = total - max(round(0.1 * total), min(50, total // 4))
+    return _doubling(window_opens(total), max(10, round(0.05 * total)), last)
+
+
+def early_windows(total: int) -> list[int]:
+    """After which transitions it is estimated while chains still look for the typical set.
+
+    What is found there is soon forgotten; but where scales are far apart, steps that fit the narrowest direction get
+    nowhere in the widest, and each estimate lets the next trajectories go further.
+    """
+    return _doubling(0, 10, window_opens(total))
 
 
 def window_opens(total: int) -> int:
@@ -118,16 +130,13 @@ def window_opens(total: int) -> int:
     return round(0.15 * total)
 
 
-def early_windows(total: int) -> list[int]:
-    """After which transitions the metric is estimated anew while chains still look for the typical set.
-
-    What is found there is soon forgotten; but where scales are far apart, steps that fit the narrowest direction get
-    nowhere in the widest, and each estimate lets the next trajectories go further.
-    """
-    ends, width, at, last = [], 10, 0, window_opens(total)
+def _doubling(first: int, width: int, last: int) -> list[int]:
+    """Ends of windows from ``first`` on, each twice as wide as the one before; the last one takes the rest."""
+    ends, at = [], first
     while at + width <= last:
-        at, width = (at + width if at + 3 * width <= last else last), 2 * width
-        ends.append(at)
+        following = at + width
+        ends.append(last if following + 2 * width > last else following)
+        at, width = ends[-1], 2 * width
     return ends
 
 
@@ -136,11 +145,10 @@ def open_window(state: State, kind: str) -> None:
     window.open_window(state, {"position": state["position"]}, dense=kind == "dense")
 
 
-def learn(state: State, kind: str, positions: Tensor, first: int, total: int, *, early: bool = False) -> bool:
+def learn(state: State, kind: str, positions: Tensor, first: int, total: int) -> bool:
     """Count positions ``(n, C, D)`` of transitions ``first``, ... of a warm-up of ``total``.
 
-    Where a window ends the metric is estimated anew; a window may only end with the last position. ``early`` asks for
-    :func:`early_windows` too.
+    Where a window ends the metric is estimated anew; a window may only end with the last position.
 
     Returns:
         Whether the metric has changed.
@@ -151,7 +159,7 @@ def learn(state: State, kind: str, positions: Tensor, first: int, total: int, *,
         if number == window_opens(total):
             open_window(state, kind)
         window.observe(state, {"position": position})
-    if first + len(positions) not in (*(early_windows(total) if early else ()), *windows(total)):
+    if first + len(positions) not in (*early_windows(total), *windows(total)):
         return False
     found = estimate(state)
     open_window(state, kind)

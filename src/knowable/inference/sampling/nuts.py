@@ -94,7 +94,7 @@ class NUTSKernel(Kernel):
             blocks.append(trees.block())
             if warmup is not None:
                 state["depth"] = _usual_doublings(blocks[-1].info["steps"])
-                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total, early=True):
+                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total):
                     state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
         return state, _joined(blocks)
 

@@ -96,7 +96,8 @@ class Trees:
             (self.metric.inverse_mass,),
         )  # fmt: skip
         diverging = bad.cpu().numpy()
-        turning = self._turning_within(velocity)
+        with np.errstate(invalid="ignore", over="ignore"):  # a chain that diverges may have infinite momenta
+            turning = self._turning_within(velocity)
         self.leaf += 1
         self.taken += 1
         complete = self.leaf == 2**self.depth
@@ -109,8 +110,7 @@ class Trees:
         first = np.flatnonzero((self.leaf & 1 == 0) & self.active)  # this leaf is the first of a part: remember it
         if len(first):
             level = _LEVEL[self.leaf[first]]
-            with np.errstate(invalid="ignore"):  # infinite momenta of a chain that diverges
-                here = (speed, momentum, *self.before, total - momentum)
+            here = (speed, momentum, *self.before, total - momentum)
             for mark, value in zip(self.marks, here, strict=True):
                 mark[level, first] = value[first]
         self.before = speed, momentum
