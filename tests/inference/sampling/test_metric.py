@@ -162,6 +162,15 @@ def test_windows_double_and_leave_time_before_and_after(total):
     assert 2 * widths[-1] >= 0.4 * (ends[-1] - metrics.window_opens(total)), "the last window sees about half of it"
 
 
+@pytest.mark.parametrize("total", [20, 60, 100, 300, 1000])
+def test_early_windows_double_and_end_where_the_others_begin(total):
+    ends = metrics.early_windows(total)
+    widths = [after - before for before, after in itertools.pairwise([0, *ends])]
+    assert ends == sorted(set(ends)) and all(width >= 10 for width in widths)
+    assert not ends or ends[-1] == metrics.window_opens(total) < metrics.windows(total)[0]
+    assert (metrics.window_opens(total) >= 10) is bool(ends)
+
+
 def test_the_kind_of_the_metric_follows_the_dimension_unless_it_is_said():
     assert metrics.kind_for("auto", 10) == "dense"
     assert metrics.kind_for("auto", 1000) == "diagonal"

@@ -103,7 +103,7 @@ def test_every_fifth_trajectory_is_careful_where_asked(generator):
     value, gradient = target.value_and_grad(position)
     state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": torch.ones(2).double()}
     for careful in (False, True):
-        grown = trees.Trees(target, state, 12, 6, generator=generator, careful=careful)
+        grown = trees.Trees(target, state, 12, 6, generator=generator, careful_depth=6 if careful else None)
         used: dict[int, set[float]] = {}
         while not grown.finished:
             number, active = grown.done.copy(), grown.active.copy()

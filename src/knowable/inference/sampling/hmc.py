@@ -64,6 +64,9 @@ class HMC(TunedSampler):
         return HMCKernel(self, self.mass_for(dimension))
 
 
+_FIRST_STEPS = 4  # of a trajectory, before its length is tuned
+
+
 @dataclass(frozen=True)
 class HMCKernel(Kernel):
     """Trajectories of the same number of leapfrog steps for all chains."""
@@ -79,7 +82,7 @@ class HMCKernel(Kernel):
         return {
             **state,
             "step": steps.begin(first),
-            "length": lengths.begin(first * (self.settings.steps or 4)),
+            "length": lengths.begin(first * (self.settings.steps or _FIRST_STEPS)),
             "centre": position.clone(),
             "transitions": torch.zeros((), dtype=torch.int64),
         }
@@ -111,10 +114,12 @@ class HMCKernel(Kernel):
                 chosen = accepted.unsqueeze(-1) if state[name].dim() == 2 else accepted
                 state[name] = torch.where(chosen, proposal[name], state[name])
             state["transitions"] = state["transitions"] + 1
-            here = state["position"].unsqueeze(0)
-            if warmup is not None and metrics.learn(state, self.mass, here, warmup.first + i, warmup.total):
+            before, here = state["inverse_mass"], state["position"].unsqueeze(0)
+            number = None if warmup is None else warmup.first + i
+            if number is not None and metrics.learn(state, self.mass, here, number, warmup.total):
                 metric = Metric(state["inverse_mass"])
-                self._start_again(target, state, generator)
+                early = number < metrics.window_opens(warmup.total)
+                self._start_again(target, state, before, generator, early=early)
             info = {
                 "acceptance": proposal["acceptance"], "diverging": proposal["diverging"].to(noise.dtype),
                 "energy": proposal["energy"], "steps": torch.full_like(proposal["acceptance"], count),
@@ -156,14 +161,16 @@ class HMCKernel(Kernel):
             )  # fmt: skip
         state["centre"] = lengths.running_mean(state["centre"], state["position"], number)
 
-    def _start_again(self, target: Target, state: State, generator: torch.Generator) -> None:
-        """Step and length in the units of a new metric: the step is found anew, the number of steps stays."""
+    def _start_again(
+        self, target: Target, state: State, before: Tensor, generator: torch.Generator, *, early: bool
+    ) -> None:
+        """Step and length in the units of a new metric: the step is found anew; so is the length, if it is early."""
         if self.settings.step_size is not None:
             return
-        before = steps.final(state["step"])
         step = sensible_step(target, state, generator)
         state["step"] = steps.begin(step, boldness=2.0)
-        state["length"] = lengths.begin(lengths.length(state["length"], tuning=False) * step / before)
+        length = lengths.length(state["length"], tuning=False) / metrics.relative(state["inverse_mass"], before)
+        state["length"] = lengths.begin(_FIRST_STEPS * step if early else max(length, step))
 
 
 def trajectory(target: Target, metric: Metric, state: State, noise: Tensor, step: float, count: int) -> State:

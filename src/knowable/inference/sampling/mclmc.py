@@ -121,7 +121,7 @@ class MCLMCKernel(Kernel):
             before, here = state["inverse_mass"], state["position"].unsqueeze(0)
             if warmup is not None and metrics.learn(state, self.mass, here, warmup.first + i, warmup.total):
                 metric = Metric(state["inverse_mass"])
-                self._start_again(state, _relative(state["inverse_mass"], before))
+                self._start_again(state, metrics.relative(state["inverse_mass"], before))
         block = Block.stack(found)
         if warmup is not None and not self.settings.adjusted and self.settings.length is None:
             self._learn_length(state, block.positions, warmup)
@@ -232,12 +232,6 @@ class MCLMCKernel(Kernel):
         state["energy"] = torch.tensor([0.0, 0.0, step], dtype=torch.float64)
         length = lengths.length(state["length"], tuning=True) / scale
         state["length"] = lengths.begin(max(length, 2 * step))
-
-
-def _relative(new: Tensor, old: Tensor) -> float:
-    """How much longer the unit of the new metric is, as a geometric mean over directions."""
-    variances = [each.diagonal() if each.dim() == 2 else each for each in (new, old)]
-    return math.exp(0.5 * (variances[0].double().log() - variances[1].double().log()).mean().item())
 
 
 def _energy_step(state: Tensor, change: Tensor, target: float) -> Tensor:

@@ -7,6 +7,8 @@ the spread *within* each chain, pooled over chains: chains that sit in different
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -96,6 +98,12 @@ def initial(kind: str, position: Tensor) -> Tensor:
     return ones.diag() if kind == "dense" else ones
 
 
+def relative(new: Tensor, old: Tensor) -> float:
+    """How much longer the unit of the new metric is, as a geometric mean over directions."""
+    variances = [each.diagonal() if each.dim() == 2 else each for each in (new, old)]
+    return math.exp(0.5 * (variances[0].double().log() - variances[1].double().log()).mean().item())
+
+
 # --- learning it -----------------------------------------------------------------------------------------------------
 
 
@@ -104,18 +112,32 @@ def windows(total: int) -> list[int]:
 
     The first 15% are left to find the typical set, the last 10% to settle the step size; between them windows double.
     """
-    first, last = round(0.15 * total), total - max(round(0.1 * total), min(50, total // 4))
-    ends, width, at = [], max(10, round(0.05 * total)), first
-    while at + width <= last:
-        following = at + width
-        ends.append(last if following + 2 * width > last else following)
-        at, width = ends[-1], 2 * width
-    return ends
+    last = total - max(round(0.1 * total), min(50, total // 4))
+    return _doubling(window_opens(total), max(10, round(0.05 * total)), last)
+
+
+def early_windows(total: int) -> list[int]:
+    """After which transitions it is estimated while chains still look for the typical set.
+
+    What is found there is soon forgotten; but where scales are far apart, steps that fit the narrowest direction get
+    nowhere in the widest, and each estimate lets the next trajectories go further.
+    """
+    return _doubling(0, 10, window_opens(total))
 
 
 def window_opens(total: int) -> int:
     """The transition at which the first window opens."""
     return round(0.15 * total)
+
+
+def _doubling(first: int, width: int, last: int) -> list[int]:
+    """Ends of windows from ``first`` on, each twice as wide as the one before; the last one takes the rest."""
+    ends, at = [], first
+    while at + width <= last:
+        following = at + width
+        ends.append(last if following + 2 * width > last else following)
+        at, width = ends[-1], 2 * width
+    return ends
 
 
 def open_window(state: State, kind: str) -> None:
@@ -137,7 +159,7 @@ def learn(state: State, kind: str, positions: Tensor, first: int, total: int) ->
         if number == window_opens(total):
             open_window(state, kind)
         window.observe(state, {"position": position})
-    if first + len(positions) not in windows(total):
+    if first + len(positions) not in (*early_windows(total), *windows(total)):
         return False
     found = estimate(state)
     open_window(state, kind)

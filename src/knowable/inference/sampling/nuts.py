@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,9 +28,9 @@ class NUTS(TunedSampler):
 
     or the same holds in a part of it. The next draw is one of its points, with probability proportional to
     :math:`e^{-H}` and a bias towards the later half. Step size and mass are tuned in the warm-up from all chains
-    together; then every fifth trajectory has steps of a quarter of the size, so that no chain is stuck for long where
-    the density is narrow. Chains do not wait for each other: one that has finished its trajectory begins the next at
-    once, so that every gradient of the batch is used.
+    together; then every fifth trajectory has steps of a quarter of the size, and no more of them than usual, so that no
+    chain is stuck for long where the density is narrow. Chains do not wait for each other: one that has finished its
+    trajectory begins the next at once, so that every gradient of the batch is used.
 
     Args:
         chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
@@ -49,6 +50,8 @@ class NUTS(TunedSampler):
 
     max_depth: int = 10
 
+    default_warmup: ClassVar[int] = 300  # all chains learn together
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("max_depth", self.max_depth, at_most=15)
@@ -56,6 +59,9 @@ class NUTS(TunedSampler):
     def kernel(self, dimension: int) -> NUTSKernel:
         """The transition."""
         return NUTSKernel(self, self.mass_for(dimension))
+
+
+_EARLY_DEPTH = 7  # at most, while chains still look for the typical set and nothing is known of scales
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class NUTSKernel(Kernel):
         """Where the chains begin, before any tuning."""
         state = begin(target, position, self.mass)
         first = self.settings.step_size or sensible_step(target, state, generator)
-        return {**state, "step": steps.begin(first)}
+        depth = torch.tensor(self.settings.max_depth)  # doublings of a usual trajectory
+        return {**state, "step": steps.begin(first), "depth": depth}
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
@@ -77,16 +84,23 @@ class NUTSKernel(Kernel):
         """``n`` trajectories of every chain."""
         state = dict(state)
         blocks = []
+        tunable = self.settings.step_size is None
+        careful = int(state["depth"]) if warmup is None and tunable else None
         for first, count in _pieces(n, warmup):
-            depth, careful = self.settings.max_depth, warmup is None and self.settings.step_size is None
-            trees = Trees(target, state, count, depth, generator=generator, careful=careful)
-            self._run(trees, state, tuning=steps.tunes(warmup) and self.settings.step_size is None)
+            depth = self._most_doublings(first, warmup)
+            trees = Trees(target, state, count, depth, generator=generator, careful_depth=careful)
+            self._run(trees, state, tuning=steps.tunes(warmup) and tunable)
             state |= trees.ends()
             blocks.append(trees.block())
-            positions = blocks[-1].positions
-            if warmup is not None and metrics.learn(state, self.mass, positions, first, warmup.total):
-                state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
+            if warmup is not None:
+                state["depth"] = _usual_doublings(blocks[-1].info["steps"])
+                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total):
+                    state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
         return state, _joined(blocks)
+
+    def _most_doublings(self, first: int, warmup: WarmUp | None) -> int:
+        early = warmup is not None and first < metrics.window_opens(warmup.total)
+        return min(self.settings.max_depth, _EARLY_DEPTH) if early else self.settings.max_depth
 
     def _run(self, trees: Trees, state: State, *, tuning: bool) -> None:
         """All transitions of the trees. One update of the step for as many trajectories as there are chains.
@@ -94,12 +108,15 @@ class NUTSKernel(Kernel):
         Trajectories that fail end sooner and report first, so that the mean of all chains is what the step follows.
         """
         heard: list[float] = []
+        step = self.settings.step_size or (steps.current if tuning else steps.final)(state["step"])
         while not trees.finished:
-            step = steps.current(state["step"]) if tuning else steps.final(state["step"])
-            heard += trees.tick(self.settings.step_size or step)
+            heard += trees.tick(step)
             while tuning and len(heard) >= trees.chains:
                 mean = steps.harmonic_mean(torch.tensor(heard[: trees.chains]))
-                state["step"] = steps.update(state["step"], [mean], self.settings.target_acceptance)
+                state["step"] = steps.update(
+                    state["step"], [mean], self.settings.target_acceptance, chains=trees.chains
+                )
+                step = steps.current(state["step"])
                 del heard[: trees.chains]
 
     def tuned(self, state: State) -> dict[str, float]:
@@ -112,8 +129,14 @@ def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
     if warmup is None:
         return [(0, n)]
     first, stop = warmup.first, warmup.first + n
-    cuts = [first, *(mark for mark in metrics.windows(warmup.total) if first < mark < stop), stop]
+    marks = (*metrics.early_windows(warmup.total), *metrics.windows(warmup.total))
+    cuts = [first, *(mark for mark in marks if first < mark < stop), stop]
     return [(begun, end - begun) for begun, end in itertools.pairwise(cuts)]
+
+
+def _usual_doublings(taken: Tensor) -> Tensor:
+    """How often a trajectory doubled whose steps are the mean of those ``taken``."""
+    return (taken.double().mean() + 1).log2().round().clamp_min(1).long().cpu()
 
 
 def _joined(blocks: list[Block]) -> Block:

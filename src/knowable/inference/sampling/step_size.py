@@ -16,7 +16,7 @@ from knowable.core.kernel import WarmUp
 from knowable.core.target import Target
 from knowable.inference.sampling.metric import Metric
 
-_GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
+_GAMMA, _SLOWEST, _DELAY, _DECAY = 0.05, 0.2, 10.0, 0.75
 _STUCK = 0.01  # a smaller acceptance counts as this one
 SHORTEST = 20  # transitions of a warm-up
 
@@ -26,18 +26,24 @@ def begin(step: float, *, boldness: float = 10.0) -> Tensor:
     return torch.tensor([math.log(step), math.log(step), 0.0, 0.0, math.log(boldness * step)], dtype=torch.float64)
 
 
-def update(state: Tensor, acceptances: Iterable[float], target: float) -> Tensor:
-    r"""One update for each acceptance probability.
+def update(state: Tensor, acceptances: Iterable[float], target: float, *, chains: int = 1) -> Tensor:
+    r"""One update for each acceptance probability, the mean over so many ``chains``.
 
     .. math:: \bar H_t = \Big(1 - \frac{1}{t + t_0}\Big) \bar H_{t-1} + \frac{\delta - \alpha_t}{t + t_0}, \qquad
         \log\epsilon_t = \mu - \frac{\sqrt t}{\gamma} \bar H_t
+
+    The paper's :math:`\gamma = 0.05` is for the acceptances of one chain, which say little each. The mean over many
+    says much, and the same answer to it throws the step up and down by factors of ten: too long and too short ones,
+    which waste gradients, for as long as the warm-up lasts. So :math:`\gamma` grows as the root of their number, up to
+    0.2.
     """
+    gamma = min(_SLOWEST, _GAMMA * math.sqrt(chains))
     log_step, averaged, error, count, anchor = state.tolist()
     for acceptance in acceptances:
         count += 1
         share = 1 / (count + _DELAY)
         error = (1 - share) * error + share * (target - acceptance)
-        log_step = anchor - math.sqrt(count) / _GAMMA * error
+        log_step = anchor - math.sqrt(count) / gamma * error
         weight = count**-_DECAY
         averaged = weight * log_step + (1 - weight) * averaged
     return torch.tensor([log_step, averaged, error, count, anchor], dtype=torch.float64)

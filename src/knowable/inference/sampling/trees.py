@@ -26,12 +26,13 @@ from knowable.inference.sampling.metric import Metric, velocity
 class Trees:
     """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU.
 
-    Where ``careful``, some trajectories have shorter steps: see :mod:`~knowable.inference.sampling.leapfrog`.
+    Where ``careful_depth`` is given, some trajectories have shorter steps, and double at most that often: see
+    :mod:`~knowable.inference.sampling.leapfrog`.
     """
 
     def __init__(
         self, target: Target, state: State, count: int, max_depth: int, *, generator: torch.Generator,
-        careful: bool = False,
+        careful_depth: int | None = None,
     ):  # fmt: skip
         self.target, self.count, self.max_depth, self.generator = target, count, max_depth, generator
         self.metric = Metric(state["inverse_mass"])
@@ -61,7 +62,7 @@ class Trees:
         self.values = self.value.new_zeros((count, chains))
         self.info = {name: self.value.new_zeros((count, chains)) for name in _INFO}
         self._leap = FusedStep(target, leap)
-        self.careful = careful
+        self.careful_depth, self.most = careful_depth, np.full(chains, max_depth)  # doublings of every chain's tree
         self._pending = np.arange(chains)  # chains that begin a new trajectory at the next tick
 
     @property
@@ -95,7 +96,8 @@ class Trees:
             (self.metric.inverse_mass,),
         )  # fmt: skip
         diverging = bad.cpu().numpy()
-        turning = self._turning_within(velocity)
+        with np.errstate(invalid="ignore", over="ignore"):  # a chain that diverges may have infinite momenta
+            turning = self._turning_within(velocity)
         self.leaf += 1
         self.taken += 1
         complete = self.leaf == 2**self.depth
@@ -174,7 +176,7 @@ class Trees:
         for name, now in (("q", self.q), ("p", self.p), ("g", self.g)):
             self.ends_of[name][side, index] = now[index]
         self.depth[grown] += 1
-        return turned | (self.depth[grown] >= self.max_depth)
+        return turned | (self.depth[grown] >= self.most[grown])
 
     def _grow(self, chains: np.ndarray) -> None:
         """Begin a new subtree at one end of each tree, forwards or backwards at random."""
@@ -202,10 +204,10 @@ class Trees:
         self.weight[index] = 0.0
         self.acceptance[index] = 0.0
         self.depth[chains] = self.taken[chains] = 0
-        self.step[index] = step
-        if self.careful:
-            slow = index[torch.from_numpy(self.done[chains] % CAREFUL_EVERY == 0)]
-            self.step[slow] = step * CAREFULLY
+        self.step[index], self.most[chains] = step, self.max_depth
+        if self.careful_depth is not None:
+            slow = chains[self.done[chains] % CAREFUL_EVERY == 0]
+            self.step[torch.from_numpy(slow)], self.most[slow] = step * CAREFULLY, self.careful_depth
         self._grow(chains)
         self._pending = chains[:0]
 
