@@ -67,6 +67,7 @@ SOURCES = {
     "whole-number targets": lambda: (X, Y.long()),
     "a tensor dataset": lambda: TensorDataset(X, Y),
     "a dataset": _Rows,
+    "one of knowable's": lambda: kn.datasets.Dataset("rows", X, Y, ("a", "b"), "y"),
     "a subset": lambda: Subset(_Rows(), range(10)),
     "a loader": lambda: DataLoader(_Rows(), batch_size=4),
     "Data": lambda: Data((X, Y), 10),

@@ -136,7 +136,7 @@ class _Checked:
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
-    """Accept ``(x, y)``, a Dataset, a DataLoader or Data; check it against the model once.
+    """Accept ``(x, y)``, a Dataset (torch's or one of ours), a DataLoader or Data; check it against the model once.
 
     Args:
         data: What the user passed.
@@ -167,6 +167,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             raise InvalidData(f"{name} is empty: it has no rows.")
         loader = DataLoader(data, batch_size=batch_size or 128, shuffle=True)
         return _loaded(loader, len(data), model, name)  # type: ignore[arg-type]
+    if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
+        data = data.x, data.y  # one of knowable.datasets
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{len(data)} items" if isinstance(data, tuple | list) else type(data).__name__
         raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.")
