@@ -55,6 +55,7 @@ class Fits:
 
     def __init__(self, folder: Path | None):
         self.folder = folder
+        self._made: list[tuple[Posterior, str]] = []  # what was fitted or found, and the names of their folders
 
     @classmethod
     def beside(cls, rows: Rows) -> Fits:
@@ -67,18 +68,30 @@ class Fits:
         """The finished fit of that name, or a new one, and the minutes it took (since it was last taken up).
 
         Args:
-            name: Names the folder, beside a digest of method, number of rows and seed.
+            name: Names the folder, beside a digest of method, number of rows, seed and the fit it starts from.
             method: What fits.
             model: What is fitted.
             data: To what.
             seed: Of the fit.
         """
+        label = f"{name}, {_digest(method, len(data[0]), seed, *self._origin(method))}"
+        place = None if self.folder is None else self.folder / label
+        posterior = self._found_or_fitted(name, place, method, model, data, seed)
+        self._made.append((posterior, label))
+        return posterior, posterior.diagnostics.seconds / 60
+
+    def _origin(self, method: Method) -> list[str]:
+        """The fit that the method starts from, if it is one of these: a posterior's looks do not tell it apart."""
+        start = getattr(method, "start", None)
+        return [label for posterior, label in self._made if posterior is start]
+
+    def _found_or_fitted(
+        self, name: str, place: Path | None, method: Method, model: Model, data: tuple[Tensor, Tensor], seed: int
+    ) -> Posterior:
         import knowable as kn
 
-        place = None if self.folder is None else self.folder / f"{name}, {_digest(method, len(data[0]), seed)}"
         if place is not None and (place / "posterior").exists():
-            posterior = kn.load(place / "posterior", net=model.net)
-            return posterior, posterior.diagnostics.seconds / 60
+            return kn.load(place / "posterior", net=model.net)
         begin = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the number of epochs is fixed, whether the loss has settled or not
@@ -89,7 +102,7 @@ class Fits:
         say(f"{name}: fitted in {(time.monotonic() - begin) / 60:.1f} minutes")
         if place is not None:
             posterior.save(place / "posterior")
-        return posterior, posterior.diagnostics.seconds / 60
+        return posterior
 
 
 def _digest(*what: object) -> str:

@@ -124,6 +124,16 @@ def test_finished_fit_is_taken_up_and_another_method_fits_anew(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_fits_that_start_from_different_ones_are_different(tmp_path):
+    model = kn.Model(torch.nn.Linear(2, 2), kn.Categorical(), kn.Flat())
+    data = torch.randn(20, 2), torch.zeros(20, dtype=torch.long)
+    fits = Fits(tmp_path)
+    starts = [fits.fit("first", kn.MaximumLikelihood(epochs=epochs), model, data)[0] for epochs in (3, 30)]
+    for start in starts:
+        fits.fit("second", kn.SparseVariationalDropout(epochs=1, start=start), model, data)
+    assert len(list(tmp_path.glob("second*"))) == 2
+
+
 def test_fit_that_was_interrupted_is_not_taken_for_finished(tmp_path, monkeypatch):
     model = kn.Model(torch.nn.Linear(2, 2), kn.Categorical(), kn.Flat())
     data = torch.randn(20, 2), torch.zeros(20, dtype=torch.long)
