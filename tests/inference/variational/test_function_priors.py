@@ -65,6 +65,14 @@ def test_kernel_looks_at_images_as_vectors_and_picks_the_points_asked_for():
     assert torch.allclose(covariance, expected.unsqueeze(0))
 
 
+@pytest.mark.parametrize("prior", [kn.NetworkPrior(50), kn.RBFKernel()], ids=["drawn", "kernel"])
+def test_moments_of_some_outputs_are_those_among_all(prior):
+    values = prior.at(points(), linear_model(outputs=4), generator=torch.Generator().manual_seed(0))
+    index, only = torch.tensor([5, 0, 2]), torch.tensor([3, 1])
+    for few, every in zip(values.moments(index, only), values.moments(index), strict=True):
+        assert torch.allclose(few, every[only] if len(every) > 1 else every)
+
+
 def test_network_prior_has_the_moments_of_a_linear_layer_within_their_standard_errors(seed, generator):
     x, draws = points(), 2_000
     prior = kn.NetworkPrior(draws).at(x, linear_model(outputs=2), generator=generator)

@@ -28,10 +28,14 @@ class PriorValues(ABC):
     """What a prior says of function values at the points of a pool."""
 
     @abstractmethod
-    def moments(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, index: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` at n points of the pool, in double precision.
 
         One output stands for all where they are alike.
+
+        Args:
+            index: The points.
+            only: Which outputs; None for all.
         """
 
 
@@ -75,8 +79,8 @@ class KernelValues(PriorValues):
             raise InvalidArgument("prior gives every function value at the context points a variance of 0.")
         self.mean, self.covariance = mean, covariance
 
-    def moments(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`PriorValues.moments`."""
+    def moments(self, index: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See :meth:`PriorValues.moments`; all outputs are alike."""
         covariance = self.covariance[index][:, index].unsqueeze(0)
         return torch.full_like(covariance[:, 0], self.mean), covariance
 
@@ -265,10 +269,11 @@ class DrawnValues(PriorValues):
         self._mean = self._centred.mean(-1)
         self._centred -= self._mean.unsqueeze(-1)
 
-    def moments(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, index: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`PriorValues.moments`."""
-        centred = self._centred[index].movedim(1, 0).double()  # (outputs, n, draws)
-        return self._mean[index].T.double(), centred @ centred.mT / (centred.shape[-1] - 1)
+        at = index if only is None else (index.unsqueeze(1), only)
+        centred = self._centred[at].movedim(1, 0).double()  # (outputs, n, draws)
+        return self._mean[at].T.double(), centred @ centred.mT / (centred.shape[-1] - 1)
 
 
 # --- what a user may pass --------------------------------------------------------------------------------------------

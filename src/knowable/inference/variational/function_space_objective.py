@@ -122,12 +122,8 @@ class FunctionSpaceObjective(MeanFieldObjective):
         mean, covariance = self.linearised.moments(
             self.pool[index], loc, variance, fixed=fixed, buffers=self.net_buffers, only=only
         )
-        prior = self.prior.moments(index)
-        if only is None:
-            return process_divergence(mean, covariance, *prior, jitter=self.jitter).sum()
-        prior_mean, prior_covariance = (each if len(each) == 1 else each[only] for each in prior)
-        each = process_divergence(mean, covariance, prior_mean, prior_covariance, jitter=self.jitter)
-        return each.mean() * self.outputs
+        each = process_divergence(mean, covariance, *self.prior.moments(index, only), jitter=self.jitter)
+        return each.sum() if only is None else each.mean() * self.outputs
 
 
 def process_divergence(
