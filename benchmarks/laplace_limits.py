@@ -28,7 +28,7 @@ from benchmarks.networks import Network
 from benchmarks.study import Rows, describe, own_process, page, say, table
 
 LIMIT = 4 * 2**30
-_TIMEOUT = 300.0
+_TIMEOUT = 100.0
 _HEADER = ("contender", "fit s", "fit MB", "prediction s", "prediction MB")
 _BACKENDS = ("CurvlinopsGGN", "AsdlGGN", "BackPackGGN")
 _BATCH = 50  # rows at a time in a fit of laplace-torch
