@@ -115,10 +115,9 @@ class HMCKernel(Kernel):
                 state[name] = torch.where(chosen, proposal[name], state[name])
             state["transitions"] = state["transitions"] + 1
             before, here = state["inverse_mass"], state["position"].unsqueeze(0)
-            number = None if warmup is None else warmup.first + i
-            if number is not None and metrics.learn(state, self.mass, here, number, warmup.total):
+            if warmup is not None and metrics.learn(state, self.mass, here, warmup.first + i, warmup.total):
                 metric = Metric(state["inverse_mass"])
-                early = number < metrics.window_opens(warmup.total)
+                early = warmup.first + i < metrics.window_opens(warmup.total)
                 self._start_again(target, state, before, generator, early=early)
             info = {
                 "acceptance": proposal["acceptance"], "diverging": proposal["diverging"].to(noise.dtype),
