@@ -42,6 +42,15 @@ def build(**knobs: object) -> tuple[LinearGaussian, Pinned]:
     return problem, Pinned(problem.model(), 20, **knobs)
 
 
+def test_a_distribution_without_entropy_has_no_other_temperature(monkeypatch):
+    monkeypatch.delattr(Pinned, "entropy")
+    problem, objective = build()
+    objective(*problem.data)
+    _, objective = build(temperature=0.5)
+    with pytest.raises(kn.Unsupported, match="Pinned has no entropy"):
+        objective(*problem.data)
+
+
 def test_loss_is_likelihood_and_divergence_over_the_number_of_rows():
     problem, objective = build(beta=2.0)
     loss, terms = objective(*problem.data)

@@ -13,6 +13,7 @@ from knowable.core.model import Model
 from knowable.core.objective import Objective
 from knowable.core.posterior import Posterior
 from knowable.core.types import Params
+from knowable.errors import Unsupported
 
 _VALIDATION_DRAWS = 8
 
@@ -73,9 +74,9 @@ class VariationalObjective(Objective):
     def divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
 
-    @abstractmethod
     def entropy(self) -> Tensor:
-        """H[q], in closed form or estimated."""
+        """H[q], in closed form or estimated; asked for at a temperature other than 1 alone."""
+        raise Unsupported(f"{type(self).__name__} has no entropy of its distribution: its temperature must be 1.")
 
     @abstractmethod
     def draw_weights(self, count: int) -> list[Params]:

@@ -143,10 +143,6 @@ class StructuredDropoutObjective(VariationalObjective):
                 total = total + normal_divergence(value, log_scale, site.on_weight(of_prior, place, value)).sum()
         return total
 
-    def entropy(self) -> Tensor:
-        """Not needed: there is no temperature."""
-        raise NotImplementedError
-
     def log_prior_of_points(self, points: Params) -> Tensor:
         """Log density of all point estimates under the model's own prior."""
         return self.model.log_prior(points)
