@@ -82,3 +82,31 @@ def test_what_cannot_be_fused_goes_step_by_step(monkeypatch):
     FusedStep(target, uphill, gradients=2)((position, pace), (torch.tensor(0.01, dtype=torch.float64),))
     assert not target.fused
     assert target.gradients == 4
+
+
+def half_plane(mode: str) -> Target:
+    """A normal where the first coordinate is positive; elsewhere a matrix cannot be factorised."""
+    layout = Layout.of({"x": torch.zeros(2, dtype=torch.float64)})
+
+    def log_density(params):
+        x = params["x"]
+        root = torch.linalg.cholesky(x[0] * torch.eye(2, dtype=x.dtype))
+        return -0.5 * x.square().sum() + 0.0 * root.sum()
+
+    return DensityTarget(log_density, layout, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_chain_whose_matrix_cannot_be_factorised_stops_no_other(mode):
+    target = half_plane(mode)
+    position = torch.tensor([[1.0, 2.0], [-1.0, 2.0], [0.5, -1.0]], dtype=torch.float64)
+    inside = torch.tensor([0, 2])
+    value, gradient = target.value_and_grad(position)
+    torch.testing.assert_close(value[inside], -0.5 * position[inside].square().sum(1))
+    torch.testing.assert_close(gradient[inside], -position[inside])
+    assert value[1] == -torch.inf and gradient[1].isnan().all()
+    assert target.value(position)[1] == -torch.inf
+    pace, step = torch.ones(3, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
+    moved, _ = FusedStep(target, uphill, gradients=2)((position, pace), (step,))
+    torch.testing.assert_close(moved[inside], 0.81 * position[inside])
+    assert moved[1].isnan().all()

@@ -92,6 +92,8 @@ class BatchedGradient:
                     graph = self._graphs[key] = self._prepare(mode, what, position, data)
                 with torch.no_grad():
                     return graph(position, *data)
+            except torch.linalg.LinAlgError:  # a matrix of some chain: the others shall not suffer
+                return self._one_by_one(what, position, data)
             except RuntimeError as error:
                 if not refused_by_vmap(error):
                     raise
@@ -140,18 +142,27 @@ class BatchedGradient:
         return value, gradient
 
     def _one_by_one(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
+        """Chain by chain; where a matrix cannot be factorised or inverted, the density is zero."""
         if what == "value":
             with torch.no_grad():
-                return torch.stack([self._value_of(flat, *data) for flat in position])
-        values, gradients = [], []
-        for each in position:
-            with torch.enable_grad():
-                flat = each.detach().clone().requires_grad_()
-                value = self._value_of(flat, *data)
-                (gradient,) = torch.autograd.grad(value, flat, allow_unused=True)
-            values.append(value.detach())
-            gradients.append(torch.zeros_like(each) if gradient is None else gradient)
-        return torch.stack(values), torch.stack(gradients)
+                return torch.stack([self._value_alone(flat, data) for flat in position])
+        found = [self._gradient_alone(flat, data) for flat in position]
+        return torch.stack([value for value, _ in found]), torch.stack([gradient for _, gradient in found])
+
+    def _value_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> Tensor:
+        try:
+            return self._value_of(flat, *data)
+        except torch.linalg.LinAlgError:
+            return torch.full_like(flat[0], -torch.inf)
+
+    def _gradient_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            start = flat.detach().clone().requires_grad_()
+            value = self._value_alone(start, data)
+            if not value.requires_grad:
+                return value.detach(), torch.full_like(flat, torch.nan if value.isinf() else 0.0)
+            (gradient,) = torch.autograd.grad(value, start, allow_unused=True)
+        return value.detach(), torch.zeros_like(flat) if gradient is None else gradient
 
 
 def refused_by_vmap(error: RuntimeError) -> bool:

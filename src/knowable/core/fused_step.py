@@ -38,7 +38,16 @@ class FusedStep:
         recordable = self.target.recordable(len(chains[0]))
         if recordable is None:
             return self.step(self.target.value_and_grad, *chains, *shared)
+        try:
+            found = self._fused(chains, shared, recordable)
+        except torch.linalg.LinAlgError:  # a matrix of some chain: the target sees to it that the others go on
+            return self.step(self.target.value_and_grad, *chains, *shared)
         self.target.count(len(chains[0]), self.gradients)
+        return found
+
+    def _fused(
+        self, chains: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable
+    ) -> tuple[Tensor, ...]:
         chains = tuple(each.contiguous() for each in chains)  # a graph takes what it was compiled for
         size = self.target.block_size(len(chains[0]))
         if size == len(chains[0]):

@@ -95,7 +95,8 @@ class Sampler(Method, Sampling):
         Args:
             log_density: Log density of one dict of parameters, up to a constant, as a scalar tensor that autograd can
                 differentiate. Parameters that are confined (a scale) are the caller's to transform.
-            init_params: One dict of start values, near which all chains begin, or a list with one dict for each chain.
+            init_params: One dict of start values, near which chains begin (or near the modes they climb to from there), or
+                a list with one dict for each chain, which are kept.
             seed: Fixes everything random.
             progress: Show a bar (None: only on a terminal).
             checkpoint: A folder to save to now and then; a run that finds its own state there goes on from it.
@@ -111,8 +112,10 @@ class Sampler(Method, Sampling):
         layout, first = first_positions(init_params, self.chains)
         target = DensityTarget(log_density, layout, temperature=self.temperature, mode=engine.mode)
         with own_randomness(derive_seed(seed, "start")):  # a density may draw random numbers of its own
-            first = scattered(target, first, self.chains, seed, given=not isinstance(init_params, Mapping))
-            known = tensor_fingerprint(first, *target.value_and_grad(first))
+            check_density(target, first)
+            given = first
+            first = self.scattered(target, given, seed) if isinstance(init_params, Mapping) else given
+            known = tensor_fingerprint(given, first, *target.value_and_grad(first))
         saver = as_checkpoint(checkpoint)
         result = self._run(
             target, first, coordinate_monitor(layout.size), self.mixing, seed, progress, saver,
@@ -129,6 +132,10 @@ class Sampler(Method, Sampling):
             info=result.info,
             best=self._best(target, result),
         )
+
+    def scattered(self, target: Target, first: Tensor, seed: int) -> Tensor:
+        """Where the chains of a bare density begin, ``(chains, D)``, from the one position given, ``(1, D)``."""
+        return scattered(target, first, self.chains, seed)
 
     def _rows(self, rows: Data, seed: int) -> Data:
         """The data as the sampler reads it: all of it in memory, for every gradient takes all rows."""
@@ -252,11 +259,8 @@ def _start_value(name: str, value: Any) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float64)
 
 
-def scattered(target: Target, first: Tensor, chains: int, seed: int, *, given: bool) -> Tensor:
-    """Start positions for all chains: as ``given``, or near the one there is, where the density is finite."""
-    check_density(target, first)
-    if given:
-        return first
+def scattered(target: Target, first: Tensor, chains: int, seed: int) -> Tensor:
+    """Start positions for all chains, near the one there is, where the density is finite."""
     generator = generator_for(seed, "scatter", device=first.device)
     spread = 1.0
     while spread > 1e-3:
@@ -276,7 +280,8 @@ def check_density(target: Target, first: Tensor) -> None:
     value, gradient = target.value_and_grad(first)
     if not torch.isfinite(value).all():
         raise InvalidArgument(
-            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params. Start where it is finite."
+            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params (-inf: also where a matrix cannot "
+            f"be factorised). Start where it is finite."
         )
     if not torch.isfinite(gradient).all():
         raise InvalidArgument("log_density has no finite gradient at init_params. Start where it is smooth.")

@@ -133,6 +133,19 @@ def test_chains_that_never_moved_give_a_metric_that_can_be_used(kind):
     assert found is None or torch.isfinite(Metric(found).momentum(torch.randn(2, D, dtype=torch.float64))).all()
 
 
+def test_correlations_that_are_known_to_be_nearly_perfect_stay(generator):
+    truth = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 1e-8]], dtype=torch.float64)
+    factor = torch.linalg.cholesky(truth)
+    draws = torch.randn(20, 10, 2, generator=generator, dtype=torch.float64) @ factor.T
+    state = observed("dense", draws)
+    state["inverse_mass"] = truth
+    found = metrics.estimate(state)
+    assert found is not None
+    whitened = torch.linalg.solve(factor, torch.linalg.solve(factor, found).T)
+    # 190 degrees of freedom: variances have a relative standard error of 0.1
+    assert (torch.linalg.eigvalsh(whitened).log().abs() < 0.6).all()
+
+
 def test_a_window_of_hardly_any_draws_gives_nothing():
     draws = window(4, 3)
     assert metrics.estimate(observed("dense", draws)) is None

@@ -77,7 +77,7 @@ class HMCKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        state = begin(target, position, self.mass)
+        state = begin(target, position, self.settings, generator=generator)
         first = self.settings.step_size or sensible_step(target, state, generator)
         return {
             **state,

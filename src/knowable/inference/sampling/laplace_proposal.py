@@ -70,10 +70,10 @@ class StudentTProposal:
         return constant - log_det - 0.5 * (df + d) * torch.log1p(standard.square().sum(-1) / df)
 
 
-def laplace_proposal(target: Target, start: Tensor, *, df: float) -> StudentTProposal:
+def laplace_proposal(target: Target, start: Tensor, *, df: float, search: int = _SEARCH) -> StudentTProposal:
     """A Student t at the best mode found from ``start`` ``(n, D)``; the target is asked in the dtype of ``start``."""
     hill = _Hill(target, start.dtype)
-    modes = [_climb(hill, each.double()) for each in start]
+    modes = [climb(target, each, search) for each in start]
     best = max(modes, key=lambda mode: hill(mode)[0].item())
     return StudentTProposal(*_newton(hill, best), df)
 
@@ -94,11 +94,12 @@ class _Hill:
         return value[0].double(), gradient[0].double()
 
 
-def _climb(hill: _Hill, start: Tensor) -> Tensor:
-    """Uphill by L-BFGS, until a hundred steps gain nothing to speak of."""
+def climb(target: Target, start: Tensor, search: int = _SEARCH) -> Tensor:
+    """Uphill from one position ``(D,)`` by L-BFGS, until a tenth of all steps gain nothing to speak of."""
+    hill, start = _Hill(target, start.dtype), start.double()
     position = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [position], max_iter=_SEARCH // 10, history_size=20, tolerance_grad=1e-8, tolerance_change=1e-14,
+        [position], max_iter=search // 10, history_size=20, tolerance_grad=1e-8, tolerance_change=1e-14,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
     best, highest = start, -math.inf
@@ -155,8 +156,12 @@ def inverse_root(precision: Tensor) -> Tensor:
 
 def negative_hessian(target: Target, flat: Tensor) -> Tensor:
     """At one position ``(D,)``: ``(D, D)``, symmetric, in double precision."""
-    found = _exact(target, flat)
-    return found if torch.isfinite(found).all() else _from_differences(target, flat)
+    try:
+        found = _exact(target, flat)
+    except RuntimeError:  # an operation of the user's own that can be differentiated once only
+        return _from_differences(target, flat)
+    usable = torch.isfinite(found).all() and found.any()  # zero where autograd has lost the second derivative
+    return found if usable else _from_differences(target, flat)
 
 
 def _exact(target: Target, flat: Tensor) -> Tensor:

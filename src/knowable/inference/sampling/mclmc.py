@@ -86,7 +86,7 @@ class MCLMCKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        state = begin(target, position, self.mass)
+        state = begin(target, position, self.settings, generator=generator)
         extra = torch.randn(
             (len(position), self.flow.extra(position.shape[1])), generator=generator, dtype=position.dtype,
             device=position.device,

@@ -172,19 +172,21 @@ def learn(state: State, kind: str, positions: Tensor, first: int, total: int) ->
 def estimate(state: State) -> Tensor | None:
     """The covariance within chains, pooled; None if there is too little to tell.
 
-    A matrix is drawn towards its diagonal, the more the fewer draws there are for each of its dimensions; variances are
-    kept away from zero.
+    A matrix is drawn towards a diagonal one in the units of the metric before, the more the fewer draws there are for
+    each of its dimensions: correlations that are nearly perfect stay, once they are known. Variances are kept away from
+    zero: a direction that has not moved keeps its scale.
     """
     if not window.enough(state):
         return None
     before = state["inverse_mass"]
     covariance = window.within(state, "position")[0]
-    dense = covariance.dim() == 2
-    variance, old = (each.diagonal() if dense else each for each in (covariance, before.double()))
-    variance = torch.where(variance > 1e-30, variance, old)  # a direction that has not moved keeps its scale
-    if not dense:
-        return variance.to(before)
+    if covariance.dim() == 1:
+        return torch.where(covariance > 1e-30, covariance, before.double()).to(before)
+    known = _factor(before.double())
+    half = torch.linalg.solve_triangular(known, covariance, upper=False)
+    whitened = torch.linalg.solve_triangular(known, half.T, upper=False)  # L⁻¹ C L⁻ᵀ
+    variance = whitened.diagonal()
     freedom = window.freedom(state, "position")
-    shrunk = freedom / (freedom + 5.0 + len(variance)) * covariance
-    shrunk.diagonal().copy_(variance)
-    return shrunk.to(before)
+    shrunk = freedom / (freedom + 5.0 + len(variance)) * whitened
+    shrunk.diagonal().copy_(torch.where(variance > 1e-30, variance, 1.0))
+    return (known @ shrunk @ known.T).to(before)

@@ -73,7 +73,7 @@ class NUTSKernel(Kernel):
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
         """Where the chains begin, before any tuning."""
-        state = begin(target, position, self.mass)
+        state = begin(target, position, self.settings, generator=generator)
         first = self.settings.step_size or sensible_step(target, state, generator)
         depth = torch.tensor(self.settings.max_depth)  # doublings of a usual trajectory
         return {**state, "step": steps.begin(first), "depth": depth}
