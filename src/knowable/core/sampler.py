@@ -95,8 +95,8 @@ class Sampler(Method, Sampling):
         Args:
             log_density: Log density of one dict of parameters, up to a constant, as a scalar tensor that autograd can
                 differentiate. Parameters that are confined (a scale) are the caller's to transform.
-            init_params: One dict of start values, near which chains begin (or near the modes they climb to from there), or
-                a list with one dict for each chain, which are kept.
+            init_params: One dict of start values, near which chains begin, or near the modes they climb to from there;
+                or a list with one dict for each chain, where they then begin.
             seed: Fixes everything random.
             progress: Show a bar (None: only on a terminal).
             checkpoint: A folder to save to now and then; a run that finds its own state there goes on from it.
@@ -280,8 +280,8 @@ def check_density(target: Target, first: Tensor) -> None:
     value, gradient = target.value_and_grad(first)
     if not torch.isfinite(value).all():
         raise InvalidArgument(
-            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params (-inf: also where a matrix cannot "
-            f"be factorised). Start where it is finite."
+            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params (where a matrix cannot be factorised "
+            f"it counts as -inf). Start where it is finite."
         )
     if not torch.isfinite(gradient).all():
         raise InvalidArgument("log_density has no finite gradient at init_params. Start where it is smooth.")
