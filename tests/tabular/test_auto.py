@@ -24,6 +24,12 @@ def test_a_large_network_gets_a_laplace_approximation():
     assert isinstance(choose(50_000, 6, 1_000_000, "classification", 60).method, kn.Laplace)
 
 
+def test_a_classifier_of_few_rows_gets_chains_if_there_is_time_and_a_laplace_approximation_if_not():
+    assert isinstance(choose(450, 35, 1_500, "classification", 20).method, kn.Laplace)
+    assert isinstance(choose(450, 35, 1_500, "classification", 120).method, kn.MCLMC)
+    assert isinstance(choose(20_000, 35, 1_500, "classification", 20).method, kn.DeepEnsemble)
+
+
 def test_more_time_never_turns_chains_into_an_ensemble():
     chains = [isinstance(choose(900, 8, 1_300, "regression", budget).method, kn.MCLMC) for budget in (1, 10, 100, 1000)]
     assert chains == sorted(chains)

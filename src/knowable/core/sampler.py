@@ -280,8 +280,8 @@ def check_density(target: Target, first: Tensor) -> None:
     value, gradient = target.value_and_grad(first)
     if not torch.isfinite(value).all():
         raise InvalidArgument(
-            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params (where a matrix cannot be factorised "
-            f"it counts as -inf). Start where it is finite."
+            f"log_density is {value[~torch.isfinite(value)][0].item()} at init_params (-inf also stands for a matrix "
+            f"that cannot be factorised). Start where it is finite."
         )
     if not torch.isfinite(gradient).all():
         raise InvalidArgument("log_density has no finite gradient at init_params. Start where it is smooth.")

@@ -14,7 +14,8 @@ from knowable.tabular.targets import TASKS
 
 USUAL_BUDGET = 20.0  # seconds, which a fit has where none are given
 _CHAINS = 8
-_GRADIENTS = 3_000  # of every chain, below which chains are not worth while
+_GRADIENTS = {"regression": 3_000, "classification": 10_000}  # of every chain, below which chains are not worth while
+_FEW = 2_000  # rows, on which classifiers from different starts end as the same function
 _STEPS = 5_000  # of training
 _OVERHEAD = 1e-3  # seconds of a gradient, whatever its size
 _OPERATIONS = 1e10  # a second, about what one core does in double precision
@@ -51,7 +52,9 @@ def choose(
 
     Chains where there is time for some thousand gradients of all of them: they follow the posterior wherever it goes,
     and on small data that tells. None of their steps is rejected, which leaves a small bias and gives more draws.
-    Else an ensemble of networks trained side by side; of large networks one, with a Laplace approximation around it.
+    Classifiers need more: where classes are far apart the posterior is wide, and paths through it are long. Else an
+    ensemble of networks trained side by side; of large networks, and of classifiers for few rows (whose members would
+    be all the same), one with a Laplace approximation around it.
 
     Args:
         rows: Training rows.
@@ -67,6 +70,8 @@ def choose(
         MCLMC(chains=8, adjusted=False)
         >>> choose(50_000, 20, 4_000, "classification", budget=60).method
         DeepEnsemble()
+        >>> choose(450, 35, 1_500, "classification").method
+        Laplace()
     """
     check_count("rows", rows)
     check_count("inputs", inputs)
@@ -77,13 +82,15 @@ def choose(
     within = f"{time:g} s"
     if updates:
         return Choice(MeanFieldVI(), f"its posterior can be the prior of the rows to come ({size})")
-    needed = _GRADIENTS * _gradient_seconds(rows, parameters, _CHAINS)
+    needed = _GRADIENTS[task] * _gradient_seconds(rows, parameters, _CHAINS)
     if not weighted and needed <= time:
         return Choice(
             MCLMC(chains=_CHAINS, adjusted=False),
             f"{size} are few enough for chains that draw from the posterior in {within}",
         )
     why = "weights on rows that are not whole numbers" if weighted else f"chains would need some {needed:.0f} s"
+    if task == "classification" and rows <= _FEW and not weighted:
+        return Choice(Laplace(), f"{size}: {why}, there are {within}, and on few rows an ensemble hardly differs")
     if parameters <= _LARGE or weighted:
         return Choice(DeepEnsemble(members=_members(rows, parameters, time)), f"{size}: {why}, and there are {within}")
     return Choice(Laplace(), f"{size}: {why}, and several such networks are slow to train in {within}")
