@@ -73,6 +73,16 @@ def test_members_that_agree_do_not_differ():
     assert found.terms() == pytest.approx({"effective_members": 5.0, "disagreement": 0.0, "diversity": 0.0})
     alone = kn.diversity(atoms(model, 1), x)
     assert alone.terms() == {"effective_members": 1.0, "disagreement": 0.0, "diversity": 0.0}
+    assert found.same and not alone.same
+
+
+def test_a_fit_says_when_its_members_are_all_the_same_function(generator):
+    data = linear_data(20, generator=generator)  # a linear model has one best fit, wherever it begins
+    posterior = kn.DeepEnsemble(3, epochs=1000, learning_rate=0.1).fit(linear_model(), data)
+    assert any("the same function" in note for note in posterior.diagnostics.notes)
+    alone = kn.DeepEnsemble(1, epochs=10).fit(linear_model(), data)
+    assert not any("the same function" in note for note in alone.diagnostics.notes)
+    assert "note: all members ended as the same function" in str(posterior.diagnostics)
 
 
 def test_a_posterior_without_members_is_refused():

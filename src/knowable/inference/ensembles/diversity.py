@@ -17,6 +17,11 @@ from knowable.core.prediction import ClassPrediction
 from knowable.errors import InvalidType
 
 _ROWS = 256  # rows at which a fit reports how its members differ
+_SAME = 1e-6  # share of the scale, below which members are one function to all intents
+_NOTE = (
+    "all members ended as the same function: the ensemble shows no doubt about the weights. A wider prior lets members "
+    "differ; Laplace, MeanFieldVI and chains know doubt around one solution too."
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,18 @@ class Diversity:
             root mean square distance of their expected outcomes.
         between: Uncertainty that comes from the members' disagreement, mean over the rows: the variance of their
             expected outcomes, or the mutual information of label and member in nats.
+        scale: What ``between`` is measured against: the variance of expected outcomes over the rows, or 1 nat.
     """
 
     weights: Tensor
     pairwise: Tensor
     between: float
+    scale: float = 1.0
+
+    @property
+    def same(self) -> bool:
+        """Whether several members have ended as one function."""
+        return len(self.weights) > 1 and self.between <= _SAME * self.scale
 
     @property
     def effective_members(self) -> float:
@@ -89,13 +101,15 @@ def diversity(posterior: Posterior, x: Any, *, samples: int = 64) -> Diversity:
         weights = posterior.weights.to(expected.dtype)
         if classes:
             return Diversity(weights, _label_disagreement(expected), _mutual_information(expected, weights))
-        return Diversity(weights, _distances(expected), _variance(expected, weights))
+        spread = expected.mean(0).double().var(0, correction=0).mean().item()
+        return Diversity(weights, _distances(expected), _variance(expected, weights), spread)
 
 
 def with_diversity(posterior: Particles | Mixture, x: Tensor) -> Any:
-    """The same posterior, with these figures among the terms of its diagnostics."""
-    found = diversity(posterior, x[:_ROWS]).terms()
-    posterior.diagnostics = replace(posterior.diagnostics, terms={**posterior.diagnostics.terms, **found})
+    """The same posterior, with these figures among the terms of its diagnostics, and a note if members are all one."""
+    found, before = diversity(posterior, x[:_ROWS]), posterior.diagnostics
+    notes = (*before.notes, _NOTE) if found.same else before.notes
+    posterior.diagnostics = replace(before, terms={**before.terms, **found.terms()}, notes=notes)
     return posterior
 
 
