@@ -25,6 +25,7 @@ from knowable.core.free_memory import keep_free_memory
 from knowable.core.network import no_hidden_loops
 from knowable.core.recorded_graph import simplify
 
+NOT_FACTORISED: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
 _LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
 _COMPILE_AFTER = 20_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
@@ -92,7 +93,7 @@ class BatchedGradient:
                     graph = self._graphs[key] = self._prepare(mode, what, position, data)
                 with torch.no_grad():
                     return graph(position, *data)
-            except torch.linalg.LinAlgError:  # a matrix of some chain: the others shall not suffer
+            except NOT_FACTORISED:  # a matrix of some chain: the others shall not suffer
                 return self._one_by_one(what, position, data)
             except RuntimeError as error:
                 if not refused_by_vmap(error):
@@ -152,7 +153,7 @@ class BatchedGradient:
     def _value_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> Tensor:
         try:
             return self._value_of(flat, *data)
-        except torch.linalg.LinAlgError:
+        except NOT_FACTORISED:
             return torch.full_like(flat[0], -torch.inf)
 
     def _gradient_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.batched_gradient import compiled
+from knowable.core.batched_gradient import NOT_FACTORISED, compiled
 from knowable.core.target import Recordable, Target
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -40,7 +40,7 @@ class FusedStep:
             return self.step(self.target.value_and_grad, *chains, *shared)
         try:
             found = self._fused(chains, shared, recordable)
-        except torch.linalg.LinAlgError:  # a matrix of some chain: the target sees to it that the others go on
+        except NOT_FACTORISED:  # a matrix of some chain: the target sees to it that the others go on
             return self.step(self.target.value_and_grad, *chains, *shared)
         self.target.count(len(chains[0]), self.gradients)
         return found
