@@ -7,7 +7,7 @@ import torch
 from torch.func import jacrev, vmap
 
 from knowable.errors import ConvergenceWarning, InvalidArgument
-from knowable.inference.sampling import SVGD
+from knowable.inference.sampling import SVGD, svgd
 from knowable.inference.sampling.svgd import stein_forces
 from knowable.testing.densities import bimodal, correlated_gaussian
 from knowable.testing.targets import LinearGaussian
@@ -109,3 +109,29 @@ def test_posterior_of_a_model_is_found_also_from_batches(batch_size, seed):
 def test_settings_out_of_range_are_refused(field, value):
     with pytest.raises(InvalidArgument, match=field):
         SVGD(**{field: value})
+
+
+def test_scales_that_are_far_apart_are_found(seed):
+    scale = torch.tensor([1e-3, 1.0, 1e4], dtype=torch.float64)
+    place = torch.tensor([5.0, -1e3, 1e5], dtype=torch.float64)
+
+    def density(params):
+        return -0.5 * ((params["x"] - place) / scale).square().sum()
+
+    found = SVGD(chains=50).sample(density, {"x": torch.zeros(3, dtype=torch.float64)}, seed=seed)
+    draws = (found.draws["x"][:, 0] - place) / scale
+    assert found.diagnostics.converged
+    assert (draws.mean(0).abs() < 0.3).all() and (draws.std(0) > 0.7).all() and (draws.std(0) < 1.1).all()
+
+
+def test_particles_that_are_stuck_say_so(monkeypatch):
+    monkeypatch.setattr(svgd, "near_modes", lambda target, position, *, generator: position)
+    scale = torch.tensor([1.0, 1e4], dtype=torch.float64)
+    mix = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+
+    def narrow(params):  # in a direction that is none of the coordinates'
+        return -0.5 * ((mix @ params["x"] - 3e5) / scale).square().sum()
+
+    with pytest.warns(ConvergenceWarning, match="no longer less"):
+        found = SVGD(chains=10).sample(narrow, {"x": torch.zeros(2, dtype=torch.float64)})
+    assert found.diagnostics.converged is False

@@ -13,16 +13,20 @@ from torch import Tensor
 from knowable.core.chain_result import ChainResult
 from knowable.core.checks import check_count, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
+from knowable.core.randomness import generator_for
 from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.errors import ConvergenceWarning, InvalidArgument
+from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import mini_batches
 from knowable.inference.sampling.mini_batches import MiniBatches
+from knowable.inference.sampling.normal_start import near_modes
 
 _LOOK, _LOOK_AT_BATCHES = 50, 200  # updates between two looks at the force, longer where that is noisy
 _SMALL = 0.01  # force, over what pulls and pushes, at which particles count as at rest
 _GAIN = 0.95  # what is left of the force after that many updates, if it still falls
 _HALVINGS = 6  # of the step before the search ends
+_AT_REST = 0.2  # force that may be left then; a larger one says that particles are stuck
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,6 +87,13 @@ class SVGD(Sampler):
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
 
+    def scattered(self, target: Target, first: Tensor, seed: int) -> Tensor:
+        """Near the modes, where the density is about normal around them and dimensions are few enough to find out."""
+        found = super().scattered(target, first, seed)
+        if metrics.kind_for("auto", found.shape[1]) != "dense":
+            return found
+        return near_modes(target, found, generator=generator_for(seed, "modes", device=found.device))
+
     def kernel(self, dimension: int) -> SVGDKernel:
         """The update of all particles."""
         return SVGDKernel(self)
@@ -91,13 +102,19 @@ class SVGD(Sampler):
         result = super()._run(*arguments)
         if result.interrupted:
             return result
-        settled, updates = bool(result.state["settled"]), int(result.state["updates"])
-        outcome = "settled" if settled else "not settled"
-        message = f"{outcome} after {updates} updates of {self.chains} particles"
-        if not settled and self.warmup is None:  # who asks for a number of updates gets it without remark
+        force, updates = result.terms["force"], int(result.state["updates"])
+        ended, exact = bool(result.state["settled"]), len(result.state["forces"]) == _LOOK
+        settled = ended and (force <= _AT_REST or not exact)
+        message = f"{'settled' if settled else 'not settled'} after {updates} updates of {self.chains} particles"
+        if not settled and (ended or self.warmup is None):  # who asks for a number of updates gets it without remark
+            advice = (
+                "and no longer less: bring the parameters to one scale, or use a sampler that learns theirs (NUTS)."
+                if ended
+                else "and less and less. Allow more updates with warmup=."
+            )
             warnings.warn(
-                f"The particles have {message}: what pulls them and what pushes them differ by "
-                f"{result.terms['force']:.2g} of their size, and less and less. Allow more updates with warmup=.",
+                f"The particles have {message}: what pulls them and what pushes them differ by {force:.2g} of their "
+                f"size, {advice}",
                 ConvergenceWarning, stacklevel=4,
             )  # fmt: skip
         return replace(result, converged=settled, message=message)
