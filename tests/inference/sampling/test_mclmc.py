@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
 import knowable as kn
+from knowable.core.params import Layout
+from knowable.core.target import DensityTarget
+from knowable.inference.sampling.isokinetic import Isokinetic
+from knowable.inference.sampling.mclmc import MCLMCKernel
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
 from tests.inference.sampling.invariance import expect_invariance
 from tests.inference.sampling.moments import expect_moments
@@ -31,6 +37,29 @@ def test_draws_have_the_moments_of_the_density(density, seed):
 )
 def test_defaults_have_the_moments_of_the_density(density, seed):
     expect_moments(kn.MCLMC().sample(density.log_density, density.start(), seed=seed), density)
+
+
+class WatchedFlow(Isokinetic):
+    """Takes down its steps."""
+
+    seen: ClassVar[list[float]] = []
+
+    def run(self, target, metric, walk, step, count):
+        self.seen.append(step)
+        return super().run(target, metric, walk, step, count)
+
+
+@pytest.mark.parametrize("given", [None, 0.5])
+def test_every_fifth_trajectory_takes_smaller_steps_where_they_are_tuned(given, generator):
+    density = correlated_gaussian(4)
+    target = DensityTarget(density.log_density, Layout.of(density.start()), mode="eager")
+    kernel = MCLMCKernel(kn.MCLMC(step_size=given), "identity", WatchedFlow())
+    state = kernel.init(target, torch.zeros(3, 4, dtype=torch.float64), generator=generator)
+    usual = kernel.tuned(state)["step_size"]
+    WatchedFlow.seen.clear()
+    kernel.advance(target, state, 10, generator=generator)
+    careful = usual if given else usual / 4
+    assert WatchedFlow.seen == [careful if number % 5 == 0 else usual for number in range(10)]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
 from knowable.inference.sampling.isokinetic import Isokinetic, Walk, langevin_step, unit
+from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY
 from knowable.inference.sampling.metric import Metric
 from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
 
@@ -37,7 +38,8 @@ class MCLMC(TunedSampler):
     error says how well the step follows it.
 
     With ``adjusted=True`` whole trajectories are accepted or rejected, which makes the draws exact; their length is
-    tuned as in :class:`~knowable.inference.sampling.hmc.HMC`. With ``adjusted=False`` nothing is rejected: a gradient
+    tuned as in :class:`~knowable.inference.sampling.hmc.HMC`, and every fifth has smaller steps, so that no chain is
+    stuck for long. With ``adjusted=False`` nothing is rejected: a gradient
     moves a chain further, above all in many dimensions, at the price of a small bias that ``energy_variance`` sets
     (the variance of the energy error of a step, for each dimension). Started from a deep ensemble, which is the
     default for networks, this is the recipe of Sommer et al. (2025).
@@ -148,6 +150,8 @@ class MCLMCKernel(Kernel):
         step = self._step(state, tuning=tuning)
         length = self.settings.length or lengths.length(state["length"], tuning=tuning)
         count = max(1, min(_MOST_STEPS, math.ceil(2 * share * length / step)))
+        if not tuning and self.settings.step_size is None and int(state["transitions"]) % CAREFUL_EVERY == 0:
+            step = step * CAREFULLY  # so that no chain is stuck for long where the density is narrow
         walk = Walk.of(state, unit(_noise(state["position"], state["direction"].shape[1], generator)))
         end = self.flow.run(target, metric, walk, step, count)
         change = end.energy  # ΔE of the whole trajectory

@@ -10,10 +10,14 @@ chains begin where they are, with a metric of 1.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from knowable.core.deadline import time_left
+from knowable.core.randomness import generator_for
+from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling.laplace_proposal import StudentTProposal, climb, effective_size, laplace_proposal
 from knowable.inference.sampling.pareto import smooth_weights
@@ -22,6 +26,23 @@ _DRAWS = 400  # that are weighed
 _DF = 5.0  # of the Student t: tails heavy enough to see what the curvature misses
 _WORTH = 0.05  # least share of the draws that the weights are worth
 _SEARCH = 200  # steps up to the mode
+_MOST_DIMENSIONS = 100  # for which the Hessian is worth its time
+
+
+@dataclass(frozen=True, repr=False)
+class BeginsNearModes(Sampler):
+    """A sampler whose chains on a bare density begin near the modes, where the density is about normal around them."""
+
+    def scattered(self, target: Target, first: Tensor, seed: int) -> Tensor:
+        """Where the chains begin, ``(chains, D)``, from the one position given, ``(1, D)``."""
+        found = super().scattered(target, first, seed)
+        if not self.looks_for_modes(found.shape[1]):
+            return found
+        return near_modes(target, found, generator=generator_for(seed, "modes", device=found.device))
+
+    def looks_for_modes(self, dimension: int) -> bool:
+        """Whether modes are looked for, in so many dimensions; where time is limited, none of it is spent on them."""
+        return dimension <= _MOST_DIMENSIONS and time_left() is None
 
 
 def normal_around_mode(target: Target, position: Tensor, *, generator: torch.Generator) -> StudentTProposal | None:

@@ -13,14 +13,11 @@ from torch import Tensor
 from knowable.core.chain_result import ChainResult
 from knowable.core.checks import check_count, check_number
 from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.randomness import generator_for
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.errors import ConvergenceWarning, InvalidArgument
-from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import mini_batches
 from knowable.inference.sampling.mini_batches import MiniBatches
-from knowable.inference.sampling.normal_start import near_modes
+from knowable.inference.sampling.normal_start import BeginsNearModes
 
 _LOOK, _LOOK_AT_BATCHES = 50, 200  # updates between two looks at the force, longer where that is noisy
 _SMALL = 0.01  # force, over what pulls and pushes, at which particles count as at rest
@@ -30,7 +27,7 @@ _AT_REST = 0.2  # force that may be left then; a larger one says that particles 
 
 
 @dataclass(frozen=True, repr=False)
-class SVGD(Sampler):
+class SVGD(BeginsNearModes):
     r"""Particles that climb the density and push each other apart, until they stand like draws from it.
 
     .. math:: \theta_i \mathrel{+}= \eta\, \frac1n \sum_j \Big[ k(\theta_j, \theta_i) \nabla \log p(D, \theta_j)
@@ -86,13 +83,6 @@ class SVGD(Sampler):
         check_number("learning_rate", self.learning_rate, above=0)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
-
-    def scattered(self, target: Target, first: Tensor, seed: int) -> Tensor:
-        """Near the modes, where the density is about normal around them and dimensions are few enough to find out."""
-        found = super().scattered(target, first, seed)
-        if metrics.kind_for("auto", found.shape[1]) != "dense":
-            return found
-        return near_modes(target, found, generator=generator_for(seed, "modes", device=found.device))
 
     def kernel(self, dimension: int) -> SVGDKernel:
         """The update of all particles."""

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from knowable.core.checks import check_choice, check_number
-from knowable.core.deadline import time_left
 from knowable.core.kernel import State
-from knowable.core.randomness import generator_for
-from knowable.core.sampler import Sampler
 from knowable.core.target import Target
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling.metric import Metric
-from knowable.inference.sampling.normal_start import near_modes, normal_around_mode
+from knowable.inference.sampling.normal_start import BeginsNearModes, normal_around_mode
 
 
 @dataclass(frozen=True, repr=False)
-class TunedSampler(Sampler):
+class TunedSampler(BeginsNearModes):
     """A sampler with a step size, a mass, and an acceptance that the step is tuned to.
 
     Args:
@@ -41,16 +38,10 @@ class TunedSampler(Sampler):
         check_choice("mass", self.mass, metrics.CHOICES)
         check_number("target_acceptance", self.target_acceptance, above=0, below=1)
 
-    def scattered(self, target: Target, first: Tensor, seed: int) -> Tensor:
-        """Near the modes, where they are looked for and the density is about normal around them."""
-        found = super().scattered(target, first, seed)
-        if not self.looks_for_modes(found.shape[1]):
-            return found
-        return near_modes(target, found, generator=generator_for(seed, "modes", device=found.device))
-
     def looks_for_modes(self, dimension: int) -> bool:
-        """Whether chains begin with the curvature at a mode: where step and mass are tuned, in few dimensions."""
-        return self.step_size is None and self.warmup != 0 and self.mass_for(dimension) == "dense"
+        """Whether chains begin near modes and with their curvature: where step and a dense mass are tuned."""
+        tunes = self.step_size is None and self.warmup != 0
+        return tunes and self.mass_for(dimension) == "dense" and super().looks_for_modes(dimension)
 
     def mass_for(self, dimension: int) -> str:
         """The kind of mass in so many dimensions."""
@@ -58,15 +49,12 @@ class TunedSampler(Sampler):
 
 
 def begin(target: Target, position: Tensor, sampler: TunedSampler, *, generator: torch.Generator) -> State:
-    """The state of chains that begin at ``position`` ``(C, D)``: with a mass of 1, or one that fits the mode.
-
-    Where time is limited, none of it is spent on the mode.
-    """
+    """The state of chains that begin at ``position`` ``(C, D)``: with a mass of 1, or one that fits the mode."""
     value, gradient = target.value_and_grad(position)
     dimension = position.shape[1]
     kind = sampler.mass_for(dimension)
     inverse_mass = metrics.initial(kind, position)
-    if sampler.looks_for_modes(dimension) and time_left() is None:
+    if sampler.looks_for_modes(dimension):
         normal = normal_around_mode(target, position, generator=generator)
         inverse_mass = inverse_mass if normal is None else (normal.factor @ normal.factor.T).to(position)
     state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": inverse_mass}
