@@ -51,15 +51,27 @@ class BatchedGradient:
         self.function, self.mode = function, mode
         self.calls = self.direct = 0
         self._vectorises = True  # until vmap refuses
+        self._may_compile = True
         self._compiles: bool | None = None  # in time; None: not yet asked
         self._graphs: dict[Any, Callable[..., Any]] = {}
 
     @property
     def compiling(self) -> bool:
         """Whether steps are fused: see :class:`~knowable.core.fused_step.FusedStep`."""
+        if not self._may_compile:
+            return False
         if not self._vectorises or self.mode == "compiled":
             return self._vectorises
         return self.mode == "auto" and self.calls > _COMPILE_AFTER and self._time_to_compile()
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """For gradients that are taken aside, in shapes that do not come again: no compiler is worth its time there."""
+        self._may_compile = False
+        try:
+            yield
+        finally:
+            self._may_compile = True
 
     def _time_to_compile(self) -> bool:
         if self._compiles is None:

@@ -11,6 +11,7 @@ from scipy import stats
 from torch import nn
 
 import knowable as kn
+from knowable.core import batched_gradient
 from knowable.core.data import as_data
 from knowable.core.params import Layout
 from knowable.core.target import DensityTarget, ModelTarget
@@ -148,3 +149,15 @@ def test_float32_networks_are_climbed_too():
     _, gradient = target.value_and_grad(proposal.loc.float().unsqueeze(0))
     step = proposal.factor.T @ gradient[0].double()
     assert step.norm() < 0.2  # less than a fifth of a standard deviation from the mode
+
+
+def test_nothing_is_compiled_for_the_search(monkeypatch):
+    def compiled(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(batched_gradient, "compiled", compiled)
+    density = banana()
+    target = DensityTarget(density.log_density, Layout.of(density.start()), mode="compiled")
+    for _ in range(10):  # more than a hundred gradients, one after the other
+        laplace_proposal(target, torch.full((1, 2), 3.0, dtype=torch.float64), df=5.0)
+    assert target.gradients > 150 and target.function.compiling

@@ -90,7 +90,8 @@ class _Hill:
 
     def __call__(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Value and gradient at one position ``(D,)``."""
-        value, gradient = self.target.value_and_grad(position.to(self.dtype).unsqueeze(0))
+        with self.target.function.uncompiled():
+            value, gradient = self.target.value_and_grad(position.to(self.dtype).unsqueeze(0))
         return value[0].double(), gradient[0].double()
 
 
