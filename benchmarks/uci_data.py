@@ -64,12 +64,12 @@ def synthetic() -> Split:
     return cut(x, y, np.arange(40) % 4 == 0)
 
 
-def validation_part(split: Split, *, share: float, seed: int) -> Split:
-    """The rows to learn from, cut again: a share of them, drawn at random, to predict. The test rows are left out."""
+def validation_parts(split: Split, *, folds: int, seed: int) -> list[Split]:
+    """The rows to learn from, cut ``folds`` times: each is predicted once, by the others. No test row is used."""
     order = torch.randperm(len(split.x), generator=torch.Generator().manual_seed(seed))
-    held = order[: max(1, round(share * len(order)))]
-    rest = order[len(held) :]
-    return Split(split.x[rest], split.y[rest], split.x[held], split.y[held])
+    held = [order[number::folds] for number in range(folds)]
+    rest = [torch.cat(held[:number] + held[number + 1 :]) for number in range(folds)]
+    return [Split(split.x[r], split.y[r], split.x[h], split.y[h]) for r, h in zip(rest, held, strict=True)]
 
 
 def scaler_of(split: Split) -> Scaler:

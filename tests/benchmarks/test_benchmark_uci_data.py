@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.uci_data import Split, cut, load, mean_and_error, network, scaler_of, validation_part
+from benchmarks.uci_data import Split, cut, load, mean_and_error, network, scaler_of, validation_parts
 
 
 @pytest.fixture
@@ -41,18 +41,20 @@ def test_missing_folder_is_named(monkeypatch):
         load("yacht", 0)
 
 
-def test_validation_rows_are_training_rows_and_no_test_row_is_used(seed):
+def test_validation_predicts_each_training_row_once_and_uses_no_test_row(seed):
     split = numbered(25)
-    part = validation_part(split, share=0.25, seed=seed)
-    assert len(part.test_x) == 5 and len(part.x) == 15
-    used = torch.cat([part.x, part.test_x]).flatten()
-    assert used.sort().values.tolist() == list(range(20))
-    assert torch.equal(part.test_y, 10 * part.test_x.flatten()) and torch.equal(part.y, 10 * part.x.flatten())
+    parts = validation_parts(split, folds=3, seed=seed)
+    assert sorted(len(part.test_x) for part in parts) == [6, 7, 7]
+    for part in parts:
+        used = torch.cat([part.x, part.test_x]).flatten()
+        assert used.sort().values.tolist() == list(range(20))
+        assert torch.equal(part.test_y, 10 * part.test_x.flatten()) and torch.equal(part.y, 10 * part.x.flatten())
+    assert torch.cat([part.test_x for part in parts]).flatten().sort().values.tolist() == list(range(20))
 
 
 def test_validation_rows_depend_on_the_seed_alone():
     split = numbered(105)
-    first, same, other = (validation_part(split, share=0.2, seed=seed).test_x for seed in (1, 1, 2))
+    first, same, other = (validation_parts(split, folds=5, seed=seed)[0].test_x for seed in (1, 1, 2))
     assert torch.equal(first, same) and not torch.equal(first, other)
 
 
