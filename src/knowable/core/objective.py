@@ -83,6 +83,14 @@ class Objective(nn.Module, ABC):
         """What a record of the history says beside the means of the terms: called once for each record."""
         return {}
 
+    def fault(self, record: dict[str, float]) -> str:
+        """What went wrong in the steps of a record, in words; empty where nothing did.
+
+        The loop then goes back to the record before with half the learning rate, as it does from numbers that are not
+        finite.
+        """
+        return ""
+
     def clip_gradient(self, most: float) -> None:
         """Shorten the gradient to a norm of at most ``most``."""
         nn.utils.clip_grad_norm_(self.parameters(), most)

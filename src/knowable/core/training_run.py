@@ -26,6 +26,7 @@ from knowable.core.training_settings import Training, TrainingResult
 from knowable.errors import ConvergenceWarning, Diverged, InvalidData
 
 _MOST_HALVINGS = 8
+_NOT_FINITE = "The loss left the finite numbers"
 
 
 @dataclass
@@ -97,7 +98,7 @@ class TrainingRun:
             group["lr"] = self.rate * self.schedule.factor(self.step)
         done = self._gradient_and_update(batches)
         if done is None:
-            self._diverged()
+            self._diverged(_NOT_FINITE)
             return False
         loss, terms = done
         with torch.no_grad():
@@ -151,7 +152,7 @@ class TrainingRun:
     def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
         """Record the window and keep the state to go back to. False where the steps end here."""
         if not all(torch.isfinite(value).all() for value in self.params):
-            self._diverged()
+            self._diverged(_NOT_FINITE)
             return False
         done = self.step - (self.history[-1]["step"] if self.history else 0)
         record = {
@@ -161,6 +162,9 @@ class TrainingRun:
             **{name: (value / done).item() for name, value in self.sums.items()},
             **self.objective.summary(),
         }
+        if fault := self.objective.fault(record):
+            self._diverged(fault)
+            return False
         self.sums = {}
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
@@ -244,21 +248,21 @@ class TrainingRun:
                 self.optimiser.state.pop(param, None)
         restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
 
-    def _diverged(self) -> None:
+    def _diverged(self, what: str) -> None:
         at = self.step
         halvings = self.halvings + 1
         self.restore_good()
         if self.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
             raise Diverged(
-                f"The loss left the finite numbers at step {at} with learning rate "
+                f"{what} at step {at} with learning rate "
                 f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
                 f"Standardise the data, lower learning_rate, or set clip=1.0."
             )
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
         self.good = self._snapshot()
         warnings.warn(
-            f"The loss left the finite numbers at step {at}: going on from step {self.step} with half the learning "
-            f"rate ({self.rate * self.schedule.scale:.3g}).",
+            f"{what} at step {at}: going on from step {self.step} with half the learning rate "
+            f"({self.rate * self.schedule.scale:.3g}).",
             ConvergenceWarning,
             stacklevel=2,
         )

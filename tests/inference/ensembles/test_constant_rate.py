@@ -7,7 +7,13 @@ import torch
 
 import knowable as kn
 from knowable.core.data import as_data
-from knowable.inference.ensembles.constant_rate import _Probe, constant_rate, gradient_noise, largest_curvature
+from knowable.inference.ensembles.constant_rate import (
+    _Probe,
+    constant_rate,
+    gradient_noise,
+    largest_curvature,
+    lowest_log_likelihood,
+)
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model
 
 NOISE = 0.5
@@ -28,7 +34,35 @@ def test_the_curvature_is_the_largest_eigenvalue_of_the_hessian():
     model, x, y, design = _at_the_mode(40)
     probe = _Probe(model, as_data((x, y)), 0)
     eigenvalues = torch.linalg.eigvalsh(design.T @ design / NOISE**2 / 40 + torch.eye(3, dtype=DTYPE) / 40)
-    assert largest_curvature(probe, (x, y)) == pytest.approx(eigenvalues[-1].item(), rel=0.05)
+    assert largest_curvature(probe, [(x, y)]) == pytest.approx(eigenvalues[-1].item(), rel=0.05)
+
+
+def test_the_curvature_is_that_of_the_steepest_batch():
+    # one input of 10 among inputs of 0.1: the batch that has it is steep, wherever it comes
+    x = torch.full((40, 1), 0.1, dtype=DTYPE)
+    x[23] = 10.0
+    model = kn.Model(torch.nn.Linear(1, 1, bias=False).to(DTYPE), kn.Gaussian(1.0), kn.Flat())
+    data = as_data((x, 0 * x))
+    steepest = (100.0 + 3 * 0.01) / 4
+    for seed in range(3):
+        batches = list(data.batches(4, seed=seed))
+        assert largest_curvature(_Probe(model, data, 0), batches) == pytest.approx(steepest, rel=1e-6)
+
+
+def test_a_flat_batch_does_not_hide_the_others():
+    x = torch.zeros(40, 1, dtype=DTYPE)
+    x[39] = 2.0
+    model = kn.Model(torch.nn.Linear(1, 1, bias=False).to(DTYPE), kn.Gaussian(1.0), kn.Flat())
+    batches = [(x[:20], 0 * x[:20]), (x[20:], 0 * x[20:])]
+    assert largest_curvature(_Probe(model, as_data((x, 0 * x)), 0), batches) == pytest.approx(4.0 / 20, rel=1e-6)
+
+
+def test_sgd_may_fall_by_twice_what_a_posterior_does_or_a_nat_for_each_number():
+    model, x, y, _ = _at_the_mode(40)
+    level = model.log_likelihood(model.params(), x, y).sum().item()
+    assert lowest_log_likelihood(model, as_data((x, y)), 40, seed=0) == pytest.approx(level - 3)
+    few = model.log_likelihood(model.params(), x[:2], y[:2]).sum().item()
+    assert lowest_log_likelihood(model, as_data((x[:2], y[:2])), 2, seed=0) == pytest.approx(few - 2)
 
 
 def test_the_noise_is_the_trace_of_the_covariance_of_the_batches_gradients():
@@ -49,10 +83,10 @@ def test_the_rate_is_the_smaller_of_its_two_limits():
     model, x, y, _ = _at_the_mode(40)
     data = as_data((x, y))
     probe = _Probe(model, data, 0)
-    steep = 0.5 / largest_curvature(probe, next(iter(data.batches(4, seed=3))))
+    steep = 0.5 / largest_curvature(probe, list(data.batches(4, seed=3)))
     near = 0.1 * 2 * 3 / (40 * gradient_noise(probe, list(data.batches(4, seed=3))))
     assert constant_rate(model, data, 4, seed=3) == pytest.approx(min(steep, near), rel=0.05)
-    assert constant_rate(model, data, 40, seed=3) == pytest.approx(0.5 / largest_curvature(probe, (x, y)), rel=0.05)
+    assert constant_rate(model, data, 40, seed=3) == pytest.approx(0.5 / largest_curvature(probe, [(x, y)]), rel=0.05)
 
 
 def test_looking_for_a_rate_changes_nothing():

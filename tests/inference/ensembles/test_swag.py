@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.data import as_data
+from knowable.core.randomness import derive_seed
 from knowable.inference.ensembles.swag import SWAGObjective, some_inputs
 from tests.core.cases import (
     DTYPE,
@@ -93,12 +94,13 @@ def test_a_fit_on_a_quadratic_has_the_moments_of_gradient_descent_written_out():
 # --- SGD on a noisy quadratic ----------------------------------------------------------------------------------------
 
 
-def _covariance_of_snapshots(rate: float, momentum: float, rows: int, snapshots: int) -> Tensor:
+def _covariance_of_snapshots(rate: float, momentum: float, orders: Tensor) -> Tensor:
     """Of heavy-ball SGD on a quadratic of curvature 1, at the ends of epochs, in units of the variance of the rows.
 
     A snapshot is Σ_e Σ_j h(age of step j of epoch e) ξ_ej, where h is how a unit gradient is felt so much later, and
-    the noise ξ_e of an epoch is that of all rows in a random order: drawn without replacement.
+    ξ_ej is the deviation of the row whose turn it is: ``orders[e, j]``.
     """
+    snapshots, rows = orders.shape
     theta, velocity, felt = 0.0, 1.0, []
     theta = -rate * velocity
     for _ in range(rows * snapshots):
@@ -106,22 +108,24 @@ def _covariance_of_snapshots(rate: float, momentum: float, rows: int, snapshots:
         velocity = momentum * velocity + theta
         theta = theta - rate * velocity
     response = torch.tensor(felt, dtype=DTYPE)
-    steps = torch.arange(rows * snapshots)
-    ages = (torch.arange(1, snapshots + 1) * rows - 1).unsqueeze(1) - steps  # (snapshots, steps)
-    weights = torch.where(ages >= 0, response[ages.clamp_min(0)], 0.0).unflatten(1, (snapshots, rows))
-    centred = weights - weights.mean(-1, keepdim=True)
-    return rows / (rows - 1) * torch.einsum("sej,tej->st", centred, centred)
+    ages = (torch.arange(1, snapshots + 1) * rows - 1).unsqueeze(1) - torch.arange(rows * snapshots)
+    weights = torch.where(ages >= 0, response[ages.clamp_min(0)], 0.0)  # (snapshots, steps)
+    of_rows = torch.zeros(snapshots, rows, dtype=DTYPE).index_add(1, orders.flatten(), weights)
+    centred = of_rows - of_rows.mean(1, keepdim=True)
+    return rows / (rows - 1) * centred @ centred.T
 
 
 def test_sgd_wanders_with_the_variance_that_theory_gives(seed):
-    # 300 coordinates that know nothing of each other; each gives quadratic forms of (nearly) normal snapshots with
-    # covariance C, of mean tr(PC) and variance 2 tr((PC)²): 5 standard errors of their means
+    # 300 coordinates that share the order of the rows and nothing else; given it, each has quadratic forms of (nearly)
+    # normal snapshots with covariance C, of mean tr(PC) and variance 2 tr((PC)²): 5 standard errors of their means
     rows, coordinates, snapshots, rate = 20, 300, 30, 0.06
-    y = torch.randn(rows, coordinates, dtype=DTYPE)
+    x, y = torch.arange(rows, dtype=DTYPE).unsqueeze(1), torch.randn(rows, coordinates, dtype=DTYPE)
     spread = y.var(0, correction=0)
     method = kn.SWAG(start="network", rate=rate, snapshots=snapshots, batch_size=1, rank=0)
-    posterior = method.fit(_quadratic(y.mean(0)), (torch.zeros(rows, 1, dtype=DTYPE), y), seed=seed)
-    covariance = _covariance_of_snapshots(rate, 0.9, rows, snapshots)
+    posterior = method.fit(_quadratic(y.mean(0)), (x, y), seed=seed)
+    data, own = as_data((x, y)), derive_seed(seed, "swag")
+    turns = [torch.cat([turn for turn, _ in data.batches(1, seed=own, epoch=epoch)]) for epoch in range(snapshots)]
+    covariance = _covariance_of_snapshots(rate, 0.9, torch.stack(turns).squeeze(-1).long())
     mean = torch.full((snapshots, snapshots), 1 / snapshots**2, dtype=DTYPE)
     for form, found in (
         (torch.eye(snapshots, dtype=DTYPE) / snapshots - mean, posterior.std()["value"].square() / spread),
@@ -185,6 +189,24 @@ def test_an_epoch_has_ten_batches_and_the_number_of_snapshots_follows_the_size_o
     given = kn.SWAG(rate=0.01, batch_size=25, snapshots=7, clip=2.0)._wandering(model, few, 0)
     assert (given.batch_size, given.epochs, given.clip, given.learning_rate) == (25, 7, 2.0, 0.01)
     assert (given.schedule, given.optimiser) == ("constant", "sgd")
+
+
+def test_sgd_that_leaves_the_mode_goes_back_with_half_the_rate_and_says_so(monkeypatch):
+    # a quadratic of curvature 1: beyond 2 (1 + 0.9) / 1 = 3.8 SGD diverges, and the rate of 6 is halved to 3
+    monkeypatch.setattr("knowable.inference.ensembles.swag.constant_rate", lambda *_, **__: 6.0)
+    y = torch.randn(40, 3, dtype=DTYPE)
+    data, model = (torch.zeros(40, 1, dtype=DTYPE), y), _quadratic(y.mean(0) + 0.01)
+    with pytest.warns(kn.ConvergenceWarning, match=r"SGD left the mode .* half the learning rate \(3\)"):
+        posterior = kn.SWAG(start="network", snapshots=600, batch_size=40).fit(model, data)
+    torch.testing.assert_close(posterior.mean()["value"], y.mean(0), atol=0.05, rtol=0)
+    assert posterior.diagnostics["learning_rate"] == 3.0
+
+
+def test_a_rate_that_is_given_is_taken_as_it_is():
+    y = torch.randn(40, 3, dtype=DTYPE)
+    data, model = (torch.zeros(40, 1, dtype=DTYPE), y), _quadratic(y.mean(0) + 0.01)
+    posterior = kn.SWAG(start="network", snapshots=5, batch_size=40, rate=6.0).fit(model, data)
+    assert posterior.diagnostics["learning_rate"] == 6.0
 
 
 def test_the_rate_it_chooses_is_stable_and_said():

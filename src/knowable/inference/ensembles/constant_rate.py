@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from knowable.core.randomness import derive_seed, own_randomness
 
 MOMENTUM = 0.9  # of the training loop's SGD
 _BATCHES = 50  # whose gradients are compared, at the most
-_ITERATIONS = 20  # of the power method
+_ITERATIONS = 20  # of the power method on the first batch
+_MORE = 3  # on each of the others, which begins where the one before it ended
 _STEP = 1e-2  # length of the difference that stands for a derivative
 
 
@@ -25,8 +27,10 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
 
     The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
     to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
-    steepest direction, whose curvature is λ_max, well within what is stable, :math:`2 (1 + \mu) / \lambda_\max`.
-    Both are for the loss per example. In networks it is the second that counts.
+    steepest direction of the steepest batch, whose curvature is λ_max, well within what is stable,
+    :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that classifies nearly all rows well, most are
+    flat, and the few with a row that it gets wrong are steep.) Both are for the loss per example. In networks it is the
+    second that counts.
 
     Args:
         model: The model, whose start values are the mode.
@@ -37,9 +41,29 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
         batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
-        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, batches[0])
+        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, batches)
     rate = 0.5 / max(curvature, 1e-12)
     return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
+
+
+def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+    """The log likelihood below which SGD has left the mode.
+
+    Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
+    at the rate that brings it nearest. Twice that is too far, and in any case a nat for each number to predict.
+
+    Args:
+        model: The model, whose start values are the mode.
+        rows: The data.
+        batch_size: Rows per step; some batches tell what the log likelihood at the mode is.
+        seed: Fixes the batches.
+    """
+    objective = PointObjective(model, rows.size, use_prior=True)
+    with own_randomness(derive_seed(seed, "level")), torch.no_grad():
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
+        values = [objective(*batch)[1]["log_likelihood"].item() for batch in batches]
+    targets = rows.size * batches[0][1][0].numel()
+    return statistics.fmean(values) - min(objective.dimension, targets)
 
 
 class _Probe:
@@ -76,13 +100,16 @@ def gradient_noise(probe: _Probe, batches: list[Batch]) -> float:
     return max(0.0, squares - len(batches) * mean.square().sum().item()) / (len(batches) - 1)
 
 
-def largest_curvature(probe: _Probe, batch: Batch) -> float:
-    """The largest eigenvalue, in size, of the Hessian of the loss on a batch, by the power method on differences."""
-    like = probe.gradient(batch)
-    direction = torch.randn_like(like)
-    found = 0.0
-    for _ in range(_ITERATIONS):
-        direction = direction / direction.norm().clamp_min(1e-30)
-        slope = (probe.gradient(batch, _STEP * direction) - probe.gradient(batch, -_STEP * direction)) / (2 * _STEP)
-        found, direction = slope.norm().item(), slope
-    return found
+def largest_curvature(probe: _Probe, batches: list[Batch]) -> float:
+    """The largest eigenvalue, in size, of the Hessians of the loss on batches, by the power method on differences."""
+    direction = torch.randn_like(probe.gradient(batches[0]))
+    largest = 0.0
+    for number, batch in enumerate(batches):
+        found = 0.0
+        for _ in range(_MORE if number else _ITERATIONS):
+            unit = direction / direction.norm().clamp_min(1e-30)
+            slope = (probe.gradient(batch, _STEP * unit) - probe.gradient(batch, -_STEP * unit)) / (2 * _STEP)
+            found = slope.norm().item()
+            direction = slope if found > 0 else torch.randn_like(slope)
+        largest = max(largest, found)
+    return largest

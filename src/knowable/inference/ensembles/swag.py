@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, fields, replace
 
@@ -24,7 +25,7 @@ from knowable.core.start_values import means_for
 from knowable.core.training import Training, TrainingResult, train
 from knowable.core.types import Buffers, Params
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
-from knowable.inference.ensembles.constant_rate import constant_rate
+from knowable.inference.ensembles.constant_rate import constant_rate, lowest_log_likelihood
 from knowable.inference.ensembles.swag_posterior import SWAGPosterior
 
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
@@ -46,7 +47,8 @@ class SWAG(Method, Training):
     at the end of every epoch its weights go into the moments; the columns of D̂ are the last K deviations from the
     running mean. How far SGD wanders depends on its rate and on the batch: the default rate is the one at which it is
     nearest to the posterior, as far as that is stable. It is still SGD's spread and not the posterior's: nearly the
-    same in all directions where the posterior's is not.
+    same in all directions where the posterior's is not. Where it gets so far from the mode that no posterior around it
+    would, it goes back with half the rate, and says so; a rate that you give is taken as it is.
 
     Draws of a network with batch normalisation get running statistics of their own, computed on a sample of 1,024
     training rows, which the posterior keeps and saves.
@@ -106,6 +108,8 @@ class SWAG(Method, Training):
         objective = SWAGObjective(given, rows.size, self.rank)
         try:
             training = self._wandering(given, rows, seed)
+            if self.rate is None:
+                objective.lowest = lowest_log_likelihood(given, rows, training.rows_per_step(rows.size), seed=seed)
         except KeyboardInterrupt:
             return _stopped_at(first)
         result = train(
@@ -186,7 +190,10 @@ class SWAGObjective(PointObjective):
         centre: Their mean, ``(D,)``.
         squares: The sum of squared distances from it, ``(D,)``.
         deviations: The last deviations from the mean as it was at the time, ``(rank, D)``.
+        lowest: The log likelihood below which SGD has left the mode, where that is watched.
     """
+
+    lowest: float = -math.inf
 
     def __init__(self, model: Model, size: int, rank: int):
         super().__init__(model, size, use_prior=True)
@@ -201,6 +208,10 @@ class SWAGObjective(PointObjective):
         """Everything that training changes, the moments included."""
         own = {"count": self.count, "centre": self.centre, "squares": self.squares, "deviations": self.deviations}
         return {**super().tensors(), **{f"swag.{name}": value for name, value in own.items()}}
+
+    def fault(self, record: dict[str, float]) -> str:
+        """Whether the steps of a record were too far from the mode."""
+        return "SGD left the mode" if record["log_likelihood"] < self.lowest else ""
 
     def end_of_epoch(self) -> None:
         """Take the weights into the moments (Welford's update, which loses no digits)."""
