@@ -17,6 +17,7 @@ MOMENTUM = 0.9  # of the training loop's SGD
 _BATCHES = 50  # whose gradients are compared, at the most
 _ITERATIONS = 20  # of the power method on the first batch
 _MORE = 3  # on each of the others, which begins where the one before it ended
+_CHANCE = 20.0  # nats
 _STEP = 1e-2  # length of the difference that stands for a derivative
 
 
@@ -28,9 +29,9 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
     to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
     steepest direction of the steepest batch, whose curvature is λ_max, well within what is stable,
-    :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that classifies nearly all rows well, most are
-    flat, and the few with a row that it gets wrong are steep.) Both are for the loss per example. In networks it is the
-    second that counts.
+    :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that gets nearly all rows right most are flat, and
+    those with a row that it gets wrong are steep. The few rows that are left at the end of an epoch do not count.) Both
+    are for the loss per example. In networks it is the second that counts.
 
     Args:
         model: The model, whose start values are the mode.
@@ -41,7 +42,8 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
         batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
-        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, batches)
+        whole = [batch for batch in batches if len(batch[0]) == len(batches[0][0])]
+        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, whole)
     rate = 0.5 / max(curvature, 1e-12)
     return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
 
@@ -50,7 +52,8 @@ def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: in
     """The log likelihood below which SGD has left the mode.
 
     Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
-    at the rate that brings it nearest. Twice that is too far, and in any case a nat for each number to predict.
+    at the rate that brings it nearest. Twice that is too far, or a nat for each number to predict if that is less; and
+    twenty more, which chance may take from a few rows.
 
     Args:
         model: The model, whose start values are the mode.
@@ -63,7 +66,7 @@ def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: in
         batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _BATCHES))
         values = [objective(*batch)[1]["log_likelihood"].item() for batch in batches]
     targets = rows.size * batches[0][1][0].numel()
-    return statistics.fmean(values) - min(objective.dimension, targets)
+    return statistics.fmean(values) - min(objective.dimension, targets) - _CHANCE
 
 
 class _Probe:
