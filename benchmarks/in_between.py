@@ -228,7 +228,8 @@ def plot(methods: Mapping[str, Mapping[str, Any]], recipe: Recipe, path: Path) -
         panel.set_ylim(-3.5, 3.5)
         panels[len(shown)].plot(x, row["std"], label=title)
     panels[len(shown)].set_title("standard deviations", fontsize=10)
-    panels[len(shown)].legend(fontsize=7)
+    panels[len(shown)].set_ylim(0, 1.8 * panels[len(shown)].get_ylim()[1])  # room for the legend
+    panels[len(shown)].legend(fontsize=7, loc="upper center")
     for panel in panels[len(shown) + 1 :]:
         panel.set_visible(False)
     figure.tight_layout()
