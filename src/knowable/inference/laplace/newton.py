@@ -14,24 +14,29 @@ _LEAST = 0.2  # of what the slope promises
 
 
 def polished(expansion: Expansion, most: int) -> Expansion:
-    """Up to ``most`` damped steps uphill, until the next one promises nothing that numbers of this precision can tell.
+    """Up to ``most`` damped steps uphill, the last of which is one that promises next to nothing.
 
     A step is to the top of the parabola: with the generalised Gauss-Newton curvature it is that of Levenberg and
-    Marquardt, in which the prior keeps the matrix definite.
+    Marquardt, in which the prior keeps the matrix definite. Where it is Newton's, the digits that are right double with
+    each: the last step is the one after which all are. In single precision it is not taken, being rounding error.
     """
-    enough = 1e-12 if expansion.model.dtype == torch.float64 else 1e-6  # nats
+    double = expansion.model.dtype == torch.float64
+    little = 1e-10 if double else 1e-6  # nats
     for _ in range(most):
         curvature = FullCurvature.of(expansion)
         value, gradient = log_joint_and_gradient(expansion)
         ones = torch.ones(expansion.groups, dtype=torch.float64, device=gradient.device)
         step = curvature.solve(prior_precision(expansion), ones, gradient)
         slope = gradient @ step  # twice what the parabola promises
-        if not 0.5 * slope > enough:
+        last = not 0.5 * slope > little
+        if last and not (double and slope > 0):
             break
         higher = _search(expansion, value, step, slope)
         if higher is None:
             break
         expansion = higher
+        if last:
+            break
     return expansion
 
 
