@@ -204,6 +204,26 @@ def test_a_fit_may_raise_instead_and_keeps_the_last_good_state():
     assert objective.theta.item() == 0.0
 
 
+class Watched(Quadratic):
+    """Finds fault with windows whose loss is above a level, and says what to do."""
+
+    remedy = "Walk slower."
+
+    def fault(self, record):
+        return "The walk is too wild" if record["loss"] > 5.0 else ""
+
+
+def test_a_fault_that_the_objective_finds_counts_as_divergence():
+    # a quadratic of curvature 1: beyond a rate of 2 (1 + 0.9) SGD with momentum 0.9 diverges, long before the numbers
+    # are not finite; half of 6 is below that
+    settings, objective = {"epochs": 600, "learning_rate": 6.0, "optimiser": "sgd"}, Watched()
+    with pytest.warns(kn.ConvergenceWarning, match=r"The walk is too wild at step .* from step 0 .*half .* \(3\)"):
+        train(objective, FAR, Training(**settings))
+    assert objective.theta.item() == pytest.approx(3.0, abs=1e-6)
+    with pytest.raises(kn.Diverged, match=r"The walk is too wild at step .* rate 6. Walk slower"):
+        train(Watched(), FAR, Training(**settings, on_divergence="raise"))
+
+
 def test_eight_halvings_are_the_most():
     objective = Cliff(start=11.0)
     with pytest.warns(kn.ConvergenceWarning) as caught, pytest.raises(kn.Diverged, match="after 8 halvings"):

@@ -29,10 +29,12 @@ class Objective(nn.Module, ABC):
             is past. Every class says it for itself: it is not inherited.
         album: What is to be seen of training afterwards, one tensor after another, none of them changed once it is
             here. The loop saves them with the rest.
+        remedy: What a user may do about steps that diverge.
         recording: Whether the loss is being recorded just now: no number may be taken out of a tensor.
     """
 
     recordable: ClassVar[bool] = False
+    remedy: ClassVar[str] = "Standardise the data, lower learning_rate, or set clip=1.0."
 
     def __init__(self, model: Model, size: int):
         super().__init__()

@@ -256,7 +256,7 @@ class TrainingRun:
             raise Diverged(
                 f"{what} at step {at} with learning rate "
                 f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
-                f"Standardise the data, lower learning_rate, or set clip=1.0."
+                f"{self.objective.remedy}"
             )
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
         self.good = self._snapshot()

@@ -17,7 +17,7 @@ MOMENTUM = 0.9  # of the training loop's SGD
 _BATCHES = 50  # whose gradients are compared, at the most
 _ITERATIONS = 20  # of the power method on the first batch
 _MORE = 3  # on each of the others, which begins where the one before it ended
-_CHANCE = 20.0  # nats
+_CHANCE = 20.0  # nats, see lowest_log_likelihood
 _STEP = 1e-2  # length of the difference that stands for a derivative
 
 

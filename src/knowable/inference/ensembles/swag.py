@@ -193,6 +193,7 @@ class SWAGObjective(PointObjective):
         lowest: The log likelihood below which SGD has left the mode, where that is watched.
     """
 
+    remedy = "Standardise the data, give a smaller rate=, or set clip=1.0."
     lowest: float = -math.inf
 
     def __init__(self, model: Model, size: int, rank: int):
