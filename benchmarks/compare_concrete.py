@@ -90,7 +90,7 @@ class ScaledNetwork(BaseEstimator):
     def fit(self, X: np.ndarray, y: np.ndarray) -> ScaledNetwork:
         """Standardise and fit."""
         import knowable as kn
-        from knowable.datasets.scaling import Scaler
+        from knowable.datasets.dataset import Scaler
         from knowable.registry import find_method
 
         x, targets = torch.from_numpy(X).float(), torch.from_numpy(y).float()

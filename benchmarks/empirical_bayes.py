@@ -27,8 +27,8 @@ from benchmarks.study import Rows, describe, page, say, table
 from benchmarks.uci_data import mean_and_error
 
 if TYPE_CHECKING:
-    from knowable.core.posterior import Posterior
-    from knowable.core.prior import Prior
+    from knowable.core.model.prior import Prior
+    from knowable.core.posterior.posterior import Posterior
 
 CASES = ("linear", "network")
 _TEST_ROWS = 2_000

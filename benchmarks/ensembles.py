@@ -109,13 +109,13 @@ def vmap_step(problem: Problem) -> Step:
 def knowable_step(problem: Problem, mode: str) -> Step:
     """A step of ``DeepEnsemble`` as its training loop makes it: ``"in turn"``, or together in a mode of the engine."""
     import knowable as kn
-    from knowable.core.data import as_data
-    from knowable.core.engine import Engine
-    from knowable.core.ensemble_objective import EnsembleObjective
-    from knowable.core.point_estimate import PointObjective
-    from knowable.core.starting_points import initial_weights
-    from knowable.core.training_run import TrainingRun
-    from knowable.core.training_settings import Training
+    from knowable.core.compiling.engine import Engine
+    from knowable.core.model.data import as_data
+    from knowable.core.training.run import TrainingRun
+    from knowable.core.training.settings import Training
+    from knowable.inference.ensembles.side_by_side import EnsembleObjective
+    from knowable.inference.point.point import PointObjective
+    from knowable.inference.sampling.sampler import initial_weights
 
     x, y = problem.data()
     model = kn.Model(problem.make(), kn.Gaussian() if problem.sizes[-1] == 1 else kn.Categorical())

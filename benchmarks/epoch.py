@@ -39,7 +39,7 @@ def loader_feed(x: Tensor, y: Tensor) -> Epoch:
 
 def knowable_feed(x: Tensor, y: Tensor) -> Epoch:
     """The batches that knowable makes of data in memory, in a new order each epoch."""
-    from knowable.core.data import as_data
+    from knowable.core.model.data import as_data
 
     data = as_data((x, y))
     epochs = iter(range(10**9))

@@ -154,8 +154,8 @@ def knowable_step(network: Network, chains: int, mode: str) -> Step:
 def knowable_target(network: Network, mode: str) -> Any:
     """The log joint as the samplers get it."""
     import knowable as kn
-    from knowable.core.data import as_data
-    from knowable.core.target import ModelTarget
+    from knowable.core.chains.target import ModelTarget
+    from knowable.core.model.data import as_data
 
     layers: list[nn.Module] = []
     for inputs, outputs in zip(network.widths[:-1], network.widths[1:], strict=True):

@@ -28,9 +28,9 @@ from benchmarks.study import Rows, describe, page, say, table
 from benchmarks.uci_data import data_folder
 
 if TYPE_CHECKING:
-    from knowable.core.model import Model
-    from knowable.core.particles import Particles
-    from knowable.core.posterior import Posterior
+    from knowable.core.model.model import Model
+    from knowable.core.posterior.particles import Particles
+    from knowable.core.posterior.posterior import Posterior
 
 METHODS = ("MAP", "Laplace, last layer", "Laplace, kron", "MCDropout", "DeepEnsemble", "SWAG")
 _HEADER = ("method", "accuracy", "NLL", "ECE", "AUROC by entropy", "AUROC by mutual information")

@@ -110,7 +110,7 @@ def fit(method: Any, recipe: Recipe, seed: int) -> dict[str, Any]:
 
 def mixing(posterior: Any) -> dict[str, float]:
     """Of chains the largest R-hat and the smallest effective sample size of the function along the grid."""
-    from knowable.core.chain_posterior import ChainPosterior
+    from knowable.core.chains.posterior import ChainPosterior
 
     if not isinstance(posterior, ChainPosterior):
         return {}

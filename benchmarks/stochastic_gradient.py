@@ -65,8 +65,8 @@ def plain_step(network: Network, chains: int) -> Step:
 def knowable_step(network: Network, chains: int, method: str, *, tuned: bool = False, mode: str = "traced") -> Step:
     """A step as the chain loop makes it; a tuned one has a diagonal mass, that of a long run is compiled."""
     import knowable as kn
-    from knowable.core.data import Data
-    from knowable.core.target import ModelTarget
+    from knowable.core.chains.target import ModelTarget
+    from knowable.core.model.data import Data
 
     model = kn.Model(network.make(), kn.Categorical(), kn.Normal(1.0))
     data = Data(network.data(_BATCHES * network.batch_size), _BATCHES * network.batch_size)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from knowable.datasets.scaling import Scaler
+    from knowable.datasets.dataset import Scaler
 
 SPLITS = 20
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -74,7 +74,7 @@ def validation_parts(split: Split, *, folds: int, seed: int) -> list[Split]:
 
 def scaler_of(split: Split) -> Scaler:
     """Standardises inputs and targets by the rows to learn from."""
-    from knowable.datasets.scaling import Scaler
+    from knowable.datasets.dataset import Scaler
 
     scale = split.x.std(0, correction=0)
     return Scaler(

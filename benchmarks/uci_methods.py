@@ -25,8 +25,8 @@ from benchmarks.uci_data import SPLITS, Split, load, mean_and_error, network, sc
 from benchmarks.uci_published import PUBLISHED, SOURCES
 
 if TYPE_CHECKING:
-    from knowable.core.model import Model
-    from knowable.core.posterior import Posterior
+    from knowable.core.model.model import Model
+    from knowable.core.posterior.posterior import Posterior
 
 DATA = ("bostonHousing", "concrete", "energy", "wine-quality-red", "yacht")
 METHODS = ("MAP", "Laplace", "MCDropout", "DeepEnsemble", "SWAG")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core import schedule
+from knowable.core.training import schedule
 from knowable.registry import METHODS
 
 ROOT = Path(__file__).parents[1]

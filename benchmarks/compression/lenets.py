@@ -34,8 +34,8 @@ from benchmarks.study import Rows, describe, page, table
 
 if TYPE_CHECKING:
     from knowable.core.method import Method
-    from knowable.core.model import Model
-    from knowable.core.posterior import Posterior
+    from knowable.core.model.model import Model
+    from knowable.core.posterior.posterior import Posterior
 
 PUBLISHED = {
     "LeNet-300-100": {"dense error": 1.64, "error": 1.92, "sparsity": "98.9-97.2-62.0", "compression": 68},

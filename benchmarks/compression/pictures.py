@@ -29,7 +29,7 @@ def draw_filters(frames: Tensor, path: Path, *, moments: Sequence[int]) -> None:
         path: Of the PNG.
         moments: Which epochs, counted from 1.
     """
-    from knowable.core.figure import new_figure
+    from knowable.core.support.figure import new_figure
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(2, len(moments), squeeze=False)
@@ -43,7 +43,7 @@ def animate_filters(frames: Tensor, path: Path) -> None:
     """The same as a GIF: a picture for each epoch, or for every so many where there are more than forty."""
     from PIL import Image
 
-    from knowable.core.figure import new_figure
+    from knowable.core.support.figure import new_figure
 
     pictures = []
     every = -(-len(frames) // _MOST_FRAMES)

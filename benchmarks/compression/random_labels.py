@@ -25,7 +25,7 @@ from benchmarks.study import Rows, describe, page, table
 
 if TYPE_CHECKING:
     from knowable.core.method import Method
-    from knowable.core.posterior import Posterior
+    from knowable.core.posterior.posterior import Posterior
 
 METHODS = ("sparse", "binary dropout")
 _HEADER = ("network, method", "images", "training accuracy %", "weights that stay", "of", "zeros %", "minutes")

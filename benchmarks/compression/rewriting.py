@@ -26,7 +26,7 @@ from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
 
 if TYPE_CHECKING:
-    from knowable.core.posterior import Posterior
+    from knowable.core.posterior.posterior import Posterior
     from knowable.decisions.compress.compressed import Compressed
 
 BITS = {"as they are": None, "rounded": "posterior"}

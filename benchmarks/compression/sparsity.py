@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from knowable.core.posterior import Posterior
-    from knowable.core.types import Params
+    from knowable.core.network.params import Params
+    from knowable.core.posterior.posterior import Posterior
 
 THRESHOLD = 3.0
 """Weights with log alpha above this go: the variance of their noise is 20 times their square."""

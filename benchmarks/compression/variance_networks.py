@@ -19,7 +19,7 @@ from benchmarks.compression.working import Fits, work_through
 from benchmarks.study import Rows, describe, page, table
 
 if TYPE_CHECKING:
-    from knowable.core.posterior import Posterior
+    from knowable.core.posterior.posterior import Posterior
 
 NETWORKS = {"means everywhere": None, "second layer without means": "3.weight"}
 DRAWS = (1, 4, 16, 64)

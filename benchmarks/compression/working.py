@@ -20,8 +20,8 @@ from benchmarks.study import Rows, say
 
 if TYPE_CHECKING:
     from knowable.core.method import Method
-    from knowable.core.model import Model
-    from knowable.core.posterior import Posterior
+    from knowable.core.model.model import Model
+    from knowable.core.posterior.posterior import Posterior
 
 
 def work_through(

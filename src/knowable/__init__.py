@@ -18,25 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
 from knowable.comparison import Comparison, compare
-from knowable.core.chain_diagnostics import ChainDiagnostics
-from knowable.core.chain_posterior import ChainPosterior
-from knowable.core.checkpoint import Checkpoint
-from knowable.core.data import Data
-from knowable.core.deadline import time_limit
-from knowable.core.diagnostics import Diagnostics, LogEvidence
-from knowable.core.engine import Engine
-from knowable.core.flow_posterior import FlowPosterior
-from knowable.core.gates import Gates, gated
-from knowable.core.kronecker_normal import KroneckerNormal
-from knowable.core.low_rank_normal import LowRankNormal
-from knowable.core.mixture import Mixture
-from knowable.core.model import Model
-from knowable.core.normal_posterior import DiagonalNormal, FullNormal
-from knowable.core.particles import Particles
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.core.product import ProductPosterior
-from knowable.core.samples import Samples
+from knowable.core.chains.diagnostics import ChainDiagnostics
+from knowable.core.chains.posterior import ChainPosterior, Samples
+from knowable.core.compiling.engine import Engine
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.gates import Gates, gated
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.kronecker_normal import KroneckerNormal
+from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.mixture import Mixture
+from knowable.core.posterior.normal import DiagonalNormal, FullNormal
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.product import ProductPosterior
+from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.support.time_limit import time_limit
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -123,6 +121,7 @@ from knowable.inference.variational import (
     families,
     gradient_variance,
 )
+from knowable.inference.variational.flow.posterior import FlowPosterior
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (

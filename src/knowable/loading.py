@@ -14,8 +14,8 @@ import knowable.inference.point
 import knowable.inference.variational
 import knowable.likelihoods
 import knowable.priors  # noqa: F401  (these register what an artifact may name)
-from knowable.core.artifact import load_posterior
-from knowable.core.posterior import Posterior
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.saving import load_posterior
 
 
 def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:

@@ -1,6 +1,261 @@
 """The papers behind the methods, as BibTeX."""
 
-from knowable._references_variational import VARIATIONAL
+from __future__ import annotations
+
+# --- The papers behind the variational methods, as BibTeX ------------------------------------------------------------
+
+VARIATIONAL: dict[str, str] = {
+    "graves2011": """@inproceedings{graves2011,
+  author    = {Graves, Alex},
+  title     = {Practical Variational Inference for Neural Networks},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2011}
+}""",
+    "blundell2015": """@inproceedings{blundell2015,
+  author    = {Blundell, Charles and Cornebise, Julien and Kavukcuoglu, Koray and Wierstra, Daan},
+  title     = {Weight Uncertainty in Neural Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2015}
+}""",
+    "sun2019": """@inproceedings{sun2019,
+  author    = {Sun, Shengyang and Zhang, Guodong and Shi, Jiaxin and Grosse, Roger},
+  title     = {Functional Variational {Bayesian} Neural Networks},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "burt2020": """@misc{burt2020,
+  author    = {Burt, David R. and Ober, Sebastian W. and Garriga-Alonso, Adri{\\`a} and van der Wilk, Mark},
+  title     = {Understanding Variational Inference in Function-Space},
+  publisher = {arXiv:2011.09421},
+  year      = {2020}
+}""",
+    "rudner2022": """@inproceedings{rudner2022,
+  author    = {Rudner, Tim G. J. and Chen, Zonghao and Teh, Yee Whye and Gal, Yarin},
+  title     = {Tractable Function-Space Variational Inference in {Bayesian} Neural Networks},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2022}
+}""",
+    "chechik2005": """@article{chechik2005,
+  author  = {Chechik, Gal and Globerson, Amir and Tishby, Naftali and Weiss, Yair},
+  title   = {Information Bottleneck for {Gaussian} Variables},
+  journal = {Journal of Machine Learning Research},
+  volume  = {6},
+  pages   = {165--188},
+  year    = {2005}
+}""",
+    "alemi2017": """@inproceedings{alemi2017,
+  author    = {Alemi, Alexander A. and Fischer, Ian and Dillon, Joshua V. and Murphy, Kevin},
+  title     = {Deep Variational Information Bottleneck},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+    "alemi2018": """@misc{alemi2018,
+  author    = {Alemi, Alexander A. and Fischer, Ian and Dillon, Joshua V.},
+  title     = {Uncertainty in the Variational Information Bottleneck},
+  publisher = {arXiv:1807.00906},
+  year      = {2018}
+}""",
+    "kingma2015": """@inproceedings{kingma2015,
+  author    = {Kingma, Diederik P. and Salimans, Tim and Welling, Max},
+  title     = {Variational Dropout and the Local Reparameterization Trick},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2015}
+}""",
+    "molchanov2017": """@inproceedings{molchanov2017,
+  author    = {Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Variational Dropout Sparsifies Deep Neural Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2017}
+}""",
+    "lobacheva2017": """@misc{lobacheva2017,
+  author    = {Lobacheva, Ekaterina and Chirkova, Nadezhda and Vetrov, Dmitry},
+  title     = {{Bayesian} Sparsification of Recurrent Neural Networks},
+  publisher = {arXiv:1708.00077},
+  year      = {2017}
+}""",
+    "neklyudov2018": """@misc{neklyudov2018,
+  author    = {Neklyudov, Kirill and Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Variance Networks: When Expectation Does Not Meet Your Expectations},
+  publisher = {arXiv:1803.03764},
+  year      = {2018}
+}""",
+    "wang2013": """@inproceedings{wang2013,
+  author    = {Wang, Sida and Manning, Christopher},
+  title     = {Fast dropout training},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2013}
+}""",
+    "opper2009": """@article{opper2009,
+  author  = {Opper, Manfred and Archambeau, C{\\'e}dric},
+  title   = {The Variational {Gaussian} Approximation Revisited},
+  journal = {Neural Computation},
+  volume  = {21},
+  number  = {3},
+  pages   = {786--792},
+  year    = {2009}
+}""",
+    "titsias2014": """@inproceedings{titsias2014,
+  author    = {Titsias, Michalis K. and L{\\'a}zaro-Gredilla, Miguel},
+  title     = {Doubly Stochastic Variational {Bayes} for Non-Conjugate Inference},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2014}
+}""",
+    "neklyudov2017": """@inproceedings{neklyudov2017,
+  author    = {Neklyudov, Kirill and Molchanov, Dmitry and Ashukha, Arsenii and Vetrov, Dmitry},
+  title     = {Structured {Bayesian} Pruning via Log-Normal Multiplicative Noise},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "louizos2017": """@inproceedings{louizos2017,
+  author    = {Louizos, Christos and Ullrich, Karen and Welling, Max},
+  title     = {{Bayesian} Compression for Deep Learning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "louizos2016": """@inproceedings{louizos2016,
+  author    = {Louizos, Christos and Welling, Max},
+  title     = {Structured and Efficient Variational Deep Learning with Matrix {Gaussian} Posteriors},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2016}
+}""",
+    "kucukelbir2017": """@article{kucukelbir2017,
+  author  = {Kucukelbir, Alp and Tran, Dustin and Ranganath, Rajesh and Gelman, Andrew and Blei, David M.},
+  title   = {Automatic Differentiation Variational Inference},
+  journal = {Journal of Machine Learning Research},
+  volume  = {18},
+  number  = {14},
+  pages   = {1--45},
+  year    = {2017}
+}""",
+    "roeder2017": """@inproceedings{roeder2017,
+  author    = {Roeder, Geoffrey and Wu, Yuhuai and Duvenaud, David},
+  title     = {Sticking the Landing: Simple, Lower-Variance Gradient Estimators for Variational Inference},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "ong2018": """@article{ong2018,
+  author  = {Ong, Victor M.-H. and Nott, David J. and Smith, Michael S.},
+  title   = {{Gaussian} Variational Approximation with a Factor Covariance Structure},
+  journal = {Journal of Computational and Graphical Statistics},
+  volume  = {27},
+  number  = {3},
+  pages   = {465--478},
+  year    = {2018}
+}""",
+    "jaakkola1998": """@inproceedings{jaakkola1998,
+  author    = {Jaakkola, Tommi S. and Jordan, Michael I.},
+  title     = {Improving the Mean Field Approximation via the Use of Mixture Distributions},
+  booktitle = {Learning in Graphical Models},
+  publisher = {Springer},
+  pages     = {163--173},
+  year      = {1998}
+}""",
+    "bishop1998": """@inproceedings{bishop1998,
+  author    = {Bishop, Christopher M. and Lawrence, Neil D. and Jaakkola, Tommi and Jordan, Michael I.},
+  title     = {Approximating Posterior Distributions in Belief Networks Using Mixtures},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {1998}
+}""",
+    "gershman2012": """@inproceedings{gershman2012,
+  author    = {Gershman, Samuel J. and Hoffman, Matthew D. and Blei, David M.},
+  title     = {Nonparametric Variational Inference},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2012}
+}""",
+    "rezende2015": """@inproceedings{rezende2015,
+  author    = {Rezende, Danilo Jimenez and Mohamed, Shakir},
+  title     = {Variational Inference with Normalizing Flows},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2015}
+}""",
+    "dinh2017": """@inproceedings{dinh2017,
+  author    = {Dinh, Laurent and Sohl-Dickstein, Jascha and Bengio, Samy},
+  title     = {Density Estimation Using {Real} {NVP}},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+    "clark1961": """@article{clark1961,
+  author  = {Clark, Charles E.},
+  title   = {The Greatest of a Finite Set of Random Variables},
+  journal = {Operations Research},
+  volume  = {9},
+  number  = {2},
+  pages   = {145--162},
+  year    = {1961}
+}""",
+    "knowles2011": """@inproceedings{knowles2011,
+  author    = {Knowles, David A. and Minka, Thomas P.},
+  title     = {Non-conjugate Variational Message Passing for Multinomial and Binary Regression},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2011}
+}""",
+    "lobato2015": """@inproceedings{lobato2015,
+  author    = {Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel and Adams, Ryan P.},
+  title     = {Probabilistic Backpropagation for Scalable Learning of {Bayesian} Neural Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2015}
+}""",
+    "khan2018": """@inproceedings{khan2018,
+  author    = {Khan, M. E. and Nielsen, D. and Tangkaratt, V. and Lin, W. and Gal, Y. and Srivastava, A.},
+  title     = {Fast and Scalable {Bayesian} Deep Learning by Weight-Perturbation in {Adam}},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2018}
+}""",
+    "wu2019": """@inproceedings{wu2019,
+  author    = {Wu, A. and Nowozin, S. and Meeds, E. and Turner, R. E. and Hern{\\'a}ndez-Lobato, J. M. and Gaunt, A.},
+  title     = {Deterministic Variational Inference for Robust {Bayesian} Neural Networks},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "lin2020": """@inproceedings{lin2020,
+  author    = {Lin, Wu and Schmidt, Mark and Khan, Mohammad Emtiyaz},
+  title     = {Handling the Positive-Definite Constraint in the {Bayesian} Learning Rule},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2020}
+}""",
+    "shen2024": """@inproceedings{shen2024,
+  author    = {Shen, Y. and Daheim, N. and Cong, B. and Nickl, P. and Marconi, G. M. and Bazan, C. and Yokota, R. and Gurevych, I. and Cremers, D. and Khan, M. E. and M{\\"o}llenhoff, T.},
+  title     = {Variational Learning is Effective for Large Deep Networks},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2024}
+}""",  # noqa: E501
+    "ranganath2014": """@inproceedings{ranganath2014,
+  author    = {Ranganath, Rajesh and Gerrish, Sean and Blei, David M.},
+  title     = {Black Box Variational Inference},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2014}
+}""",
+    "titsias2015": """@inproceedings{titsias2015,
+  author    = {Titsias, Michalis K. and L{\\'a}zaro-Gredilla, Miguel},
+  title     = {Local Expectation Gradients for Black Box Variational Inference},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2015}
+}""",
+    "mnih2016": """@inproceedings{mnih2016,
+  author    = {Mnih, Andriy and Rezende, Danilo J.},
+  title     = {Variational Inference for {Monte Carlo} Objectives},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2016}
+}""",
+    "kool2019": """@inproceedings{kool2019,
+  author    = {Kool, Wouter and van Hoof, Herke and Welling, Max},
+  title     = {Buy 4 {REINFORCE} Samples, Get a Baseline for Free!},
+  booktitle = {ICLR Workshop: Deep Reinforcement Learning Meets Structured Prediction},
+  year      = {2019}
+}""",
+    "williams1992": """@article{williams1992,
+  author  = {Williams, Ronald J.},
+  title   = {Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning},
+  journal = {Machine Learning},
+  volume  = {8},
+  number  = {3--4},
+  pages   = {229--256},
+  year    = {1992}
+}""",
+}
+
+
+# --- The papers behind the methods, as BibTeX ------------------------------------------------------------------------
 
 BIBTEX: dict[str, str] = {
     **VARIATIONAL,

@@ -14,8 +14,8 @@ from benchmarks.study import Rows
 from PIL import Image
 
 import knowable as kn
-from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.training_run import TrainingRun
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.training.run import TrainingRun
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.comparison.estimator_subject import EstimatorSubject, table_fingerprint
-from knowable.core.diagnostics import Diagnostics
+from knowable.comparison.subject import EstimatorSubject, table_fingerprint
+from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.errors import InvalidData, InvalidType
 from tests.comparison.cases import MeanEstimator, ShareEstimator
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowable.comparison import memory
-from knowable.comparison.memory import watched_memory
+from knowable.comparison import run as memory
+from knowable.comparison.run import watched_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the Linux kernel's high-water mark")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.comparison.model_subject import ModelSubject
+from knowable.comparison.subject import ModelSubject
 from knowable.errors import InvalidData, Unsupported
 from tests.comparison.cases import linear_problem
 

@@ -8,12 +8,11 @@ import pytest
 import knowable as kn
 from knowable.comparison import run as running
 from knowable.comparison.budget import Budget
-from knowable.comparison.contenders import Contender
 from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
-from knowable.comparison.model_subject import ModelSubject
-from knowable.comparison.run import Run, fits_to_make
-from knowable.comparison.trial import Conditions, Outcome
+from knowable.comparison.methods import Contender
+from knowable.comparison.run import Conditions, Outcome, Run, fits_to_make
+from knowable.comparison.subject import ModelSubject
 from tests.comparison.cases import linear_problem
 
 A, B, C = (Contender(name, kn.MAP(epochs=number)) for number, name in enumerate("abc", 1))

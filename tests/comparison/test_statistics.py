@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from knowable.comparison.statistics import estimate, order, paired, ranking
+from knowable.comparison.comparison import estimate, order, paired, ranking
 from tests.comparison.cases import THREE
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.comparison.contenders import Contender
 from knowable.comparison.folds import Split
-from knowable.comparison.model_subject import ModelSubject
-from knowable.comparison.trial import Conditions, Notes, attempt, fit_seed, one_line
+from knowable.comparison.methods import Contender
+from knowable.comparison.run import Conditions, Notes, attempt, fit_seed, one_line
+from knowable.comparison.subject import ModelSubject
 from knowable.core.method import Method
 from knowable.errors import Interrupted, KnowableWarning
 from tests.comparison.cases import class_problem, linear_problem

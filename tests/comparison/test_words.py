@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from knowable.comparison.journal import Record
-from knowable.comparison.words import READING, VERDICTS, findings, lacking, title, troubles
+from knowable.comparison.text import READING, VERDICTS, findings, lacking, title, troubles
 from tests.comparison.cases import THREE, made_up, record
 
 

@@ -97,13 +97,13 @@ SUBJECTS = {
 @pytest.fixture(autouse=True)
 def _short_training_before_chains(monkeypatch):
     """Parameters that are points are trained before the chains begin: a few steps will do here."""
-    monkeypatch.setattr("knowable.core.starting_points._STEPS", 20)
+    monkeypatch.setattr("knowable.inference.sampling.sampler._STEPS", 20)
 
 
 @pytest.fixture(autouse=True)
 def _few_passes_for_the_bound(monkeypatch):
     """The bound at the end of a variational fit is averaged over some ten draws of the weights, not hundreds."""
-    monkeypatch.setattr("knowable.core.final_bound._BOUND_ROWS", 400)
+    monkeypatch.setattr("knowable.inference.variational.method._BOUND_ROWS", 400)
 
 
 def test_every_registered_method_is_here():

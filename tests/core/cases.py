@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.core.types import Params
+from knowable.core.network.params import Layout, Params
 
 DTYPE = torch.float64
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget, Target
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.target import DensityTarget, Target
+from knowable.core.network.params import Layout
 
 
 def normal_target(dimension: int = 2) -> DensityTarget:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from knowable.core import chain_run, deadline
+from knowable.core.chains import run as chain_run
+from knowable.core.support import time_limit as deadline
 
 
 class Clock:

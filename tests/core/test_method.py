@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.data import as_data
 from knowable.core.method import admit, identity_of
+from knowable.core.model.data import as_data
 from tests.core.cases import batch_norm_net, diagonal_posterior, linear_data, linear_model, mlp
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.data import Data, as_data
-from knowable.core.objective import Objective
-from knowable.core.training import Training, train
+from knowable.core.model.data import Data, as_data
+from knowable.core.training.loop import Training, train
+from knowable.core.training.objective import Objective
 from tests.core.cases import linear_model
 
 

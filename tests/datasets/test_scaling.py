@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from knowable.core.prediction import RegressionPrediction
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.datasets import Dataset, Scaler, blobs, heteroscedastic_sine, motorcycle
 from knowable.errors import InvalidData, Unsupported
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import ClassPrediction, RegressionPrediction
+from knowable.core.prediction.prediction import ClassPrediction, RegressionPrediction
 from knowable.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, Poisson, StudentT
 
 DTYPE = torch.float64

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from knowable.core.prediction import RegressionPrediction
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 from knowable.evaluation.calibration import (
     coverage,

@@ -13,9 +13,8 @@ from scipy import stats
 from torch import nn
 
 import knowable as kn
-from knowable.core.chain_diagnostics import ChainDiagnostics
-from knowable.core.chain_posterior import ChainPosterior
-from knowable.core.samples import Samples
+from knowable.core.chains.diagnostics import ChainDiagnostics
+from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.errors import InvalidArgument, InvalidType, MissingExtra
 from knowable.evaluation.chain_plots import kernel_density, rank_counts, rank_plot, trace_plot
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from knowable.errors import InvalidData, InvalidType
-from knowable.evaluation._inputs import class_table, classes_and_target, means_and_target, target, to_tensor
+from knowable.evaluation.inputs import class_table, classes_and_target, means_and_target, target, to_tensor
 
 from .cases import DTYPE, binary, classes, normals
 

@@ -11,8 +11,8 @@ from scipy import stats
 from torch import nn
 
 import knowable as kn
-from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.particles import Particles
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.particles import Particles
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.evaluation.reference import compare_predictions, compare_to_reference, distances
 

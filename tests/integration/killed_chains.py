@@ -7,7 +7,8 @@ import torch._dynamo  # the first optimiser of a process loads it: here once for
 from torch import nn
 
 import knowable as kn
-from knowable.core import chain_run, starting_points
+from knowable.core.chains import run as chain_run
+from knowable.inference.sampling import sampler as starting_points
 from knowable.inference.sampling.hmc import HMC
 
 

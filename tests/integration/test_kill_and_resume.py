@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.storage import is_folder, read_folder
+from knowable.core.storage.folder import is_folder, read_folder
 from tests.integration import killed_runs
 
 CONTEXT = multiprocessing.get_context("forkserver")

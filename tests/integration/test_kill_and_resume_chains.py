@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core import chain_run, starting_points
-from knowable.core.storage import is_folder, read_folder
+from knowable.core.chains import run as chain_run
+from knowable.core.storage.folder import is_folder, read_folder
+from knowable.inference.sampling import sampler as starting_points
 from tests.integration import killed_chains
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -4,17 +4,9 @@ import math
 
 import torch
 
-from knowable.interfaces.report import Citation, Column, Notice, Report, Section, score_table
-from knowable.interfaces.report.content import Listing
-from knowable.interfaces.report.from_predictions import (
-    band_panel,
-    coverage_panel,
-    curves_panel,
-    noise_panel,
-    pictures_panel,
-    reliability_panel,
-)
-from knowable.interfaces.report.panels import (
+from knowable.likelihoods import Categorical, HeteroscedasticGaussian
+from knowable.report import Citation, Column, Notice, Report, Section, score_table
+from knowable.report.panels import (
     Axes,
     BarsPanel,
     DependencePanel,
@@ -23,8 +15,16 @@ from knowable.interfaces.report.panels import (
     Response,
     TracesPanel,
 )
-from knowable.interfaces.report.rows import truth_panel
-from knowable.likelihoods import Categorical, HeteroscedasticGaussian
+from knowable.report.prediction_panels import (
+    band_panel,
+    coverage_panel,
+    curves_panel,
+    noise_panel,
+    pictures_panel,
+    reliability_panel,
+)
+from knowable.report.report import Listing
+from knowable.report.row_panels import truth_panel
 
 HOSTILE = "<script>alert('$x^2$ & \"quotes\"')</script>"
 

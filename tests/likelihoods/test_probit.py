@@ -8,8 +8,8 @@ import torch
 from scipy import integrate, special, stats
 
 import knowable as kn
-from knowable.core.normal_outputs import NormalOutputs
-from knowable.likelihoods.probit import moderated
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.likelihoods.bernoulli import moderated
 
 DTYPE = torch.float64
 

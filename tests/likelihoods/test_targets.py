@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from knowable.errors import InvalidData
-from knowable.likelihoods._targets import as_numbers, refuse_where
+from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 def test_a_column_and_a_vector_are_the_same_target():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from knowable.core.prior import PriorByName
+from knowable.core.model.prior import PriorByName
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.priors import EmpiricalBayes, Flat, LaplacePrior, Normal, StudentTPrior
 

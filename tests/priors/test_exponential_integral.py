@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import special
 
-from knowable.priors._exponential_integral import log_scaled_exponential_integral
+from knowable.priors.horseshoe import log_scaled_exponential_integral
 
 
 def _oracle(z: np.ndarray) -> np.ndarray:

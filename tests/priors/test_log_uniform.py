@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from knowable.core.normal_divergence import NormalStretch
 from knowable.errors import Unsupported
+from knowable.inference.variational.divergence import NormalStretch
 from knowable.priors import LogUniform
 from knowable.priors.log_uniform import divergence_at
 

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior_prior import PosteriorPrior
+from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.tabular import Schema, read_table
 from knowable.tabular.estimators import can_update
 from tests.tabular.cases import QUICK, linear_network, mixed_frame, small_network

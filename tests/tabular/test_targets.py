@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 import knowable as kn
-from knowable.core.prediction import RegressionPrediction
-from knowable.likelihoods.normal_components import NormalComponents
+from knowable.core.prediction.components import NormalComponents
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.tabular import read_table
 from knowable.tabular.targets import (
     ClassTargets,

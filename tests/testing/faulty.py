@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import knowable as kn
-from knowable.core.posterior import Posterior
+from knowable.core.posterior.posterior import Posterior
 from knowable.testing import Subject
 
 Change = Callable[..., Posterior]

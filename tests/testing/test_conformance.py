@@ -4,7 +4,10 @@ import pytest
 
 import knowable as kn
 from knowable.testing import CHECKS, Check, check_method, parametrize_with_checks
-from knowable.testing.checks import inputs, networks, precision, predicting, randomness, resuming, storing, untouched
+from knowable.testing.checks import inputs, networks, predicting, resuming, storing
+from knowable.testing.checks import predicting as precision
+from knowable.testing.checks import predicting as randomness
+from knowable.testing.checks import storing as untouched
 from tests.testing.faulty import faulty, sound
 
 MODULES = (inputs, networks, precision, predicting, randomness, resuming, storing, untouched)

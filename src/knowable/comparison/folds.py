@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from knowable.core.checks import check_count
-from knowable.core.randomness import generator_for
+from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 _MOST_STRATA = 20  # distinct outcomes that are shared out evenly

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowable.core.files import as_file, write_whole
+from knowable.core.support.files import as_file, write_whole
 from knowable.errors import InvalidArgument
 
 FORMAT = 1

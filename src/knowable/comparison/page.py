@@ -12,10 +12,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from knowable.comparison.drawing import Mark, forest
-from knowable.comparison.kinds import BY_NAME, FIRST, ScoreKind, shown, with_error
-from knowable.comparison.statistics import TOLD_APART, Estimate, Place
-from knowable.comparison.words import READING, VERDICTS, findings, title, troubles
+from knowable.comparison.comparison import TOLD_APART, Estimate, Place
+from knowable.comparison.forest import Mark, forest
+from knowable.comparison.scores import BY_NAME, FIRST, ScoreKind, shown, with_error
+from knowable.comparison.text import READING, VERDICTS, findings, title, troubles
 
 if TYPE_CHECKING:
     from knowable.comparison.comparison import Comparison

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knowable.comparison.kinds import FIRST, ScoreKind, shown, with_error
-from knowable.comparison.statistics import Place
-from knowable.comparison.words import lacking, title
+from knowable.comparison.comparison import Place
+from knowable.comparison.scores import BY_NAME, FIRST, ScoreKind, shown, with_error
 
 if TYPE_CHECKING:
     from knowable.comparison.comparison import Comparison
+
 
 _NOT_SHOWN = ("predict_seconds",)
 _NOTE = """± is one standard error over folds. Methods are ranked by nll; the difference from the best is taken fold by
@@ -51,3 +51,90 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+# --- What a comparison says in sentences, on pages and in the terminal -----------------------------------------------
+
+VERDICTS = {
+    "best": "best",
+    "tied": "tied with the best",
+    "worse": "worse than the best",
+    "unclear": "too few folds to tell",
+}
+
+READING = (
+    ("Held-out rows", "Each row is scored by fits that have not seen it: the rows are dealt into folds, and every "
+     "method is fitted to all folds but one and scored on that one, in turn."),
+    ("Standard error", "How far a mean over folds may be off by the chance of which rows fell where. Training rows of "
+     "different folds overlap, so that it is somewhat too small: take less than two of them for nothing."),
+    ("Paired difference", "Some folds are harder than others, for all methods alike. The difference of two methods on "
+     "the same fold leaves that out, so that its error is most often smaller than those of the means."),
+    ("Negative log predictive density", "It judges the whole predictive distribution, spread included: the lower, the "
+     "more probability a method gave to what came. A method that is sure and wrong pays most."),
+    ("Coverage and width", "Of 90% intervals nine in ten should hold the outcome. Among methods that keep that, "
+     "narrower intervals know more."),
+    ("What a comparison cannot say", "Which method is best elsewhere. It is about this data, this model and the "
+     "time that the fits were given."),
+)  # fmt: skip
+"""How to read it, as pairs of a term and its explanation."""
+
+
+def title(comparison: Comparison) -> str:
+    """What was compared, in a line."""
+    rows = comparison.facts.get("Rows")
+    where = f" on {rows} rows" if rows else ""
+    return f"Comparison of {_count(len(comparison.methods), 'method')}{where}, {_count(comparison.folds, 'fold')}"
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """What came out: the best, who is tied with it, who is worse."""
+    places = comparison.ranking()
+    best = places[0]
+    label = BY_NAME[FIRST].label
+    said = [f"{best.method} has the lowest {label}: {with_error(best.score.mean, best.score.standard_error)}."]
+    tied = [place.method for place in places if place.verdict == "tied"]
+    if tied:
+        said.append(f"Within two standard errors of it: {_listed(tied)}.")
+    worse = [
+        f"{place.method} by {with_error(place.difference.mean, place.difference.standard_error)}"
+        for place in places
+        if place.verdict == "worse"
+    ]
+    if worse:
+        said.append(f"Worse: {_listed(worse)}.")
+    unclear = [place.method for place in places if place.verdict == "unclear"]
+    if unclear:
+        said.append(f"There are too few folds to tell it from {_listed(unclear)}.")
+    return said
+
+
+def troubles(comparison: Comparison) -> list[tuple[str, str]]:
+    """Why methods lack folds, then what their fits warned of, as pairs of a source and a sentence."""
+    return lacking(comparison) + [
+        (method, text if count == 1 else f"{text} (in {count} of {comparison.folds} fits)")
+        for method in comparison.methods
+        for text, count in comparison.warnings(method).items()
+    ]
+
+
+def lacking(comparison: Comparison) -> list[tuple[str, str]]:
+    """Why methods lack folds, as pairs of the method with its folds and the reason."""
+    found = []
+    for method in comparison.methods:
+        folds: dict[str, list[int]] = {}
+        for fold, why in comparison.failures(method).items():
+            folds.setdefault(why, []).append(fold)
+        found += [(f"{method}, {_folds(where)}", why) for why, where in folds.items()]
+    return found
+
+
+def _folds(numbers: Sequence[int]) -> str:
+    return f"fold{'s' if len(numbers) > 1 else ''} {', '.join(str(number + 1) for number in sorted(numbers))}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"

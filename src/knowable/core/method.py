@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from dataclasses import fields
 from typing import Any
 
-from knowable.core.checkpoint import Checkpoint
-from knowable.core.checks import check_count
-from knowable.core.data import Data, as_data
-from knowable.core.engine import Engine
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
-from knowable.core.storage import tensor_fingerprint
+from knowable.core.compiling.engine import Engine
+from knowable.core.model.data import Data, as_data
+from knowable.core.model.model import Model
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import tensor_fingerprint
+from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number
+from knowable.core.support.checks import check_count, check_number
 from knowable.datasets.dataset import Dataset, Truth
 
 

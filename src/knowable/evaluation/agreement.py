@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from knowable.core.prediction import Prediction
+from knowable.core.prediction.prediction import Prediction
 from knowable.errors import InvalidData
-from knowable.evaluation._inputs import Array, ClassTable, class_table
+from knowable.evaluation.inputs import Array, ClassTable, class_table
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number
-from knowable.core.likelihood import align_target
-from knowable.core.prediction import Prediction, RegressionPrediction
+from knowable.core.model.likelihood import align_target
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction
+from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidData, InvalidType
-from knowable.evaluation._inputs import (
+from knowable.evaluation.inputs import (
     Array,
     by_row,
     cdf,

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from knowable.core.chain_diagnostics import element_name
-from knowable.core.chain_posterior import ChainPosterior
-from knowable.core.checks import check_count
-from knowable.core.figure import BAND, COLOURS, GRID, INK, MUTED, new_figure
-from knowable.core.mixing import ess_bulk, rhat
-from knowable.core.samples import Samples
+from knowable.core.chains.diagnostics import element_name
+from knowable.core.chains.mixing import ess_bulk, rhat
+from knowable.core.chains.posterior import ChainPosterior, Samples
+from knowable.core.support.checks import check_count
+from knowable.core.support.figure import BAND, COLOURS, GRID, INK, MUTED, new_figure
 from knowable.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
-from knowable.evaluation._inputs import Array, by_row, in_double
 from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
+from knowable.evaluation.inputs import Array, by_row, in_double
 from knowable.evaluation.scores import accuracy_rows, brier_rows, crps_rows, nll_rows, squared_error_rows
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.evaluation._inputs import in_double
+from knowable.evaluation.inputs import in_double
 
 _GROUPS = 10  # of draws, left out in turn for the standard errors
 

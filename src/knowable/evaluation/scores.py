@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from knowable.core.likelihood import align_target, check_finite_target
-from knowable.core.prediction import Prediction, RegressionPrediction
+from knowable.core.model.likelihood import align_target, check_finite_target
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction
 from knowable.errors import InvalidData
-from knowable.evaluation._inputs import (
+from knowable.evaluation.inputs import (
     Array,
     by_row,
     cdf,

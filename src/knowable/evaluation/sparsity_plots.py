@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number, check_type
-from knowable.core.figure import COLOURS, GRID, INK, MUTED, new_figure
-from knowable.core.posterior import Posterior
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_count, check_number, check_type
+from knowable.core.support.figure import COLOURS, GRID, INK, MUTED, new_figure
 from knowable.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_generator
-from knowable.core.likelihood import Likelihood, sum_over_event
-from knowable.core.normal_outputs import NormalOutputs
-from knowable.core.output_information import DiagonalInformation
-from knowable.core.prediction import ClassPrediction, joined_log_weights
-from knowable.core.types import Params
-from knowable.likelihoods._targets import as_numbers, refuse_where
-from knowable.likelihoods.probit import moderated
+from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.network.params import Params
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.support.checks import check_count, check_generator
+from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class BernoulliPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[BernoulliPrediction], log_weights: Tensor) -> BernoulliPrediction:
-        """One prediction that mixes several; see :meth:`~knowable.core.prediction.Prediction.joined`."""
+        """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
         return cls(torch.cat([part.logits for part in parts]), joined_log_weights(parts, log_weights))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
@@ -141,3 +141,16 @@ def check_binary(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ..
     advice = "For labels of more classes use Categorical(), for counts Poisson()."
     refuse_where((y != 0) & (y != 1), y, name=name, expected="0 or 1", advice=advice)
     return y
+
+
+# --- Probabilities averaged over normal logits, nearly in closed form ------------------------------------------------
+#
+# The logistic function is close to a normal distribution function of scale :math:`\sqrt{8 / \pi}`, of which the average
+# over a normal is known (Spiegelhalter and Lauritzen, 1990; MacKay, 1992):
+#
+# .. math:: E[\sigma(f)] \approx \sigma\Big(\frac{m}{\sqrt{1 + \pi s^2 / 8}}\Big), \qquad f \sim \mathcal{N}(m, s^2)
+
+
+def moderated(mean: Tensor, variance: Tensor) -> Tensor:
+    """Logits that are less sure where their variance is large; for several classes each logit by itself."""
+    return mean / (1.0 + (math.pi / 8.0) * variance).sqrt()

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_generator
-from knowable.core.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
-from knowable.core.normal_outputs import NormalOutputs
-from knowable.core.output_information import SoftmaxInformation
-from knowable.core.prediction import ClassPrediction, joined_log_weights
-from knowable.core.types import Params
+from knowable.core.model.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
+from knowable.core.model.output_information import SoftmaxInformation
+from knowable.core.network.params import Params
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidData
-from knowable.likelihoods._targets import check_has_rows, refuse_where
-from knowable.likelihoods.probit import moderated
+from knowable.likelihoods.bernoulli import moderated
+from knowable.likelihoods.targets import check_has_rows, refuse_where
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class CategoricalPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
-        """One prediction that mixes several; see :meth:`~knowable.core.prediction.Prediction.joined`."""
+        """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
         return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:

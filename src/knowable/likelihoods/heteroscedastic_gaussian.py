@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.likelihood import Likelihood, align_target, sum_over_event
-from knowable.core.output_information import DiagonalInformation
-from knowable.core.prediction import RegressionPrediction
-from knowable.core.types import Params
+from knowable.core.model.likelihood import Likelihood, align_target, sum_over_event
+from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.network.params import Params
+from knowable.core.prediction.components import NormalComponents
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidData
-from knowable.likelihoods._targets import as_numbers
-from knowable.likelihoods.normal_components import NormalComponents
+from knowable.likelihoods.targets import as_numbers
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.likelihood import Likelihood, sum_over_event
-from knowable.core.output_information import DiagonalInformation
-from knowable.core.prediction import RegressionPrediction
-from knowable.core.types import Params
-from knowable.likelihoods._targets import as_numbers, refuse_where
+from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.network.params import Params
+from knowable.core.prediction.prediction import RegressionPrediction
+from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_number
-from knowable.core.likelihood import Likelihood, sum_over_event
-from knowable.core.normal import Normal
-from knowable.core.output_information import DiagonalInformation
-from knowable.core.prediction import RegressionPrediction
-from knowable.core.types import Params
-from knowable.likelihoods._targets import as_numbers
+from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.normal import Normal
+from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.network.params import Params
+from knowable.core.prediction.prediction import RegressionPrediction
+from knowable.core.support.checks import check_number
+from knowable.likelihoods.targets import as_numbers
 from knowable.priors.student_t import standard_student_t, student_t_log_prob
 
 

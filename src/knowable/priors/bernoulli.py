@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_number
-from knowable.core.prior import Prior
+from knowable.core.model.prior import Prior
+from knowable.core.support.checks import check_number
 
 
 @dataclass(frozen=True)

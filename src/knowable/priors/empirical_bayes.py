@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_type
-from knowable.core.prior import Prior
-from knowable.core.types import Params
+from knowable.core.model.prior import Prior
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_choice, check_type
 from knowable.priors.laplace import LaplacePrior
 from knowable.priors.normal import Normal
 from knowable.priors.student_t import StudentTPrior

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.prior import Prior
+from knowable.core.model.prior import Prior
 
 
 @dataclass(frozen=True)

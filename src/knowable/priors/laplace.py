@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.prior import Prior
-from knowable.core.scale import Scale, check_scale, log_of
+from knowable.core.model.normal import Scale, check_scale, log_of
+from knowable.core.model.prior import Prior
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.normal_divergence import Stretch
-from knowable.core.prior import Prior
+from knowable.core.model.prior import Prior
+from knowable.inference.variational.divergence import Stretch
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # the fit of Molchanov et al. (2017), equation 14
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_number
-from knowable.core.prior import Prior, normal_log_prob
+from knowable.core.model.prior import Prior, normal_log_prob
+from knowable.core.support.checks import check_number
 
 
 @dataclass(frozen=True)

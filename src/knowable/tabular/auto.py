@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from knowable.core.checks import check_choice, check_count, check_number
 from knowable.core.method import Method
+from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.inference.ensembles import DeepEnsemble
 from knowable.inference.laplace import Laplace
 from knowable.inference.sampling import MCLMC

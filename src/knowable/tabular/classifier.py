@@ -11,9 +11,9 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from knowable.core.likelihood import Likelihood
 from knowable.core.method import Method
-from knowable.core.prediction import ClassPrediction
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.prediction.prediction import ClassPrediction
 from knowable.errors import InvalidArgument, InvalidData, Unsupported
 from knowable.likelihoods import Bernoulli, Categorical
 from knowable.tabular.columns import find_missing
@@ -33,8 +33,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
             the data, see :func:`~knowable.tabular.networks.default_network`.
         likelihood: ``Categorical()``, which is the default, or for two classes ``Bernoulli()``.
-        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
-            widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
+        prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
+            the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
         budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
         samples: Draws of the weights that a prediction uses, at the most.
         random_state: Fixes everything random.

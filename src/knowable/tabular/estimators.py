@@ -16,15 +16,15 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from knowable.core.checks import check_choice, check_count, check_number
-from knowable.core.data import Data
-from knowable.core.deadline import time_limit
-from knowable.core.likelihood import Likelihood
 from knowable.core.method import Method
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import Prediction
-from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.model.data import Data
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.model.model import Model
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.time_limit import time_limit
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 from knowable.inference.exact import ExactLinear
 from knowable.registry import find_method

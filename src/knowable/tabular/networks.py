@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from knowable.core.checks import check_count
-from knowable.core.prior import Prior
+from knowable.core.model.prior import Prior
+from knowable.core.support.checks import check_count
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.priors import Normal
 

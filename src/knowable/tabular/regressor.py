@@ -9,14 +9,14 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array
 from sklearn.utils.metaestimators import available_if
 
-from knowable.core.likelihood import Likelihood
 from knowable.core.method import Method
-from knowable.core.prediction import RegressionPrediction
-from knowable.core.sampler import Sampler
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import Unsupported
 from knowable.inference.exact import ExactLinear
 from knowable.inference.laplace import Laplace
 from knowable.inference.sampling import ImportanceSampling
+from knowable.inference.sampling.sampler import Sampler
 from knowable.inference.variational import MeanFieldVI
 from knowable.likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
 from knowable.tabular.estimators import BayesianEstimator, can_update
@@ -41,8 +41,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         likelihood: What the network's output means, for standardised targets. None: a normal whose spread depends on
             the input, or one spread for all with fewer than 100 rows (5,000 for methods that train networks rather than
             average over them) and for methods that do better so.
-        prior: Over the weights, see :class:`~knowable.core.model.Model`. None: for a network that is made here by the
-            widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
+        prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
+            the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
         budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
         samples: Draws of the weights that a prediction uses, at the most.
         random_state: Fixes everything random.

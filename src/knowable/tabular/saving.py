@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from knowable.core.artifact import build_object, describe_object
-from knowable.core.likelihood import Likelihood
 from knowable.core.method import Method
-from knowable.core.prior import Prior
-from knowable.core.storage import as_path
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.model.prior import Prior
+from knowable.core.posterior.saving import build_object, describe_object
+from knowable.core.storage.folder import as_path
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.loading import load
 from knowable.registry import METHODS, find_method

@@ -13,7 +13,7 @@ import numpy as np
 import knowable.tabular.label_columns
 import knowable.tabular.number_columns  # noqa: F401  (these register kinds of columns)
 from knowable._version import __version__
-from knowable.core.checks import check_choice
+from knowable.core.support.checks import check_choice
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidData, InvalidType, KnowableWarning
 from knowable.tabular.columns import Column, learn_column
 from knowable.tabular.table import Table, listed

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowable.core.affine_prediction import restored
-from knowable.core.prediction import Prediction, RegressionPrediction
+from knowable.core.prediction.components import restored
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction
 from knowable.errors import DamagedArtifact, InvalidData
 from knowable.tabular.columns import as_numbers, find_missing, mostly_numbers, shown
 from knowable.tabular.number_columns import middle_and_unit, refuse_slips

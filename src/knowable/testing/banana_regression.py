@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from knowable import Gaussian
-from knowable.core.model import Model
-from knowable.core.normal import Normal
-from knowable.core.types import Params
+from knowable.core.model.model import Model
+from knowable.core.model.normal import Normal
+from knowable.core.network.params import Params
 
 _NODES = 20  # of Gauss-Hermite quadrature in each direction; the log joint is a polynomial of degree 4
 _GRID = 4001  # points of the integral over the first weight

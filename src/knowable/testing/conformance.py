@@ -20,7 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from knowable.core.method import Method
-from knowable.testing.checks import inputs, networks, precision, predicting, randomness, resuming, storing, untouched
+from knowable.testing.checks import inputs, networks, predicting, resuming, storing
+from knowable.testing.checks import predicting as precision
+from knowable.testing.checks import predicting as randomness
+from knowable.testing.checks import storing as untouched
 from knowable.testing.networks import NETWORKS
 from knowable.testing.subject import Subject
 

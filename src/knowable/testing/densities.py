@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number
-from knowable.core.prior import normal_log_prob
-from knowable.core.types import Params
+from knowable.core.model.prior import normal_log_prob
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_count, check_number
 
 
 @dataclass(frozen=True)

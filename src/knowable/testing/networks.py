@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from knowable import Categorical, Gaussian
-from knowable.core.checks import check_choice, check_count
-from knowable.core.likelihood import Likelihood
-from knowable.core.model import Model
-from knowable.core.prior import Prior
-from knowable.core.randomness import own_randomness
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.model.model import Model
+from knowable.core.model.prior import Prior
+from knowable.core.support.checks import check_choice, check_count
+from knowable.core.support.randomness import own_randomness
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import Checkpoint
 from knowable.core.method import Method
-from knowable.core.posterior import Posterior
-from knowable.core.sampler import Sampler
-from knowable.core.types import Params
+from knowable.core.network.params import Params
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.inference.sampling.sampler import Sampler
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
 
 LONGER_DRAWS = 90  # and as long a warm-up: more than three blocks of transitions

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from knowable import Gaussian
-from knowable.core.checks import check_count, check_number
-from knowable.core.model import Model
-from knowable.core.normal import Normal
-from knowable.core.randomness import own_randomness
-from knowable.core.types import Params
+from knowable.core.model.model import Model
+from knowable.core.model.normal import Normal
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_count, check_number
+from knowable.core.support.randomness import own_randomness
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowable.decisions.compress.added_layers import Columns, Shift
+from knowable.decisions.compress.graph import Columns, Shift
 
 
 def test_columns_are_those_of_the_last_dimension():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import fx
 
-from knowable.decisions.compress.constants import find_constants
-from knowable.decisions.compress.layer_weights import LayerWeights
-from knowable.decisions.compress.tracing import record_shapes, trace
+from knowable.decisions.compress.graph import record_shapes, trace
+from knowable.decisions.compress.liveness import find_constants
+from knowable.decisions.compress.surgery import LayerWeights
 from knowable.decisions.compress.wiring import Wiring
 from tests.decisions.compress.cases import NETWORKS, make, pruned, random_masks
 

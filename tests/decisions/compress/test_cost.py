@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from knowable.decisions.compress.cost import count_parameters, latencies, multiply_adds
+from knowable.decisions.compress.compressed import count_parameters, latencies, multiply_adds
 from tests.core.cases import Tied
 
 

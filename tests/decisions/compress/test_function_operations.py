@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knowable.decisions.compress.function_operations import function_operation
-from knowable.decisions.compress.operations import Ask, Concatenate, Join, Merge, Move, Opaque, Pass
-from knowable.decisions.compress.tracing import record_shapes, trace
+from knowable.decisions.compress.graph import Ask, Concatenate, Join, Merge, Move, Opaque, Pass, record_shapes, trace
 
 VALUES = torch.tensor([0.0, 1.5, -0.7, 0.3], dtype=torch.double)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from knowable.decisions.compress.layer_weights import LayerWeights
+from knowable.decisions.compress.surgery import LayerWeights
 
 LAYERS = [
     nn.Linear(3, 5),

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from knowable.decisions.compress.constants import find_constants
-from knowable.decisions.compress.layer_weights import LayerWeights
-from knowable.decisions.compress.liveness import find_living
-from knowable.decisions.compress.tracing import record_shapes, trace
+from knowable.decisions.compress.graph import record_shapes, trace
+from knowable.decisions.compress.liveness import find_constants, find_living
+from knowable.decisions.compress.surgery import LayerWeights
 from knowable.decisions.compress.wiring import Wiring
 from tests.decisions.compress.cases import pruned, random_masks
 

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from knowable.core.gates import Gates
-from knowable.decisions.compress.added_layers import Shift
+from knowable.core.network.gates import Gates
+from knowable.decisions.compress.graph import Layer, Opaque, Pass, Shift, record_shapes, trace
 from knowable.decisions.compress.module_operations import Uses, module_operation
-from knowable.decisions.compress.operations import Layer, Opaque, Pass
-from knowable.decisions.compress.tracing import record_shapes, trace
 
 VALUES = torch.tensor([0.0, 1.5, -0.7, 0.3, -2.0, 0.0])
 CHANNELS = len(VALUES)

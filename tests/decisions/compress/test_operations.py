@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from knowable.decisions.compress.operations import applied, combined, same, unknown, zeros_only
+from knowable.decisions.compress.graph import applied, combined, same, unknown, zeros_only
 
 NAN = torch.nan
 VALUES = torch.tensor([0.0, 2.0, -1.0, NAN], dtype=torch.double)

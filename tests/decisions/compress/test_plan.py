@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.decisions.compress.plan import Edit, Plan
-from knowable.decisions.compress.rewrite import rewrite
+from knowable.decisions.compress.rewrite import Edit, Plan, rewrite
 from tests.decisions.compress.cases import Looking, make
 
 

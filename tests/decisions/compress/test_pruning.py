@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.decisions.compress.pruning import find_masks, mean_params, network_at, prunable_names
+from knowable.decisions.compress.compress import find_masks, mean_params, network_at, prunable_names
 from tests.core.cases import diagonal_posterior, full_posterior
 
 

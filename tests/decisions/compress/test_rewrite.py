@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knowable.core.gates import gated
-from knowable.decisions.compress.plan import Plan
-from knowable.decisions.compress.rewrite import rewrite
+from knowable.core.network.gates import gated
+from knowable.decisions.compress.rewrite import Plan, rewrite
 from tests.decisions.compress.cases import NETWORKS, make, pruned, random_masks
 
 SHARES = (0.0, 0.3, 0.6, 0.85, 0.97, 1.0)

@@ -94,7 +94,7 @@ def test_other_folders_are_refused(tmp_path, generator):
 
 
 def test_a_manifest_that_contradicts_the_tensors_is_damage(tmp_path, generator):
-    from knowable.core.storage import read_folder, write_folder
+    from knowable.core.storage.folder import read_folder, write_folder
     from knowable.decisions.compress.saving import KIND
 
     folder = _compressed("mlp", generator).save(tmp_path / "small")

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.data import as_data
-from knowable.decisions.compress.pruning import mean_params, network_at
-from knowable.decisions.compress.scoring import score
+from knowable.core.model.data import as_data
+from knowable.decisions.compress.compress import mean_params, network_at, score
 from tests.core.cases import diagonal_posterior
 
 CASES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from knowable.decisions.compress.tracing import record_shapes, trace
+from knowable.decisions.compress.graph import record_shapes, trace
 from knowable.decisions.compress.wiring import Wiring
 from tests.decisions.compress.cases import make
 

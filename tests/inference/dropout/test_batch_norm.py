@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
-from knowable.core.data import as_data
+from knowable.core.model.data import as_data
 from knowable.inference.dropout.batch_norm import batch_statistics, normalisation_layers, random_batches
 from knowable.testing import network_case
 

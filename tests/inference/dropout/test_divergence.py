@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.inference.dropout.divergence import Divergence, HalfSquares, check_priors, cross_entropy
+from knowable.inference.dropout.layer_trace import Place, Site
 from knowable.inference.dropout.masks import entropy
-from knowable.inference.dropout.site import Place, Site
 from tests.core.cases import diagonal_posterior, full_posterior
 
 WIDTH = 1e-3  # of the narrow normals, in the integral

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.data import Data
+from knowable.core.model.data import Data
 from knowable.inference.dropout import dropout_objective
 from knowable.inference.dropout.dropout_objective import DropoutObjective, Learning, score_term
-from knowable.inference.dropout.masked_weight import SiteMasks, masked_params
-from knowable.inference.dropout.masked_weights import MaskedWeights
+from knowable.inference.dropout.masked_weights import MaskedWeights, SiteMasks, masked_params
 from knowable.inference.dropout.masks import hard_mask
 from knowable.inference.dropout.placement import place_dropout
 from tests.inference.dropout.networks import Branches, Residual, images, perceptron

@@ -8,7 +8,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 
-from knowable.inference.dropout.log_normal_scales import divergence_from_gamma, divergence_from_inverse_gamma
+from knowable.inference.dropout.unit_noise import divergence_from_gamma, divergence_from_inverse_gamma
 
 PAIRS = [(mu, sigma) for mu in (-6.0, -1.0, 0.0, 0.7, 3.0) for sigma in (0.02, 0.3, 1.0, 2.0)]
 PARTS = {

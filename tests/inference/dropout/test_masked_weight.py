@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knowable.core.gaussian_weight import GaussianWeight, local_rule
-from knowable.core.network import Network
-from knowable.inference.dropout.masked_weight import MaskedWeight, SiteMasks, masked_params
-from knowable.inference.dropout.site import Place, Site
+from knowable.core.network.network import Network
+from knowable.inference.dropout.layer_trace import Place, Site
+from knowable.inference.dropout.masked_weights import MaskedWeight, SiteMasks, masked_params
+from knowable.inference.variational.gaussian_weight import GaussianWeight, local_rule
 
 LAYERS = {
     "linear": (nn.Linear(6, 2), (4, 6), Place("weight")),

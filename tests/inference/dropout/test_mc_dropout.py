@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.data import Data
+from knowable.core.model.data import Data
 from tests.inference.dropout.networks import Residual, perceptron
 from tests.inference.dropout.oracle import DropoutRegression
 

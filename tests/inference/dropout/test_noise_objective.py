@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.dropout.noise_objective import NoiseObjective
-from knowable.inference.dropout.noisy_model import with_log_uniform
+from knowable.inference.dropout.noise_dropout import NoiseObjective
+from knowable.inference.dropout.sparse_variational_dropout import with_log_uniform
 from tests.inference.dropout.networks import CellLoop
 from tests.inference.dropout.noise_oracle import NoiseRegression
 

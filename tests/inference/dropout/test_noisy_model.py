@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.dropout.noisy_model import noisy_names, prior_notes, with_log_uniform
+from knowable.inference.dropout.sparse_variational_dropout import noisy_names, prior_notes, with_log_uniform
 
 
 def model(**settings: object) -> kn.Model:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from knowable.core.network import Network
-from knowable.core.randomness import own_randomness
+from knowable.core.network.network import Network
+from knowable.core.support.randomness import own_randomness
 from knowable.inference.dropout.shared_noise import SharedNoise, plain_attention, random_axes, turn_on_noise
 from tests.inference.dropout.networks import Attention, Functional, Residual, images, perceptron
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from knowable.inference.dropout.site import Place, Site
+from knowable.inference.dropout.layer_trace import Place, Site
 
 # operation, its settings, shape of the input, shape of the weight, how the weight takes its inputs
 CASES = {

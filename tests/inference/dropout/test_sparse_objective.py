@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.dropout.noisy_model import with_log_uniform
-from knowable.inference.dropout.sparse_objective import SparseObjective
+from knowable.inference.dropout.sparse_variational_dropout import SparseObjective, with_log_uniform
 
 
 def build(**settings: object) -> SparseObjective:

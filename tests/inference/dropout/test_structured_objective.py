@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import knowable as kn
-from knowable.inference.dropout.structured_objective import StructuredDropoutObjective, normal_divergence
+from knowable.inference.dropout.structured_dropout import StructuredDropoutObjective, normal_divergence
 from tests.inference.dropout.networks import Recurrent, perceptron
 
 PRIORS = ["log_uniform", "horseshoe"]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
-from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.inference.ensembles.bayesian_bootstrap import dirichlet_weights
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model, mlp, same_params
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.data import as_data
+from knowable.core.model.data import as_data
 from knowable.inference.ensembles.constant_rate import (
     _Probe,
     constant_rate,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.fresh_start import fresh_start
 from knowable.inference.ensembles.deep_ensemble import input_range
+from knowable.inference.start import fresh_start
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model, mlp, same_params
 
 SHORT = {"epochs": 40, "batch_size": 8}
@@ -50,7 +50,7 @@ def test_members_trained_together_are_networks_trained_alone():
 
 
 def test_members_trained_in_turn_are_networks_trained_alone_each_with_its_own_order():
-    from knowable.core.randomness import derive_seed
+    from knowable.core.support.randomness import derive_seed
 
     model, data = _model(batch_norm_net()), linear_data()
     posterior = kn.DeepEnsemble(2, **SHORT).fit(model, data, seed=3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.inference.ensembles.member_weights import (
+from knowable.inference.ensembles.ensemble_of import (
     evidence_log_weights,
     held_out_log_densities,
     mixture_evidence,

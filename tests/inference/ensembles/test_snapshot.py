@@ -53,7 +53,7 @@ def test_every_snapshot_is_at_the_minimum_where_cycles_are_long_enough(generator
 
 
 def test_without_epochs_it_settles_first_and_then_goes_through_its_cycles(monkeypatch):
-    monkeypatch.setattr("knowable.core.schedule._SHORTEST_FALL", 100)
+    monkeypatch.setattr("knowable.core.training.schedule._SHORTEST_FALL", 100)
     y = torch.tensor([[1.0], [2.0], [3.0]], dtype=DTYPE)
     posterior = kn.SnapshotEnsemble(cycles=3, learning_rate=0.05).fit(
         _quadratic([0.0]), (torch.zeros(3, 1, dtype=DTYPE), y)

@@ -256,8 +256,8 @@ def test_loader_and_chunks_give_the_same_sums(seed, monkeypatch):
     problem = LinearGaussian.make(seed=seed)
     whole = kn.ExactLinear().fit(problem.model(), problem.data)
     loader = DataLoader(TensorDataset(*problem.data), batch_size=7, shuffle=True)
-    monkeypatch.setattr("knowable.inference.exact.design._CHUNK_VALUES", 12)  # 3 rows of 4 columns at a time
-    monkeypatch.setattr("knowable.inference.exact.design._BLOCK", 3)  # columns in blocks that do not divide them
+    monkeypatch.setattr("knowable.inference.exact.linear._CHUNK_VALUES", 12)  # 3 rows of 4 columns at a time
+    monkeypatch.setattr("knowable.inference.exact.linear._BLOCK", 3)  # columns in blocks that do not divide them
     for data in (problem.data, loader):
         parts = kn.ExactLinear().fit(problem.model(), data)
         torch.testing.assert_close(parts.mean(), whole.mean(), **TIGHT)

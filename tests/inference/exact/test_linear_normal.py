@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.exact.linear_normal import LinearNormal
-from knowable.likelihoods.normal_components import CorrelatedNormal
+from knowable.core.prediction.components import CorrelatedNormal
+from knowable.inference.exact.linear import LinearNormal
 from knowable.testing import LinearGaussian
 
 

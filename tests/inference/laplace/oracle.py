@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import knowable as kn
-from knowable.core.data import as_data
-from knowable.core.params import Layout
-from knowable.core.types import Params
+from knowable.core.model.data import as_data
+from knowable.core.network.params import Layout, Params
 from knowable.inference.laplace.expansion import Expansion, random_weights
 from knowable.testing import network_case
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.laplace.curvature_full import FullCurvature
-from knowable.inference.laplace.prior_precision import prior_precision
+from knowable.inference.laplace.curvature import FullCurvature, prior_precision
 from knowable.testing import NETWORKS
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.posterior_prior import CorrelatedPrior
+from knowable.core.model.posterior_prior import CorrelatedPrior
+from knowable.inference.laplace.curvature import PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
 from knowable.inference.laplace.expansion import Expansion
-from knowable.inference.laplace.prior_precision import PriorPrecision, prior_precision
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, informations, slow_factors
 
 ONE = torch.ones(1, dtype=torch.float64)

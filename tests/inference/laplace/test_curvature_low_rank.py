@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.inference.laplace.curvature import prior_precision
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
-from knowable.inference.laplace.prior_precision import prior_precision
 from knowable.testing import NETWORKS
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.data import as_data
+from knowable.core.model.data import as_data
 from knowable.inference.laplace import expansion as module
 from knowable.inference.laplace.expansion import random_weights
 from tests.inference.laplace.oracle import case_expansion, expansion_of, gradients, jacobians

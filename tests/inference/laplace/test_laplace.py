@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.checkpoint import Checkpoint
+from knowable.core.storage.checkpoint import Checkpoint
 from knowable.testing import LinearGaussian, network_case
 from knowable.testing.subject import expect_same_posterior
 
@@ -287,8 +287,8 @@ def test_interrupted_at_the_curvature_it_returns_the_mode(monkeypatch):
 
 
 def test_a_killed_fit_that_tunes_as_it_goes_resumes_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr("knowable.inference.laplace.tuning_objective._FIRST", 40)
-    monkeypatch.setattr("knowable.inference.laplace.tuning_objective._STEPS", 30)
+    monkeypatch.setattr("knowable.inference.laplace.evidence._FIRST", 40)
+    monkeypatch.setattr("knowable.inference.laplace.evidence._STEPS", 30)
     case = network_case("mlp", rows=30, dtype=DTYPE)
     model, method = case.model(kn.EmpiricalBayes(kn.Normal(1.0))), kn.Laplace(epochs=120, batch_size=8)
     whole = method.fit(model, case.data)

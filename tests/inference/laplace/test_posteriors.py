@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.testing import NETWORKS, network_case
 from tests.inference.laplace.oracle import expansion_of, jacobians

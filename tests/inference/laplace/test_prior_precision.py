@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.inference.laplace.prior_precision import prior_precision, touching_precision
+from knowable.core.network.params import Layout
+from knowable.inference.laplace.curvature import prior_precision, touching_precision
 from tests.core.cases import diagonal_posterior, full_posterior
 from tests.inference.laplace.oracle import expansion_of
 

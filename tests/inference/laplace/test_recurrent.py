@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from knowable.inference.laplace.recording import Recorder
+from knowable.inference.laplace.weight_uses import Recorder
 
 SETTINGS = [
     {}, {"num_layers": 2}, {"bidirectional": True}, {"num_layers": 2, "bidirectional": True}, {"bias": False},

@@ -49,5 +49,5 @@ def test_rows_that_cannot_be_batched_are_taken_one_by_one(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("vmap: no")
 
-    monkeypatch.setattr("knowable.inference.laplace.rows.vmap", refuse)
+    monkeypatch.setattr("knowable.inference.laplace.expansion.vmap", refuse)
     torch.testing.assert_close(rows.others(directions)["embed.weight"], expected)

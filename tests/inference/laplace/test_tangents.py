@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowable.core.params import index_params
+from knowable.core.network.params import index_params
 from knowable.inference.laplace.tangents import pulled_back, pushed_forward
 from knowable.testing import NETWORKS
 from tests.inference.laplace.oracle import case_expansion, jacobians

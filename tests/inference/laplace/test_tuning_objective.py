@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.laplace import tuning_objective
-from knowable.inference.laplace.tuning_objective import TuningObjective
+from knowable.inference.laplace import evidence as tuning_objective
+from knowable.inference.laplace.evidence import TuningObjective
 
 NOISE = "likelihood.log_noise"
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.inference.laplace.uses import ConvolutionUse, LinearUse, Use
+from knowable.inference.laplace.weight_uses import ConvolutionUse, LinearUse, Use
 
 F64 = torch.float64
 CONVOLUTIONS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.batched_gradient import BatchedGradient
-from knowable.core.params import Layout
-from knowable.core.target import Target
+from knowable.core.chains.target import Target
+from knowable.core.compiling.recorder import BatchedGradient
+from knowable.core.network.params import Layout
 
 
 class Gaussian(Target):

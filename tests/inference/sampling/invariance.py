@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from knowable.core.kernel import Kernel
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.kernel import Kernel
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.testing.densities import Density
 from tests.inference.sampling.moments import limit
 

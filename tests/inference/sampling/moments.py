@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from knowable.core.mixing import ess_mean, ess_quantile
-from knowable.core.samples import Samples
+from knowable.core.chains.mixing import ess_mean, ess_quantile
+from knowable.core.chains.posterior import Samples
 from knowable.testing.densities import Density
 
 _SINGLE = 4.0

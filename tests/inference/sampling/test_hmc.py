@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.chain_diagnostics import ChainDiagnostics
-from knowable.core.kernel import WarmUp
-from knowable.core.params import Layout
-from knowable.core.samples import Samples
-from knowable.core.target import DensityTarget
+from knowable.core.chains.diagnostics import ChainDiagnostics
+from knowable.core.chains.kernel import WarmUp
+from knowable.core.chains.posterior import Samples
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.inference.sampling.hmc import HMC, trajectory
 from knowable.inference.sampling.metric import Metric
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
@@ -333,7 +333,7 @@ def test_its_text_has_what_was_changed():
 
 
 def test_a_network_is_fitted_and_predicts(monkeypatch):
-    monkeypatch.setattr("knowable.core.starting_points._STEPS", 300)
+    monkeypatch.setattr("knowable.inference.sampling.sampler._STEPS", 300)
     x = torch.linspace(-2, 2, 30).unsqueeze(1)
     y = torch.sin(2 * x) + 0.1 * torch.randn(30, 1)
     model = kn.Model(nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)), kn.Gaussian(0.1))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.normal_posterior import DiagonalNormal, FullNormal
-from knowable.core.params import Layout
-from knowable.core.posterior import Posterior
+from knowable.core.network.params import Layout
+from knowable.core.posterior.normal import DiagonalNormal, FullNormal
+from knowable.core.posterior.posterior import Posterior
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
 from knowable.inference.sampling import ImportanceSampling
 from knowable.testing import NETWORKS, LinearGaussian, Subject
@@ -187,7 +187,7 @@ def test_a_small_memory_keeps_fewer_draws_with_the_same_mean(seed):
 def test_resampled_draws_of_large_weight_follow_themselves_so_that_chains_see_what_they_are_worth(seed):
     density = funnel(3, scale=1.0)
     samples = ImportanceSampling(rounds=0, df=3.0, draws=4000).sample(density.log_density, density.start(), seed=seed)
-    from knowable.core.mixing import ess_mean
+    from knowable.core.chains.mixing import ess_mean
 
     seen, said = ess_mean(samples.draws["x"]), samples.diagnostics.ess["x"]
     assert (seen < 3000).all()

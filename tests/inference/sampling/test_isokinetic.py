@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
-from knowable.inference.sampling.isokinetic import Isokinetic, Walk, turn, unit
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
+from knowable.inference.sampling.mclmc import Isokinetic, Walk, turn, unit
 from knowable.inference.sampling.metric import Metric
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.mixing import ess_mean
-from knowable.core.samples import Samples
+from knowable.core.chains.mixing import ess_mean
+from knowable.core.chains.posterior import Samples
 from tests.inference.sampling.moments import limit
 
 TRACED = kn.Engine(mode="traced")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from knowable.inference.sampling.leapfrog import leapfrog
+from knowable.inference.sampling.hmc import leapfrog
 
 
 def test_a_leapfrog_step_is_reversible_and_nearly_conserves_energy(generator):

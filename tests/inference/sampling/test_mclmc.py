@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
-from knowable.inference.sampling.isokinetic import Isokinetic
-from knowable.inference.sampling.mclmc import MCLMCKernel
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
+from knowable.inference.sampling.mclmc import Isokinetic, MCLMCKernel
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
 from tests.inference.sampling.invariance import expect_invariance
 from tests.inference.sampling.moments import expect_moments

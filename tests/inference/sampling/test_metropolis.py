@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from knowable.core.kernel import WarmUp
-from knowable.core.mixing import ess_bulk
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.kernel import WarmUp
+from knowable.core.chains.mixing import ess_bulk
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.errors import ConvergenceWarning, InvalidArgument, InvalidType
 from knowable.inference.sampling.metropolis import Metropolis
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel

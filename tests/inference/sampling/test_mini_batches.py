@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from knowable.core.data import as_data
-from knowable.core.target import ModelTarget
+from knowable.core.chains.target import ModelTarget
+from knowable.core.model.data import as_data
 from knowable.inference.sampling import mini_batches
 from knowable.inference.sampling.mini_batches import MiniBatches, rows_per_step
 from knowable.testing.targets import LinearGaussian

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from knowable.core.chain_diagnostics import ChainDiagnostics
-from knowable.core.samples import Samples
+from knowable.core.chains.diagnostics import ChainDiagnostics
+from knowable.core.chains.posterior import Samples
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
 from tests.inference.sampling.moments import expect_moments, limit, projections, z_scores
 

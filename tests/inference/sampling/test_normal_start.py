@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.inference.sampling.normal_start import near_modes, normal_around_mode
 from knowable.testing.densities import correlated_gaussian, funnel
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.checkpoint import Checkpoint
-from knowable.core.sampler import Sampler
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.inference.sampling.sampler import Sampler
 from knowable.testing.densities import bimodal
 
 CHAINS = {"chains": 3, "draws": 120, "warmup": 90}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from knowable.core.engine import Engine
-from knowable.core.kernel import WarmUp
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.kernel import WarmUp
+from knowable.core.chains.target import DensityTarget
+from knowable.core.compiling.engine import Engine
+from knowable.core.network.params import Layout
 from knowable.errors import ConvergenceWarning, InvalidArgument
 from knowable.inference.sampling.simulated_annealing import SCHEDULES, SimulatedAnnealing, temperature_at
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel

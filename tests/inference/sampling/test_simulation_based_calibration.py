@@ -15,12 +15,12 @@ from scipy import stats
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from knowable.core.batched_gradient import BatchedGradient
-from knowable.core.chains import run_chains
-from knowable.core.params import Layout
-from knowable.core.sampler import Sampler, coordinate_monitor
-from knowable.core.target import Target
+from knowable.core.chains.loop import run_chains
+from knowable.core.chains.target import Target
+from knowable.core.compiling.recorder import BatchedGradient
+from knowable.core.network.params import Layout
 from knowable.inference.sampling import HMC, MCLMC, NUTS
+from knowable.inference.sampling.sampler import Sampler, coordinate_monitor
 
 REPLICATIONS = 400
 RANKED = 20  # draws that a true value is ranked among, far apart in the chain

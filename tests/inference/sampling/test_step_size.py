@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling.metric import Metric
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from knowable.core.engine import Engine
-from knowable.core.kernel import WarmUp
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.kernel import WarmUp
+from knowable.core.chains.target import DensityTarget
+from knowable.core.compiling.engine import Engine
+from knowable.core.network.params import Layout
 from knowable.errors import ConvergenceWarning, InvalidArgument, InvalidType
 from knowable.inference.sampling.hmc import HMC
 from knowable.inference.sampling.tempered import TemperedChains, equalised, swaps

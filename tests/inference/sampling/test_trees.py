@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from knowable.core.params import Layout
-from knowable.core.target import DensityTarget
+from knowable.core.chains.target import DensityTarget
+from knowable.core.network.params import Layout
 from knowable.inference.sampling import trees
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.data import as_data
-from knowable.core.starting_points import Start
+from knowable.core.model.data import as_data
 from knowable.inference.sampling import weighing
+from knowable.inference.sampling.sampler import Start
 from knowable.inference.sampling.weighing import (
     JointDensity,
     PriorProposal,

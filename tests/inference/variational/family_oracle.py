@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.inference.variational.family import FamilyModule
-from knowable.inference.variational.matrix_normal_family import Side
+from knowable.inference.variational.matrix_normal import Side
 
 DRAWS = 20_000
 

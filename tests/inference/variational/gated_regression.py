@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.variational.discrete_objective import all_settings
+from knowable.inference.variational.discrete import all_settings
 
 
 @dataclass(frozen=True)

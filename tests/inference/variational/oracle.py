@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.prior import Prior
+from knowable.core.model.prior import Prior
 from knowable.testing import LinearGaussian
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.data import as_data
+from knowable.core.model.data import as_data
+from knowable.inference.variational.bottleneck import BottleneckObjective
 from knowable.inference.variational.bottleneck_code import CodePlace, code_shape, tapped
-from knowable.inference.variational.bottleneck_objective import BottleneckObjective
 
 
 def objective(**changes: object) -> tuple[BottleneckObjective, Tensor, Tensor]:

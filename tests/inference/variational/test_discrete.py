@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.variational.discrete_objective import ESTIMATORS, all_settings
+from knowable.inference.variational.discrete import ESTIMATORS, all_settings
 from knowable.testing import LinearGaussian
 from tests.inference.variational.gated_regression import GatedRegression
 from tests.inference.variational.oracle import flat_moments

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.variational.discrete_objective import ESTIMATORS, DiscreteObjective, all_settings
+from knowable.inference.variational.discrete import ESTIMATORS, DiscreteObjective, all_settings
 from tests.inference.variational.gated_regression import GatedRegression
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.likelihood import Likelihood
+from knowable.core.model.likelihood import Likelihood
 from knowable.inference.variational import expected_likelihood as rules
-from knowable.inference.variational.moments import Moments
+from knowable.inference.variational.moment.algebra import Moments
 
 
 def outputs(generator: torch.Generator, rows: int, n: int, *, size: float = 1.0) -> Moments:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.inference.variational.family import FamilyModule
 
 LAYOUT = Layout(("w",), (torch.Size([3]),))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.testing import BananaRegression, LinearGaussian
 from tests.inference.variational.family_oracle import dense_moments, normal_divergence
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.inference.variational.full_rank_family import FullRankModule
+from knowable.inference.variational.full_rank import FullRankModule
 from tests.inference.variational.family_oracle import (
     Bag,
     check_against_dense,

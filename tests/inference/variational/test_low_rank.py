@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.params import Layout
+from knowable.core.network.params import Layout
 from knowable.testing import LinearGaussian
 from tests.inference.variational.family_oracle import best_low_rank, dense_moments, normal_divergence
 

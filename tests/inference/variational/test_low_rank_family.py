@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.inference.variational.low_rank_family import FactorTerms
+from knowable.inference.variational.low_rank import FactorTerms
 from tests.inference.variational.family_oracle import (
     Bag,
     check_against_dense,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.inference.variational.matrix_normal_family import (
+from knowable.inference.variational.matrix_normal import (
     MatrixFactor,
     MatrixNormalModule,
     Side,

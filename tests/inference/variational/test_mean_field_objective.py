@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.variational.mean_field_objective import ESTIMATORS, MeanFieldObjective
+from knowable.inference.variational.mean_field import ESTIMATORS, MeanFieldObjective
 from knowable.testing import LinearGaussian, network_case
 from tests.inference.variational.oracle import expected_log_likelihood
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knowable.inference.variational.mixture_bound import separation
+from knowable.inference.variational.mixture import separation
 
 DTYPE = torch.float64
 
@@ -48,7 +48,7 @@ def test_separation_goes_from_nothing_to_the_logarithm_of_the_number(seed):
 def test_draws_in_blocks_are_as_many(seed, monkeypatch):
     loc, log_scale = torch.randn(2, 3, dtype=DTYPE), torch.zeros(2, 3, dtype=DTYPE)
     whole, error = separation(loc, log_scale)
-    monkeypatch.setattr("knowable.inference.variational.mixture_bound._BLOCK", 300)
+    monkeypatch.setattr("knowable.inference.variational.mixture._BLOCK", 300)
     parts, other = separation(loc, log_scale)
     assert error == pytest.approx(other, rel=0.2)  # as many draws: standard deviations from 2,048 each
     assert whole == pytest.approx(parts, abs=5 * math.hypot(error, other))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.data import as_data
-from knowable.core.training import Training, train
-from knowable.inference.variational.mean_field_objective import MeanFieldObjective
+from knowable.core.model.data import as_data
+from knowable.core.training.loop import Training, train
+from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
 from knowable.testing import LinearGaussian
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, mlp
@@ -150,7 +150,7 @@ def test_in_turn_and_together_are_the_same_on_the_same_noise(seed, random, monke
     together = ComponentsTogether(components)
     monkeypatch.setattr("knowable.inference.variational.mixture_objective.fast_randn", lambda *_, like: noise.clone())
     first = gradients_of(together, x, y)
-    monkeypatch.setattr("knowable.core.normal_objective.fast_randn", lambda *_, like: next(rows).clone())
+    monkeypatch.setattr("knowable.inference.variational.objective.fast_randn", lambda *_, like: next(rows).clone())
     second = gradients_of(ComponentsInTurn(components), x, y)
     torch.testing.assert_close(first, second)
 

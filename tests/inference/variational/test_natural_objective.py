@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.inference.variational.natural_objective import NaturalObjective, adaptive_change, natural_step
+from knowable.core.network.params import Layout
+from knowable.inference.variational.natural import NaturalObjective, adaptive_change, natural_step
 from knowable.testing import LinearGaussian
 
 STEP = {"step": 1, "scale": 1.0, "rate": 0.01, "decay": 0.0, "radius": 0.1}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.variational.mean_field_objective import MeanFieldObjective
+from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.score_function import centred
 from knowable.testing import LinearGaussian
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.params import Layout
-from knowable.inference.variational.family_groups import Group
-from knowable.inference.variational.structured_objective import KL_GRADIENTS, StructuredObjective
+from knowable.core.network.params import Layout
+from knowable.inference.variational.family import Group
+from knowable.inference.variational.structured import KL_GRADIENTS, StructuredObjective
 from knowable.testing import LinearGaussian, network_case
 from tests.inference.variational.family_oracle import dense_moments, moved, normal_divergence
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from knowable.errors import InvalidArgument
-from knowable.interfaces.cli.config_file import Option, read_options
+from knowable.interfaces.cli.options import Option, read_options
 from tests.interfaces.cli.calling import call
 
 KNOWN = [

@@ -112,7 +112,7 @@ def test_all_rows_can_be_fitted_and_the_report_warns_that_scores_do_not_count(tm
 
 
 def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("knowable.core.schedule._LONGEST", 100)
+    monkeypatch.setattr("knowable.core.training.schedule._LONGEST", 100)
     path = write_csv(tmp_path / "n.csv", number_rows(60))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi")
     assert result.exit_code == 3, result.stderr
@@ -152,7 +152,7 @@ def test_a_bad_option_is_one_line_and_code_2_and_nothing_is_written(options, mes
 
 
 def test_an_interrupt_while_the_run_is_written_leaves_nothing(tmp_path, monkeypatch):
-    from knowable.interfaces.cli import fitting
+    from knowable.interfaces.cli import fit as fitting
 
     def interrupt(*_):
         raise KeyboardInterrupt

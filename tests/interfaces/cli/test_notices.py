@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidData, KnowableWarning
-from knowable.interfaces.cli.notices import collected, for_the_shell, refuse_doubtful, spoken_for_the_shell, tell
-from knowable.interfaces.report.content import Notice
+from knowable.interfaces.cli.messages import collected, for_the_shell, refuse_doubtful, spoken_for_the_shell, tell
+from knowable.report.report import Notice
 
 
 def test_our_own_warnings_are_collected_once_and_sorted_by_where_they_come_from():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from knowable.errors import Unsupported
-from knowable.interfaces.cli.predictions import as_csv, prediction_rows
+from knowable.interfaces.cli.predict import as_csv, prediction_rows
 from knowable.likelihoods import HeteroscedasticGaussian
 from tests.interfaces.cases import class_prediction, equal_weights, regression_prediction
 

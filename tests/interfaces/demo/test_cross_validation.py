@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from knowable.core.prediction import RegressionPrediction
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument
 from knowable.interfaces.demo.cross_validation import join
 from tests.interfaces.cases import regression_prediction

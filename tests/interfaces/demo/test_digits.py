@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from knowable.interfaces.console import ticking
+from knowable.interfaces.cli.messages import ticking
 from knowable.interfaces.demo import digits
 from knowable.interfaces.demo.contenders import Watch
 

@@ -7,7 +7,7 @@ import torch
 
 import knowable as kn
 from knowable.datasets import motorcycle as motorcycle_data
-from knowable.interfaces.console import ticking
+from knowable.interfaces.cli.messages import ticking
 from knowable.interfaces.demo import motorcycle
 from knowable.interfaces.demo.contenders import Watch
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.checks import check_number
-from knowable.core.data import as_data
+from knowable.core.model.data import as_data
+from knowable.core.support.checks import check_number
 from knowable.testing import Subject
 from knowable.testing.checks import inputs
 from tests.testing.faulty import faulty, sound

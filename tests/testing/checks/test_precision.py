@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import knowable as kn
-from knowable.testing.checks import precision
+from knowable.testing.checks import predicting as precision
 from tests.testing.faulty import faulty, sound
 
 

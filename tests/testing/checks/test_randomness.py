@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowable.testing.checks import randomness
+from knowable.testing.checks import predicting as randomness
 from tests.testing.faulty import faulty, rebuilt, sound
 
 

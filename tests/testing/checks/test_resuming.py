@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.prior_predictive import prior_posterior
+from knowable.core.posterior.particles import prior_posterior
 from knowable.testing.checks import resuming
 from tests.testing.faulty import faulty, sound, swallow_interrupts
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from knowable.testing.checks import untouched
+from knowable.testing.checks import storing as untouched
 from tests.testing.faulty import faulty, sound
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from knowable.decisions.compress.export import export_onnx, export_program
-from knowable.decisions.compress.plan import Plan
-from knowable.decisions.compress.saving import save_network
+from knowable.decisions.compress.rewrite import Plan
+from knowable.decisions.compress.saving import export_onnx, export_program, save_network
 from knowable.decisions.compress.sparse_code import Code
 
 
@@ -157,6 +162,130 @@ class Compressed:
         }
 
     def __repr__(self) -> str:
-        from knowable.decisions.compress.text import as_text
 
         return as_text(self)
+
+
+# --- A compression as a table of plain text --------------------------------------------------------------------------
+
+_HEADER = ("weight", "weights", "nonzero", "sparsity", "before", "after", "bits")
+
+
+def as_text(compressed: Compressed) -> str:
+    """Totals, the layers, what it costs before and after, and notes."""
+    first = (
+        f"Compressed: {compressed.nonzero:,} of {compressed.weights:,} weights left "
+        f"({compressed.sparsity:.2%} zero, {compressed.compression:.3g} times fewer)"
+    )
+    layers = _aligned([_HEADER, *(_cells(layer) for layer in compressed.layers)])
+    costs = _aligned([("", "before", "after", ""), *_costs(compressed)])
+    notes = [f"note: {note}" for note in compressed.notes]
+    return "\n".join([first, "", *layers, "", *costs, "", _stored(compressed), *notes])
+
+
+def _cells(layer: CompressedLayer) -> tuple[str, ...]:
+    after = "gone" if layer.after is None else _shape(layer.after)
+    numbers = (f"{layer.weights:,}", f"{layer.nonzero:,}", f"{layer.sparsity:.2%}")
+    return (layer.name, *numbers, _shape(layer.before), after, str(layer.bits))
+
+
+def _costs(compressed: Compressed) -> list[tuple[str, str, str, str]]:
+    rows = [
+        _row("parameters", compressed.parameters, "{:,.0f}"),
+        _row("multiply-adds a row", compressed.multiply_adds, "{:,.0f}"),
+        _row("bytes, dense", compressed.bytes_dense, "{:,.0f}"),
+    ]
+    if compressed.latency is not None:
+        milliseconds = Change(1e3 * compressed.latency.before, 1e3 * compressed.latency.after)
+        rows.append(_row("milliseconds a batch", milliseconds, "{:.3g}"))
+    scores = [(name, f"{each.before:.4g}", f"{each.after:.4g}", "") for name, each in compressed.scores.items()]
+    return [*rows, *scores]
+
+
+def _row(name: str, change: Change, form: str) -> tuple[str, str, str, str]:
+    return name, form.format(change.before), form.format(change.after), f"{change.ratio:.3g}x"
+
+
+def _stored(compressed: Compressed) -> str:
+    return (
+        f"sparse on disk: {compressed.bytes_sparse:,} bytes, {compressed.compression_on_disk:.3g} times smaller than "
+        f"the original ({compressed.compression_by_bits:.3g} times by the bits of the weights alone)"
+    )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width: names to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# --- What a network costs: parameters, multiply-adds, time -----------------------------------------------------------
+
+_WARM_UP = 2
+
+
+def count_parameters(net: nn.Module) -> int:
+    """How many numbers the network's parameters are, tied ones once."""
+    return sum(value.numel() for value in net.parameters())
+
+
+@torch.no_grad()
+def multiply_adds(net: nn.Module, example: Tensor) -> int:
+    """Multiply-adds of one row of ``example``, in linear layers and convolutions (other layers are not counted)."""
+    counted = [0]
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(module, nn.Linear):
+            counted[0] += output.numel() * module.in_features
+        elif isinstance(module, _ConvTransposeNd):
+            counted[0] += inputs[0].numel() * module.out_channels // module.groups * prod(module.kernel_size)
+        elif isinstance(module, _ConvNd):
+            counted[0] += output.numel() * module.in_channels // module.groups * prod(module.kernel_size)
+
+    hooks = [each.register_forward_hook(count) for each in net.modules() if isinstance(each, nn.Linear | _ConvNd)]
+    try:
+        net(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counted[0] // len(example)
+
+
+@torch.no_grad()
+def latencies(nets: Sequence[nn.Module], example: Tensor, repeats: int) -> list[float]:
+    """Median seconds of a forward pass of each network, on one thread; their runs take turns."""
+    taken: list[list[float]] = [[] for _ in nets]
+    with _one_thread():
+        for turn in range(_WARM_UP + repeats):
+            for net, times in zip(nets, taken, strict=True):
+                started = time.perf_counter()
+                net(example)
+                _finish(example)
+                if turn >= _WARM_UP:
+                    times.append(time.perf_counter() - started)
+    return [statistics.median(times) for times in taken]
+
+
+def _finish(example: Tensor) -> None:
+    if example.is_cuda:
+        torch.cuda.synchronize(example.device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

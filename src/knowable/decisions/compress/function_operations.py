@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from knowable.decisions.compress.module_operations import EVEN_MODES
-from knowable.decisions.compress.operations import (
+from knowable.decisions.compress.graph import (
     Ask,
     Concatenate,
     Join,
@@ -23,10 +22,11 @@ from knowable.decisions.compress.operations import (
     applied,
     combined,
     same,
+    shape_of,
     unknown,
     zeros_only,
 )
-from knowable.decisions.compress.tracing import shape_of
+from knowable.decisions.compress.module_operations import EVEN_MODES
 
 _SAME = {"contiguous", "clone", "detach"}
 _UNARY = {

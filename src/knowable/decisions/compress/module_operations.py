@@ -11,20 +11,20 @@ from torch import fx, nn
 from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from knowable.core.gates import Gates
-from knowable.decisions.compress.added_layers import Shift
-from knowable.decisions.compress.operations import (
+from knowable.core.network.gates import Gates
+from knowable.decisions.compress.graph import (
     Constants,
     Layer,
     Opaque,
     Operation,
     Pass,
+    Shift,
     applied,
     same,
+    shape_of,
     unknown,
     zeros_only,
 )
-from knowable.decisions.compress.tracing import shape_of
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

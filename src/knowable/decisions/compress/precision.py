@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.types import Params
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument
 
 FEWEST, MOST = 2, 16  # bits of a fixed-point weight

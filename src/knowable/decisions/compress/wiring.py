@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx import Node
 
 from knowable.decisions.compress.function_operations import function_operation, merge
-from knowable.decisions.compress.module_operations import Uses, module_operation
-from knowable.decisions.compress.operations import (
+from knowable.decisions.compress.graph import (
     Ask,
     Concatenate,
     Join,
@@ -25,9 +24,11 @@ from knowable.decisions.compress.operations import (
     Opaque,
     Operation,
     Pass,
+    asks_about_units,
+    changed_in_place,
+    shape_of,
 )
-from knowable.decisions.compress.sizes import asks_about_units, changed_in_place
-from knowable.decisions.compress.tracing import shape_of
+from knowable.decisions.compress.module_operations import Uses, module_operation
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Wiring:
 
     @classmethod
     def of(cls, module: fx.GraphModule) -> Wiring:
-        """Wire a graph whose shapes are known (see :func:`knowable.decisions.compress.tracing.record_shapes`)."""
+        """Wire a graph whose shapes are known (see :func:`knowable.decisions.compress.graph.record_shapes`)."""
         made, uses = cls(module), Uses(module)
         for node in module.graph.nodes:
             made.operations[node] = _operation(node, uses)

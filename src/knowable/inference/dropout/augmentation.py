@@ -6,15 +6,24 @@ the weights.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.core.method import Method, admit
+from knowable.core.model.model import Model
+from knowable.core.model.prior import JointPrior
+from knowable.core.network.params import Buffers, Params, expand_params, index_params, number_of_draws
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_count, check_number, check_type
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+from knowable.inference.dropout.mc_dropout import MCDropout
 
 
 class Augmentation(ABC):
@@ -119,3 +128,167 @@ def _dims(name: str, dims: Any) -> tuple[int, ...]:
     if not dims or 0 in dims:
         raise InvalidArgument(f"{name} must be one or several dimensions other than 0, which is the rows'; got {dims}.")
     return tuple(dims)
+
+
+# --- Test-time augmentation: predictions averaged over random changes of the input -----------------------------------
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+_METHOD, _AUGMENT = MCDropout(), InputNoise(0.1)
+
+
+@dataclass(frozen=True, repr=False)
+class TestTimeAugmentation(Method):
+    r"""Fit with any method, and let the input change a little from draw to draw of a prediction.
+
+    .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid a_k(x), \theta_k), \qquad a_k \sim p(a)
+
+    How far predictions move under changes that should not matter is part of how far draws disagree, which is the
+    epistemic part of the uncertainty here. (Ayhan and Berens, 2018, and Wang et al., 2019, count it as aleatoric, for
+    it is the input that is in doubt.) Nothing is done to the fit.
+
+    Args:
+        method: The method that fits. A point estimate (``MAP``) gets all its spread from the augmentation; draws of a
+            posterior are each given a change of their own. Train on augmented data, or keep the changes small: the
+            network has seen no others.
+        augment: One of :mod:`~knowable.inference.dropout.augmentation` (``InputNoise``, ``Shift``, ``Flip``), or any
+            function ``(x, generator) -> x``. It should draw one change and make it to all rows: a prediction then does
+            not depend on which rows it is made with. A posterior with a function of your own cannot be saved.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(0.1))
+        >>> method = kn.TestTimeAugmentation(kn.MAP(epochs=100), kn.InputNoise(0.1))
+        >>> method.fit(model, (x, 2 * x)).predict(x, samples=32).epistemic.shape
+        torch.Size([40, 1])
+    """
+
+    __test__: ClassVar[bool] = False  # whatever its name, it is no test
+
+    method: Method = _METHOD
+    augment: Augmentation | Augment = _AUGMENT
+
+    def __post_init__(self) -> None:
+        check_type("method", self.method, Method, "a method such as MAP()")
+        if not callable(self.augment) or isinstance(self.augment, type):
+            raise InvalidType(
+                f"augment must be an augmentation such as InputNoise(0.1), or a function (x, generator) -> x; "
+                f"got {self.augment!r}."
+            )
+
+    def fit(
+        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
+    ) -> AugmentedPosterior:
+        """Fit with ``method``; see :meth:`knowable.core.method.Method.fit`."""
+        rows, _, seed = admit(model, data, validation, seed)
+        with own_randomness(derive_seed(seed, "augmentation")):  # what cannot be changed is refused before the fit
+            changed(next(iter(rows))[0][:3], self.augment, generator_for(seed, "augment", device=model.device))
+        inner = self.method.fit(
+            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
+        )
+        return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
+
+
+class AugmentedPosterior(Posterior):
+    """A posterior whose predictions change the input at random, draw by draw.
+
+    Args:
+        inner: The distribution over weights, which is this one's too.
+        augment: The random change.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`; by default all as in ``inner``.
+    """
+
+    family = "augmented"
+
+    def __init__(self, inner: Posterior, augment: Augmentation | Augment, **common: Any):
+        same = {
+            "points": inner.points, "buffers": inner.buffers, "diagnostics": inner.diagnostics,
+            "log_evidence": inner.log_evidence, "seed": inner.seed,
+        }  # fmt: skip
+        super().__init__(inner.model, **{**same, **common})
+        self.inner, self.augment = inner, augment
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        return self.inner._sample_random(n, generator)
+
+    def _mean_random(self) -> Params:
+        return self.inner._mean_random()
+
+    def _std_random(self) -> Params:
+        return self.inner._std_random()
+
+    def as_prior(self) -> JointPrior:
+        """The distribution over weights as a prior."""
+        return self.inner.as_prior()
+
+    # --- prediction --------------------------------------------------------------------------------------------------
+
+    def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
+        """As many draws as there are samples: where the posterior has fewer atoms, each is used several times."""
+        count, log_weights = self.inner.draws_for_prediction(samples, seed)
+        times = max(1, samples // count)
+        return count * times, log_weights.repeat(times) - math.log(times)
+
+    def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
+        """Draws of the inner posterior, over and over."""
+        return self._cycled(self.inner.draw_block, start, stop, samples, seed)
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """The inner posterior's buffers of the same draws."""
+        return self._cycled(self.inner.buffer_block, start, stop, samples, seed)
+
+    def _cycled(
+        self, block: Callable[[int, int, int, int], Params], start: int, stop: int, samples: int, seed: int
+    ) -> Params:
+        count, _ = self.inner.draws_for_prediction(samples, seed)
+        if count == 1:
+            return expand_params(index_params(block(0, 1, samples, seed), 0), stop - start)
+        pieces = []
+        while start < stop:
+            first = start % count
+            last = min(count, first + stop - start)
+            pieces.append(block(first, last, samples, seed))
+            start += last - first
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
+        """Each draw on inputs changed in its own way."""
+        outputs = []
+        for k in range(number_of_draws(stack)):
+            inputs = changed(x, self.augment, generator_for(seed, "augment", first + k, device=x.device))
+            one = index_params(stack, slice(k, k + 1))
+            outputs.append(self.inner.run_draws(one, inputs, first=first + k, seed=seed, vectorise=False))
+        return torch.cat(outputs)
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.inner._tensors()
+
+    def _settings(self) -> dict[str, Any]:
+        if not isinstance(self.augment, Augmentation):
+            raise Unsupported(
+                "A posterior with a function of your own as its augmentation cannot be saved, for saved folders hold "
+                "no code. Save posterior.inner, and wrap it in AugmentedPosterior(loaded, augment) once it is loaded."
+            )
+        settings = {"family": self.inner.family, "settings": self.inner._settings()}
+        return {"inner": settings, "augment": self.augment.to_json()}
+
+    @classmethod
+    def _from_tensors(
+        cls, model: Model, tensors: dict[str, Tensor], *, inner: dict[str, Any], augment: dict[str, Any], **common: Any
+    ) -> AugmentedPosterior:
+        family = Posterior.families[inner["family"]]
+        posterior = family._from_tensors(model, tensors, **inner["settings"], **common)
+        return cls(posterior, augmentation_from(augment))
+
+
+def changed(x: Tensor, augment: Augmentation | Augment, generator: torch.Generator) -> Tensor:
+    """Inputs after one random change, checked."""
+    value = augment(x.clone(), generator)
+    if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != len(x):
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidData(f"augment must return a tensor with {len(x)} rows, as many as it was given; got {got}.")
+    return value.to(x)

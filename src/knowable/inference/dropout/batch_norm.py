@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from knowable.core.checks import check_count
-from knowable.core.data import Data
 from knowable.core.method import Method, admit
-from knowable.core.model import Model
-from knowable.core.params import expand_params, stack_params
-from knowable.core.point_estimate import fit_point
-from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.training import Training
-from knowable.core.types import Buffers, Params
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Params, expand_params, stack_params
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.training.loop import Training
 from knowable.errors import InvalidArgument, Unsupported
+from knowable.inference.point.point import fit_point
 
 _MOST_ROWS = 128
 
@@ -40,7 +39,8 @@ class MonteCarloBatchNorm(Method, Training):
     batch: their variances are inversely proportional to the number of its rows.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the network is trained.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the network is
+            trained.
         batch_size: Rows of a batch, in training and in the statistics. None: a quarter of the data, at most 128. (All
             rows at once would leave nothing to chance.)
         draws: How many batches' statistics are kept: the draws of a prediction, at most.
@@ -100,7 +100,7 @@ class BatchStatistics(Posterior):
         model: The model.
         loc: The weights.
         statistics: Running means and variances by name, each with a leading dimension: one entry for each batch.
-        common: See :class:`~knowable.core.posterior.Posterior`.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
     family = "batch_statistics"

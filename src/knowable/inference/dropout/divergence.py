@@ -33,13 +33,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.prior import Prior
-from knowable.core.types import Params
+from knowable.core.model.model import Model
+from knowable.core.model.prior import Prior
+from knowable.core.network.params import Layout, Params
 from knowable.errors import Unsupported
+from knowable.inference.dropout.layer_trace import Site
 from knowable.inference.dropout.masks import entropy
-from knowable.inference.dropout.site import Site
 
 
 class Divergence:

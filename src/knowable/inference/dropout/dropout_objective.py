@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from knowable.core.data import Data
-from knowable.core.model import Model
-from knowable.core.objective import Objective
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.types import Params
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.objective import Objective
 from knowable.inference.dropout.divergence import Divergence
-from knowable.inference.dropout.masked_weight import SiteMasks, masked_params
+from knowable.inference.dropout.layer_trace import Site
+from knowable.inference.dropout.masked_weights import SiteMasks, masked_params
 from knowable.inference.dropout.masks import hard_mask, log_probability, relaxed_mask
 from knowable.inference.dropout.placement import Placement
-from knowable.inference.dropout.site import Site
 
 WAYS = ("activations", "weights")
 _VALIDATION_DRAWS = 8

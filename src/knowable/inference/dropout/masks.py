@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.randomness import fast_keep
+from knowable.core.support.randomness import fast_keep
 
 _SMALLEST = 1e-7  # distance of u from 0 and 1
 

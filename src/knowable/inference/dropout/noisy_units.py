@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
-from knowable.core.types import Params
-from knowable.inference.dropout.group_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
-from knowable.inference.dropout.site import Site
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.posterior.posterior import Posterior
+from knowable.inference.dropout.layer_trace import Site
+from knowable.inference.dropout.unit_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
 
 
 class NoisyUnits(Posterior):
@@ -27,7 +27,7 @@ class NoisyUnits(Posterior):
         sites: The inputs that have factors.
         noises: Their distributions.
         scale: Standard deviations of v, where it is random.
-        common: See :class:`~knowable.core.posterior.Posterior`.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
     family = "noisy_units"

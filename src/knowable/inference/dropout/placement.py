@@ -23,13 +23,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from knowable.core.model import Model
-from knowable.core.network import Network
-from knowable.core.params import select_names
+from knowable.core.model.model import Model
+from knowable.core.network.network import Network
+from knowable.core.network.params import select_names
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.dropout.layer_trace import LayerCall, Output, Trace, trace_layers
+from knowable.inference.dropout.layer_trace import LayerCall, Output, Place, Site, Trace, trace_layers
 from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
-from knowable.inference.dropout.site import Place, Site
 
 DEFAULT_RATE = 0.1
 _FEWEST_CHANNELS = 4  # an image with fewer keeps them

@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from knowable.core.network import Network
-from knowable.core.randomness import own_randomness
-from knowable.core.types import Buffers, Params
+from knowable.core.network.network import Network
+from knowable.core.network.params import Buffers, Params
+from knowable.core.support.randomness import own_randomness
 
 Axis = tuple[int, int]
 """The dimension of a random tensor along which rows are, and how many of its entries belong to each row."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.model import Model
-from knowable.core.training import TrainingResult
-from knowable.core.types import Params
-from knowable.core.variational_method import BoundMethod
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params, select_names
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_count
+from knowable.core.training.loop import TrainingResult
+from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.dropout.noisy_model import noisy_names, prior_notes, with_log_uniform
-from knowable.inference.dropout.sparse_objective import SparseObjective
+from knowable.inference.variational.method import BoundMethod
+from knowable.inference.variational.objective import FlatNormalObjective
+from knowable.priors.log_uniform import LogUniform
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +42,8 @@ class SparseVariationalDropout(BoundMethod):
     Vetrov, 2017). Prediction uses draws of the weights that all inputs share.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+            maximised.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
         kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target, and
             without it a network that begins at random weights may drown before it has learned anything. None: about
@@ -94,3 +99,144 @@ class SparseVariationalDropout(BoundMethod):
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
         return (*super()._notes(model, size, result), *prior_notes(model, noisy_names(model, self.where)))
+
+
+# --- The bound of sparse variational dropout, what it records of sparsity, and the frames it keeps of one weight -----
+
+
+class SparseObjective(FlatNormalObjective):
+    """-ELBO / N of independent normals under log-uniform priors.
+
+    Args:
+        model: The model, with its log-uniform priors.
+        x: Rows like those of the data.
+        size: Number of training examples N.
+        watch: A weight whose mean and log alpha are kept after every epoch; None for none.
+        common: See :class:`~knowable.inference.variational.objective.FlatNormalObjective`.
+    """
+
+    recordable = True
+
+    def __init__(self, model: Model, x: Tensor, size: int, *, watch: str | None = None, **common: Any):
+        super().__init__(model, x, size, estimator="local", **common)
+        self.watch = watch
+
+    def posterior(self, **common: Any) -> NoisyWeights:
+        """Independent normals, and the frames."""
+        loc, scale = self.loc_and_scale()
+        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
+        return NoisyWeights(self.model, loc, scale, watched=self.watch, frames=self.frames(), **about)
+
+    def summary(self) -> dict[str, float]:
+        """The share of each weight's elements that are drowned in noise."""
+        gone = (self.log_alpha() > Posterior.log_alpha_threshold).to(self.q.dtype)
+        return {f"sparsity.{name}": part.mean().item() for name, part in self.layout.views(gone).items()}
+
+    def log_alpha(self) -> Tensor:
+        """Log of noise over signal of all weights, ``(D,)``."""
+        loc, log_scale = self.q.detach()
+        return 2.0 * (log_scale - loc.abs().log())
+
+    def end_of_epoch(self) -> None:
+        """Keep a frame of the weight that is watched."""
+        if self.watch is not None:
+            loc = self.layout.views(self.q.detach()[0])[self.watch]
+            log_alpha = self.layout.views(self.log_alpha())[self.watch]
+            self.album.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
+
+    def frames(self) -> Tensor | None:
+        """All frames, ``(epochs, 2, *shape)``: means and log alphas."""
+        return torch.stack(self.album) if self.album else None
+
+
+# --- The posterior of dropout by noise: independent normals, and what was seen of one of them during training --------
+
+
+class NoisyWeights(DiagonalNormal):
+    r"""Independent normals :math:`\mathcal{N}(\theta, \alpha \theta^2)` over the weights that have noise.
+
+    Args:
+        model: The model, with the log-uniform priors that the method put on those weights.
+        loc: Means θ.
+        scale: Standard deviations.
+        watched: The weight that was watched.
+        frames: Its means and log alphas after every epoch, ``(epochs, 2, *shape)`` in float16. They are saved with the
+            rest.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
+    """
+
+    family = "noisy_weights"
+
+    def __init__(
+        self,
+        model: Model,
+        loc: Params,
+        scale: Params,
+        *,
+        watched: str | None = None,
+        frames: Tensor | None = None,
+        **common: Any,
+    ):
+        super().__init__(model, loc, scale, **common)
+        self.watched, self.frames = watched, frames
+
+    def sparsity(self) -> dict[str, float]:
+        """The share of each weight's elements whose log alpha is above :attr:`log_alpha_threshold`."""
+        gone = {name: value > self.log_alpha_threshold for name, value in self.log_alpha().items()}
+        return {name: value.double().mean().item() for name, value in gone.items()}
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "watched": self.watched}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**super()._tensors(), **({} if self.frames is None else {"frames": self.frames})}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> NoisyWeights:
+        return super()._from_tensors(model, tensors, frames=tensors.get("frames"), **common)  # type: ignore[return-value]
+
+
+# --- The model that dropout by noise is the inference of: log-uniform priors on the noisy weights, points elsewhere --
+
+
+def noisy_names(model: Model, where: str | tuple[str, ...] | None) -> list[str]:
+    """Which weights are to be noisy: those that ``where`` names among the random ones, or all of two dimensions."""
+    start = model.params()
+    weights = [name for name in model.network_params(start) if name in model.random_names]
+    if where is not None:
+        chosen = select_names("where", where, weights, model.net)
+        return [name for name in weights if name in chosen]
+    found = [name for name in weights if start[name].dim() >= 2]
+    if not found:
+        raise InvalidArgument(
+            "model has no random weight matrix or kernel to put noise on. Name the weights in where=, or make them "
+            "random."
+        )
+    return found
+
+
+def with_log_uniform(model: Model, names: list[str]) -> Model:
+    """The same model, log-uniform in the ``names``, all else that is not frozen a point under its own prior."""
+    try:
+        target = model.believing({name: LogUniform() for name in names}, random=names)
+    except Unsupported:
+        raise Unsupported(
+            "model has a posterior as its prior, which dropout by noise would replace by the log-uniform prior. Give "
+            "the model an ordinary prior, and the posterior to the method as start=."
+        ) from None
+    if target.hyper_names:
+        raise Unsupported(
+            f"model has parameters that would be point estimates under a prior whose scale is learned "
+            f"({target.hyper_names[0]}): the joint density grows without bound as both shrink together. Give biases "
+            f"and other such parameters a prior with a fixed scale."
+        )
+    return target
+
+
+def prior_notes(model: Model, names: list[str]) -> tuple[str, ...]:
+    """Which priors of the model were replaced."""
+    replaced = [name for name in names if not isinstance(model.prior.prior_of(name), LogUniform)]
+    if not replaced:
+        return ()
+    which = f"{', '.join(replaced[:5])}{', ...' if len(replaced) > 5 else ''}"
+    return (f"The prior of {which} is log-uniform here, whatever the model says of them.",)

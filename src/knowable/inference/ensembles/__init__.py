@@ -3,11 +3,9 @@
 from knowable.inference.ensembles.bayesian_bootstrap import BayesianBootstrap
 from knowable.inference.ensembles.deep_ensemble import DeepEnsemble
 from knowable.inference.ensembles.diversity import Diversity, diversity
-from knowable.inference.ensembles.ensemble_of import EnsembleOf
-from knowable.inference.ensembles.multi_swag import MultiSWAG
+from knowable.inference.ensembles.ensemble_of import EnsembleOf, MultiSWAG
 from knowable.inference.ensembles.snapshot import SnapshotEnsemble
-from knowable.inference.ensembles.swag import SWAG
-from knowable.inference.ensembles.swag_posterior import SWAGPosterior
+from knowable.inference.ensembles.swag import SWAG, SWAGPosterior
 
 __all__ = [
     "BayesianBootstrap",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import as_checkpoint
-from knowable.core.checks import check_count, check_type
-from knowable.core.data import Data
-from knowable.core.engine import as_engine
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit
-from knowable.core.particles import Particles
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.training import Training
+from knowable.core.model.data import Data
+from knowable.core.posterior.particles import Particles
+from knowable.core.storage.checkpoint import as_checkpoint
+from knowable.core.support.checks import check_count, check_type
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.loop import Training
 from knowable.inference.ensembles.members import Ensemble, MemberTraining
 
 
@@ -35,7 +35,7 @@ class BayesianBootstrap(Method, Training, Ensemble):
 
     Args:
         members: How many networks: as many draws from the posterior.
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how each is trained.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how each is trained.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
             it and has up to 100,000 parameters.
 

@@ -8,10 +8,10 @@ import statistics
 import torch
 from torch import Tensor
 
-from knowable.core.data import Batch, Data
-from knowable.core.model import Model
-from knowable.core.point_estimate import PointObjective
-from knowable.core.randomness import derive_seed, own_randomness
+from knowable.core.model.data import Batch, Data
+from knowable.core.model.model import Model
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.inference.point.point import PointObjective
 
 MOMENTUM = 0.9  # of the training loop's SGD
 _BATCHES = 50  # whose gradients are compared, at the most

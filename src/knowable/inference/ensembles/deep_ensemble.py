@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import as_checkpoint
-from knowable.core.checks import check_count, check_number, check_type
-from knowable.core.data import Data
-from knowable.core.engine import as_engine
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit
-from knowable.core.particles import Particles
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.training import Training
+from knowable.core.model.data import Data
+from knowable.core.posterior.particles import Particles
+from knowable.core.storage.checkpoint import as_checkpoint
+from knowable.core.support.checks import check_count, check_number, check_type
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.loop import Training
 from knowable.errors import InvalidData
 from knowable.inference.ensembles.members import Ensemble, MemberTraining
 
@@ -29,12 +29,12 @@ class DeepEnsemble(Method, Training, Ensemble):
     Where members disagree, the data has not decided. Networks without batch statistics and dropout are trained in one
     batched step for all members, on the same batches, which for small networks takes little longer than one; others in
     turn, each with its own order of the data. The first member begins at the network's own weights, so that an
-    ensemble of one is :class:`~knowable.inference.point.map.MAP`; the others at new ones. Where the noise depends on
+    ensemble of one is :class:`~knowable.inference.point.point.MAP`; the others at new ones. Where the noise depends on
     the input, as in the paper, use :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`.
 
     Args:
         members: How many networks.
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how each is trained.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how each is trained.
         adversarial: Also train on inputs moved against the network by the fast gradient sign, by this share of each
             input's range (the paper's is 0.01). Half of the likelihood is then that of the moved inputs.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows

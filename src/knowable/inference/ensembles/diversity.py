@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.data import as_input
-from knowable.core.mixture import Mixture
-from knowable.core.particles import Particles
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import ClassPrediction
+from knowable.core.model.data import as_input
+from knowable.core.posterior.mixture import Mixture
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import ClassPrediction
+from knowable.core.support.checks import check_count
 from knowable.errors import InvalidType
 
 _ROWS = 256  # rows at which a fit reports how its members differ

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
-from knowable.core.checks import check_choice, check_count, check_type
-from knowable.core.data import Data
-from knowable.core.deadline import share_of_time
-from knowable.core.engine import as_engine
-from knowable.core.fresh_start import fresh_start
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit
-from knowable.core.mixture import Mixture
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.types import Params
-from knowable.errors import Interrupted, InvalidArgument
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.posterior.diagnostics import LogEvidence
+from knowable.core.posterior.mixture import Mixture
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
+from knowable.core.support.checks import check_choice, check_count, check_type
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.time_limit import share_of_time
+from knowable.errors import Interrupted, InvalidArgument, Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
-from knowable.inference.ensembles.member_weights import (
-    WEIGHTS,
-    evidence_log_weights,
-    held_out_log_densities,
-    mixture_evidence,
-    stacking_log_weights,
-)
-from knowable.inference.ensembles.members import joint_diagnostics
+from knowable.inference.ensembles.members import Ensemble, joint_diagnostics
 from knowable.inference.ensembles.swag import SWAG
+from knowable.inference.start import fresh_start
 
 _DEFAULT = SWAG()
 
@@ -141,3 +136,113 @@ def _shared_points(model: Model, fits: list[Posterior], *, hyper: bool = True) -
         learned = [name for name in wanted if name in model.hyper_names]
         points |= {name: torch.stack([fit.points[name] for fit in fits]).mean(0) for name in learned}
     return points
+
+
+# --- How much each member of a mixture counts ------------------------------------------------------------------------
+
+WEIGHTS = ("equal", "evidence", "validation")
+_ITERATIONS = 10_000
+_SETTLED = 1e-10  # change of the mean log density in one iteration
+
+
+def evidence_log_weights(members: Sequence[Posterior]) -> Tensor:
+    r"""Log weights proportional to the members' evidence, :math:`w_k \propto p(D)_k`."""
+    lacking = [type(member).__name__ for member in members if member.log_evidence is None]
+    if lacking:
+        raise Unsupported(
+            f"weights='evidence' needs members that know their evidence; {lacking[0]} does not. Use 'equal', "
+            f"'validation', or a method such as MeanFieldVI, which has a bound."
+        )
+    return torch.tensor([float(member.log_evidence or 0.0) for member in members], dtype=torch.float64).log_softmax(0)
+
+
+def stacking_log_weights(log_densities: Tensor) -> Tensor:
+    r"""Log weights under which the mixture is best on held-out rows (stacking; Yao et al., 2018).
+
+    .. math:: \max_w \frac1n \sum_i \log \sum_k w_k\, p_k(y_i \mid x_i), \qquad w_k \ge 0, \; \sum_k w_k = 1
+
+    The problem is concave; it is solved by the EM iteration for the weights of a mixture.
+
+    Args:
+        log_densities: ``log p_k(y_i | x_i)``, ``(K, n)``.
+    """
+    each = log_densities.double()
+    log_weights = torch.zeros(len(each), dtype=torch.float64).log_softmax(0)
+    before = -torch.inf
+    for _ in range(_ITERATIONS):
+        joint = each + log_weights.unsqueeze(1)
+        mixed = joint.logsumexp(0)
+        value = mixed.mean().item()
+        if value - before < _SETTLED:
+            break
+        before = value
+        log_weights = (joint - mixed).logsumexp(1).log_softmax(0)  # each member's share in every row, averaged
+    return log_weights
+
+
+def held_out_log_densities(members: Sequence[Posterior], rows: Data) -> Tensor:
+    """Log predictive densities of held-out rows under each member, ``(K, n)``."""
+    each = [torch.cat([member.predict(x).log_prob(y) for x, y in rows]) for member in members]
+    return torch.stack(each).cpu()
+
+
+def mixture_evidence(members: Sequence[Posterior], log_weights: Tensor) -> LogEvidence | None:
+    """The weighted mean of the members' log evidence, where all have one.
+
+    Where these are bounds or exact it is a bound: a mixture is never further from the posterior than its members are on
+    average.
+    """
+    known = [member.log_evidence for member in members]
+    values = [each for each in known if each is not None]
+    if len(values) < len(known):
+        return None
+    weights = log_weights.double().exp().tolist()
+    kind = "estimate" if any(each.kind == "estimate" for each in values) else "bound"
+    if len(values) == 1:
+        kind = values[0].kind
+    error = sum((w * each.standard_error) ** 2 for w, each in zip(weights, values, strict=True)) ** 0.5
+    return LogEvidence(sum(w * float(each) for w, each in zip(weights, values, strict=True)), kind, error)
+
+
+# --- MultiSWAG: a mixture of SWAG posteriors (Wilson and Izmailov, 2020) ---------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class MultiSWAG(SWAG, Ensemble):
+    r"""Several SWAG posteriors, each around a mode of its own.
+
+    .. math:: q(\theta) = \frac1M \sum_m \mathcal{N}(\theta \mid \bar\theta_m, \Sigma_m)
+
+    The same as ``EnsembleOf(SWAG(...), members)``: the members' modes are those of a deep ensemble, and each has the
+    spread that SGD finds around it.
+
+    Args:
+        members: How many SWAG posteriors, M.
+        epochs: This and the other fields are those of :class:`~knowable.inference.ensembles.swag.SWAG`.
+        weights: See :class:`~knowable.inference.ensembles.ensemble_of.EnsembleOf`.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.MultiSWAG(members=2, epochs=100, snapshots=20).fit(model, (x, 2 * x))
+        >>> len(posterior)
+        2
+    """
+
+    weights: str = "equal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("members", self.members)
+        check_choice("weights", self.weights, tuple(each for each in WEIGHTS if each != "evidence"))
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Mixture:
+        """Fit the members one after the other; see :meth:`knowable.core.method.Method.fit`."""
+        one = SWAG(**{each.name: getattr(self, each.name) for each in fields(SWAG)})
+        posterior = EnsembleOf(one, self.members, self.weights).fit(
+            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
+        )
+        posterior.diagnostics = replace(posterior.diagnostics, method=repr(self))
+        return posterior

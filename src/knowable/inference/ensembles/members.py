@@ -8,24 +8,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import Checkpoint, part_of
-from knowable.core.data import Batch, Data
-from knowable.core.deadline import share_of_time
-from knowable.core.diagnostics import Diagnostics
-from knowable.core.engine import Engine
-from knowable.core.ensemble_objective import EnsembleObjective
-from knowable.core.fresh_start import fresh_start
+from knowable.core.compiling.engine import Engine
 from knowable.core.method import Method, identity_of
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.particles import Particles
-from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
-from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.training import Training, train
-from knowable.core.types import Params
+from knowable.core.model.data import Batch, Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.diagnostics import Diagnostics
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint, part_of
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.time_limit import share_of_time
+from knowable.core.training.loop import Training, train
 from knowable.errors import Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
+from knowable.inference.ensembles.side_by_side import EnsembleObjective
+from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
+from knowable.inference.start import fresh_start
 
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one after the other
 
@@ -51,7 +50,7 @@ class MemberTraining:
         count: How many members.
         vectorise: In one batched step (True), in turn (False), or whichever is quicker (None).
         validation: Held-out rows.
-        attack: How far inputs are moved against a member, see :class:`~knowable.core.point_estimate.PointObjective`.
+        attack: How far inputs are moved against a member, see :class:`~knowable.inference.point.point.PointObjective`.
         notes: What the user should know.
     """
 

@@ -7,20 +7,19 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import as_checkpoint, part_of
-from knowable.core.checks import check_count
-from knowable.core.deadline import share_of_time
-from knowable.core.engine import as_engine
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit, identity_of
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.particles import Particles
-from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.training import Training, train
-from knowable.core.types import Buffers, Params
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.posterior.particles import Particles
+from knowable.core.storage.checkpoint import as_checkpoint, part_of
+from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.time_limit import share_of_time
+from knowable.core.training.loop import Training, train
 from knowable.errors import InvalidArgument
 from knowable.inference.ensembles.diversity import with_diversity
+from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +37,7 @@ class SnapshotEnsemble(Method, Training):
         epochs: All cycles together. None: the first cycle goes on until the objective has settled, and the others take
             as long as its fall.
         cycles: M, how often the rate falls. The other fields are those of
-            :class:`~knowable.core.training.Training`.
+            :class:`~knowable.core.training.loop.Training`.
         keep: How many snapshots to keep, the last ones; None keeps all.
 
     Example:

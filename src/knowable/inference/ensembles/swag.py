@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import Checkpoint, as_checkpoint, part_of
-from knowable.core.checks import check_choice, check_count, check_number
-from knowable.core.data import Data
-from knowable.core.deadline import share_of_time
-from knowable.core.engine import Engine, as_engine
+from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.method import Method, admit, identity_of
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.particles import Particles
-from knowable.core.point_estimate import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
-from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.start_values import means_for
-from knowable.core.training import Training, TrainingResult, train
-from knowable.core.types import Buffers, Params
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Layout, Params, index_params
+from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
+from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.support.time_limit import share_of_time
+from knowable.core.training.loop import Training, TrainingResult, train
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
 from knowable.inference.ensembles.constant_rate import constant_rate, lowest_log_likelihood
-from knowable.inference.ensembles.swag_posterior import SWAGPosterior
+from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
+from knowable.inference.start import means_for
 
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
 _FEWEST, _MOST = 20, 100  # snapshots, likewise
@@ -43,7 +43,7 @@ class SWAG(Method, Training):
         \Sigma = \tfrac12 \Big( \mathrm{diag}\big(\overline{\theta^2} - \bar\theta^2\big)
         + \frac{1}{K - 1} \hat D \hat D^\top \Big)
 
-    First the mode is found as by :class:`~knowable.inference.point.map.MAP`. Then SGD goes on at a constant rate, and
+    First the mode is found as by :class:`~knowable.inference.point.point.MAP`. Then SGD goes on at a constant rate, and
     at the end of every epoch its weights go into the moments; the columns of D̂ are the last K deviations from the
     running mean. How far SGD wanders depends on its rate and on the batch: the default rate is the one at which it is
     nearest to the posterior, as far as that is stable. It is still SGD's spread and not the posterior's: nearly the
@@ -54,7 +54,7 @@ class SWAG(Method, Training):
     training rows, which the posterior keeps and saves.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the mode is found.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the mode is found.
             ``batch_size``, ``clip`` and ``on_divergence`` are also those of what follows, except that an epoch has at
             least ten batches unless ``batch_size`` is given.
         rank: K. 0 keeps the diagonal alone, which then is not halved.
@@ -263,3 +263,60 @@ def _stopped_at(mode: Posterior) -> Posterior:
     warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=3)
     mode.diagnostics = replace(mode.diagnostics, interrupted=True, converged=False, message=message)
     return mode
+
+
+# --- The posterior of SWAG: a normal distribution whose draws have running statistics of their own -------------------
+
+
+class SWAGPosterior(LowRankNormal):
+    """A normal distribution with a diagonal and a low-rank part of its covariance.
+
+    Where the network has batch normalisation, the running statistics of every draw are those that its weights have on
+    ``inputs``, a sample of the training rows, which is kept and saved for that purpose.
+
+    Args:
+        model: The model.
+        layout: Order of the random parameters in the flat vector.
+        loc: Mean, ``(D,)``.
+        scale: See :class:`~knowable.core.posterior.low_rank_normal.LowRankNormal`, and so for ``basis`` and
+            ``stretch``.
+        inputs: Rows on which running statistics are computed, or None where the network has none.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
+    """
+
+    family = "swag"
+
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        loc: Tensor,
+        scale: Tensor,
+        basis: Tensor,
+        stretch: Tensor,
+        *,
+        inputs: Tensor | None = None,
+        **common: Any,
+    ):
+        super().__init__(model, layout, loc, scale, basis, stretch, **common)
+        self.inputs = inputs
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """The running statistics of draws ``start`` to ``stop``."""
+        if self.inputs is None:
+            return {}
+        network = self.model.network
+        draws = self.model.network_params(self.draw_block(start, stop, samples, seed))
+        each = [network.statistics(index_params(draws, k), self.inputs, self.buffers) for k in range(stop - start)]
+        return {name: torch.stack([own[name] for own in each]) for name in network.statistics_names}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return super()._tensors() if self.inputs is None else {**super()._tensors(), "inputs": self.inputs}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> SWAGPosterior:
+        rest = {name: value for name, value in tensors.items() if name != "inputs"}
+        loaded = super()._from_tensors(model, rest, **common)
+        assert isinstance(loaded, SWAGPosterior)
+        loaded.inputs = tensors.get("inputs")
+        return loaded

@@ -1,6 +1,5 @@
 """Exact inference, where it exists."""
 
-from knowable.inference.exact.linear import ExactLinear
-from knowable.inference.exact.linear_normal import LinearNormal
+from knowable.inference.exact.linear import ExactLinear, LinearNormal
 
 __all__ = ["ExactLinear", "LinearNormal"]

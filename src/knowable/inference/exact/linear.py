@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from knowable.core.checkpoint import as_checkpoint
-from knowable.core.checks import check_count
-from knowable.core.data import Data
-from knowable.core.diagnostics import Diagnostics, LogEvidence
-from knowable.core.engine import as_engine
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.randomness import own_randomness
-from knowable.core.types import Params
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.normal import FullNormal
+from knowable.core.posterior.predicting import predict_outputs
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.storage.checkpoint import as_checkpoint
+from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.exact.design import Design
-from knowable.inference.exact.linear_normal import LinearNormal
 from knowable.likelihoods import Gaussian
 
 _NOISE = "likelihood.log_noise"
@@ -242,3 +244,98 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
 
     optimiser.step(loss)
     return {name: value.detach() for name, value in points.items()}
+
+
+# --- The exact posterior of a linear model, whose predictions are exact too: weights integrated out in closed form ---
+
+
+class LinearNormal(FullNormal):
+    r"""A normal posterior over weights in which the network is linear.
+
+    .. math:: p(y \mid x, D) = \mathcal{N}\big(f_0(x) + J(x) m,\; J(x) \Sigma J(x)^\top + \sigma^2\big)
+    """
+
+    family = "linear_normal"
+
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
+        """The exact predictive distribution; ``samples`` functions are drawn as well, for ``prediction.samples``."""
+        with torch.no_grad():
+            draws, _, _ = predict_outputs(self, x, samples, seed, memory)
+            design = Design(self.model, self.layout, self.buffers)
+            pieces = [self._moments(design, part) for part in design.chunks(x)]
+            shape, dtype = draws.shape[1:], draws.dtype
+            mean = torch.cat([piece[0] for piece in pieces]).reshape(shape).to(dtype)
+            covariance = torch.cat([piece[1] for piece in pieces])  # (rows, outputs, outputs)
+            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(shape).to(dtype)
+            own = self.model.likelihood_params(self.points)
+            return self.model.likelihood.predict_normal(NormalOutputs(mean, variance, covariance, draws), own)
+
+    def _moments(self, design: Design, x: Tensor) -> tuple[Tensor, Tensor]:
+        offset, matrix = design(x)
+        spread = matrix @ self.scale_tril.double()
+        return offset + matrix @ self.loc.double(), spread @ spread.mT
+
+
+# --- Networks that are linear in their parameters: the design matrix, and the proof that there is one ----------------
+
+_BLOCK = 256  # columns of the design matrix computed in one call
+_CHUNK_VALUES = 20_000_000  # elements of a design matrix held at once
+
+
+class Design:
+    r"""The affine map :math:`f(\theta) = f_0 + J\theta` of a network that is linear in its random parameters.
+
+    Everything is in double precision. Since f is affine, column d of J is :math:`f(e_d) - f(0)`: exact, and possible
+    for any module that can be run.
+    """
+
+    def __init__(self, model: Model, layout: Layout, buffers: Buffers):
+        self.model, self.layout = model, layout
+        own = model.network.params()
+        self._fixed: Params = {name: value.double() for name, value in own.items() if name not in layout.names}
+        self._buffers = {k: v.double() if v.is_floating_point() else v for k, v in buffers.items()}
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``(f0, J)`` for a chunk of rows: ``(rows, outputs)`` and ``(rows, outputs, D)``."""
+        size = self.layout.size
+        zero = self._outputs(torch.zeros((1, size), dtype=torch.float64, device=x.device), x)[0]
+        columns = [
+            self._outputs(torch.eye(size, dtype=torch.float64, device=x.device)[start : start + _BLOCK], x) - zero
+            for start in range(0, size, _BLOCK)
+        ]
+        return zero, torch.cat(columns).movedim(0, -1)
+
+    def chunks(self, x: Tensor) -> Iterator[Tensor]:
+        """Rows of ``x`` in chunks whose design matrix fits in memory."""
+        outputs = self.model.network.probe(x, self.model.network_params(self.model.params()), self.model.buffers())[
+            0
+        ].numel()
+        yield from x.split(max(1, _CHUNK_VALUES // (outputs * self.layout.size)))
+
+    def check_linear(self, x: Tensor) -> None:
+        """Compare the network with its affine map at random parameters, near and far."""
+        rows = x[:8]
+        offset, design = self(rows)
+        generator = torch.Generator(device=x.device).manual_seed(0)
+        for scale in (1.0, 30.0):
+            theta = scale * torch.randn(
+                (1, self.layout.size), generator=generator, dtype=torch.float64, device=x.device
+            )
+            actual = self._outputs(theta, rows)[0]
+            error = (actual - offset - design @ theta[0]).abs().max() / actual.abs().max().clamp_min(1e-12)
+            if not error < 1e-8:
+                raise Unsupported(
+                    f"ExactLinear needs a network whose output is linear in its random parameters; this one departs "
+                    f"from that by {error:.1%}. Keep only the last layer random and freeze the others: Model(..., "
+                    f"random='last_layer', frozen=[...])."
+                )
+
+    def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Network outputs ``(draws, rows, outputs)``, flattened behind the rows."""
+        stack = self.layout.views(theta)
+        fixed = {name: value.expand(len(theta), *value.shape) for name, value in self._fixed.items()}
+        inputs = x.double() if x.is_floating_point() else x
+        with torch.no_grad():
+            return self.model.network.over_draws(
+                {**fixed, **stack}, inputs, buffers=self._buffers, vectorise=True
+            ).flatten(2)

@@ -7,13 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.output_information import OutputInformation
-from knowable.inference.laplace.curvature import Curvature, undetermined
-from knowable.inference.laplace.curvature_full import FullCurvature
-from knowable.inference.laplace.expansion import Expansion
+from knowable.core.model.output_information import OutputInformation
+from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
+from knowable.inference.laplace.expansion import Expansion, Rows
 from knowable.inference.laplace.posteriors import DiagonalLaplace
-from knowable.inference.laplace.prior_precision import PriorPrecision
-from knowable.inference.laplace.rows import Rows
 
 
 class DiagonalCurvature(Curvature):

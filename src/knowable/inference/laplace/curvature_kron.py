@@ -9,17 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.kronecker_block import KroneckerBlock, pack
-from knowable.core.kronecker_normal import KroneckerNormalPrior
-from knowable.core.output_information import OutputInformation
-from knowable.core.types import Params
-from knowable.inference.laplace.anatomy import Layer
-from knowable.inference.laplace.curvature import Curvature, undetermined
-from knowable.inference.laplace.expansion import Expansion
-from knowable.inference.laplace.moments import second_moment
+from knowable.core.model.output_information import OutputInformation
+from knowable.core.network.params import Params
+from knowable.core.posterior.kronecker_normal import KroneckerBlock, KroneckerNormalPrior, pack
+from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
+from knowable.inference.laplace.expansion import Expansion, Rows
+from knowable.inference.laplace.layers import Layer
 from knowable.inference.laplace.posteriors import KroneckerLaplace
-from knowable.inference.laplace.prior_precision import PriorPrecision
-from knowable.inference.laplace.rows import Rows
+from knowable.inference.laplace.weight_uses import second_moment
 
 _LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, it gets a diagonal
 

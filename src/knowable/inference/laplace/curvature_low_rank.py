@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.low_rank_normal import LowRankNormalPrior
-from knowable.core.output_information import OutputInformation
-from knowable.core.randomness import generator_for
-from knowable.core.types import Params
-from knowable.inference.laplace.curvature import Curvature, undetermined
+from knowable.core.model.output_information import OutputInformation
+from knowable.core.network.params import Params
+from knowable.core.posterior.low_rank_normal import LowRankNormalPrior
+from knowable.core.support.randomness import generator_for
+from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import Expansion
 from knowable.inference.laplace.posteriors import LowRankLaplace
-from knowable.inference.laplace.prior_precision import PriorPrecision
 from knowable.inference.laplace.tangents import pulled_back, pushed_forward
 
 _EXTRA = 10  # directions more than asked for, which make the others precise

@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.kronecker_block import KroneckerBlock, pack
-from knowable.core.low_rank_normal import LowRankNormal
-from knowable.core.normal_posterior import FullNormal
-from knowable.core.types import Params
-from knowable.inference.laplace.anatomy import Anatomy, Layer
-from knowable.inference.laplace.rows import Rows
+from knowable.core.network.params import Params
+from knowable.core.posterior.kronecker_normal import KroneckerBlock, pack
+from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.normal import FullNormal
+from knowable.inference.laplace.expansion import Rows
+from knowable.inference.laplace.layers import Anatomy, Layer
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
 _COLUMNS = 512  # of a full covariance's factor that are used at a time

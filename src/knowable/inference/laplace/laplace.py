@@ -9,33 +9,30 @@ from typing import Any
 
 from torch import Tensor
 
-from knowable.core.checkpoint import as_checkpoint
-from knowable.core.checks import check_choice, check_count
-from knowable.core.data import Data
-from knowable.core.deadline import share_of_time
-from knowable.core.diagnostics import Diagnostics, LogEvidence
-from knowable.core.engine import as_engine
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method, admit
-from knowable.core.model import Model
-from knowable.core.params import Layout
-from knowable.core.particles import Particles
-from knowable.core.point_estimate import PointObjective, fit_point
-from knowable.core.posterior import Posterior
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.start_values import start_values
-from knowable.core.training import Training
-from knowable.core.types import Buffers, Params
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import as_checkpoint
+from knowable.core.support.checks import check_choice, check_count
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.time_limit import share_of_time
+from knowable.core.training.loop import Training
 from knowable.errors import Interrupted, InvalidArgument
-from knowable.inference.laplace.curvature import Curvature
+from knowable.inference.laplace.curvature import Curvature, FullCurvature
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
-from knowable.inference.laplace.curvature_full import FullCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
+from knowable.inference.laplace.evidence import Evidence, TuningObjective, likeliest
 from knowable.inference.laplace.expansion import CURVATURES, Expansion, random_weights
-from knowable.inference.laplace.marginal_likelihood import Evidence, likeliest
 from knowable.inference.laplace.newton import log_joint_and_gradient, polished
 from knowable.inference.laplace.posteriors import PREDICTIONS
-from knowable.inference.laplace.tuning_objective import TuningObjective
+from knowable.inference.point.point import PointObjective, fit_point
+from knowable.inference.start import start_values
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "full": FullCurvature,
@@ -62,7 +59,7 @@ class Laplace(Method, Training):
     is itself a Laplace posterior makes this online Laplace.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the mode is found.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the mode is found.
         structure: What of the curvature is kept. ``"full"``: all of it, for up to ``max_parameters`` weights.
             ``"kron"``: a Kronecker product for each layer. ``"diag"``: its diagonal. ``"lowrank"``: its leading
             directions, beside the prior.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.inference.laplace.curvature_full import FullCurvature
+from knowable.inference.laplace.curvature import FullCurvature, prior_precision
 from knowable.inference.laplace.expansion import Expansion
-from knowable.inference.laplace.prior_precision import prior_precision
 
 _SHORTEST = 1e-3  # of a step
 _LEAST = 0.2  # of what the slope promises

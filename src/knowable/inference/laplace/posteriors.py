@@ -19,18 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice
-from knowable.core.kronecker_normal import KroneckerNormal
-from knowable.core.low_rank_normal import LowRankNormal
-from knowable.core.normal_outputs import NormalOutputs
-from knowable.core.normal_posterior import DiagonalNormal, FullNormal
-from knowable.core.posterior import Posterior
-from knowable.core.predicting import bytes_per_row, check_result_fits, predict_outputs
-from knowable.core.prediction import Prediction
-from knowable.core.randomness import generator_for
-from knowable.core.types import Params
-from knowable.inference.laplace.anatomy import Anatomy
-from knowable.inference.laplace.expansion import random_weights
+from knowable.core.network.params import Params
+from knowable.core.posterior.kronecker_normal import KroneckerNormal
+from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.normal import DiagonalNormal, FullNormal
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.predicting import bytes_per_row, check_result_fits, predict_outputs
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.support.checks import check_choice
+from knowable.core.support.randomness import generator_for
+from knowable.inference.laplace.expansion import Rows, random_weights
 from knowable.inference.laplace.function_covariance import (
     block_covariance,
     block_row_bytes,
@@ -41,7 +40,7 @@ from knowable.inference.laplace.function_covariance import (
     low_rank_covariance,
     low_rank_row_bytes,
 )
-from knowable.inference.laplace.rows import Rows
+from knowable.inference.laplace.layers import Anatomy
 from knowable.inference.laplace.tangents import pushed_forward
 
 PREDICTIONS = ("linearised", "linearised_sampling", "sampling")

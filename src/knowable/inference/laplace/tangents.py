@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from knowable.core.params import index_params, number_of_draws
-from knowable.core.types import Params
-from knowable.inference.laplace.recording import Recorder
+from knowable.core.network.params import Params, index_params, number_of_draws
+from knowable.inference.laplace.weight_uses import Recorder
 
 Function = Callable[[Params], Tensor]
 """The outputs of some rows as a function of the weights."""

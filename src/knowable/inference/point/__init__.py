@@ -1,6 +1,5 @@
 """Point estimates: a posterior with one atom."""
 
-from knowable.inference.point.map import MAP
-from knowable.inference.point.maximum_likelihood import MaximumLikelihood
+from knowable.inference.point.point import MAP, MaximumLikelihood
 
 __all__ = ["MAP", "MaximumLikelihood"]

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from knowable.core.chain_result import ChainResult, Mixing
-from knowable.core.checks import check_count, check_number
-from knowable.core.kernel import State
-from knowable.inference.sampling.langevin import Stage, StochasticGradientSampler
+from knowable.core.chains.kernel import State
+from knowable.core.chains.settings import ChainResult, Mixing
+from knowable.core.support.checks import check_count, check_number
 from knowable.inference.sampling.sgld import SGLD, SGLDKernel
+from knowable.inference.sampling.stochastic_gradient import Stage, StochasticGradientSampler
 
 _SEGMENT = 10  # steps of the same size
 
@@ -32,7 +32,7 @@ class CyclicalSGMCMC(StochasticGradientSampler):
     and not by their mass. With noise, the default, explorations are themselves near the posterior.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         step_size: ε₀ at the top of a cycle, or None to tune it in the warm-up.
         steps: Steps of a transition in the warm-up.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.

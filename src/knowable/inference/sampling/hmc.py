@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_type
-from knowable.core.fused_step import FusedStep
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.target import Target
+from knowable.core.chains.fused_step import FusedStep, Gradient
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_count, check_type
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling import trajectory_length as lengths
-from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
-from knowable.inference.sampling.metric import Metric
-from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
+from knowable.inference.sampling.metric import Metric, velocity
+from knowable.inference.sampling.tuning import TunedSampler, begin, sensible_step
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +32,7 @@ class HMC(TunedSampler):
     chains, so that no direction is traversed a whole number of times.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         step_size: Leapfrog step, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
         target_acceptance: Acceptance probability the step size is tuned to, as a harmonic mean over chains: a few that
@@ -194,3 +193,22 @@ def trajectory(target: Target, metric: Metric, state: State, noise: Tensor, step
         "diverging": ~good | (change > DIVERGED),
         "energy": energy,
     }
+
+
+# --- A step of Hamiltonian dynamics: the leapfrog, which is reversible and keeps volumes -----------------------------
+#
+# Once the step size is tuned, every fifth trajectory has a quarter of it: that frees chains that are stuck where the
+# density is narrow and every longer step is refused.
+
+CAREFUL_EVERY, CAREFULLY = 5, 0.25
+DIVERGED = 1000.0  # energy error in nats beyond which a trajectory has left the Hamiltonian's surface
+
+
+def leapfrog(
+    value_and_grad: Gradient, position: Tensor, momentum: Tensor, gradient: Tensor, step: Tensor, inverse_mass: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Half a step of the momentum, one of the position, and the other half."""
+    half = momentum + 0.5 * step * gradient
+    position = position + step * velocity(half, inverse_mass)
+    value, gradient = value_and_grad(position)
+    return position, half + 0.5 * step * gradient, gradient, value

@@ -15,25 +15,24 @@ from typing import Any
 
 from torch import Tensor
 
-from knowable.core.chain_diagnostics import ChainDiagnostics
-from knowable.core.checkpoint import as_checkpoint
-from knowable.core.checks import check_choice, check_count, check_number, check_type
-from knowable.core.diagnostics import Diagnostics, LogEvidence
-from knowable.core.engine import Engine, as_engine
+from knowable.core.chains.diagnostics import ChainDiagnostics
+from knowable.core.chains.posterior import Samples
+from knowable.core.chains.target import DensityTarget, ModelTarget, Target
+from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.method import Method, admit
-from knowable.core.model import Model
-from knowable.core.particles import Particles
-from knowable.core.posterior import Posterior
-from knowable.core.predicting import parse_memory
-from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.sampler import check_density, first_positions
-from knowable.core.samples import Samples
-from knowable.core.starting_points import Start, starting_points
-from knowable.core.target import DensityTarget, ModelTarget, Target
-from knowable.core.types import Params
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.particles import Particles
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.predicting import parse_memory
+from knowable.core.storage.checkpoint import as_checkpoint
+from knowable.core.support.checks import check_choice, check_count, check_number, check_type
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
-from knowable.inference.sampling.laplace_proposal import StudentTProposal, laplace_proposal, refitted
+from knowable.inference.sampling.mode import StudentTProposal, laplace_proposal, refitted
 from knowable.inference.sampling.pareto import largest_safe_k
+from knowable.inference.sampling.sampler import Start, check_density, first_positions, starting_points
 from knowable.inference.sampling.weighing import (
     BareDensity,
     FittedProposal,

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from knowable.core.kernel import State
+from knowable.core.chains.kernel import State
 from knowable.inference.sampling import window
 
 CHOICES = ("auto", "diagonal", "dense", "identity")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.sampler import Sampler
-from knowable.core.target import Target
-from knowable.inference.sampling import spread
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.inference.sampling import warmup_covariance as spread
 from knowable.inference.sampling.moves import Moves, RandomWalk
+from knowable.inference.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +29,7 @@ class Metropolis(Sampler):
     is of no use, and for few dimensions. It is slow to enter necks and to follow sharp bends; R-hat says so.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         proposal: Shape of the proposals: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200 dimensions).
         steps: Random-walk steps of one transition; None is one for every two dimensions, from 10 to 200.
         target_acceptance: Share of steps to accept; None is 0.234, and 0.44 in one dimension.

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from knowable.core.batched_gradient import BatchedGradient
-from knowable.core.data import Batch, Data
-from knowable.core.kernel import State
-from knowable.core.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.target import ModelTarget, Recordable, Target
+from knowable.core.chains.kernel import State
+from knowable.core.chains.target import ModelTarget, Recordable, Target
+from knowable.core.compiling.recorder import BatchedGradient
+from knowable.core.model.data import Batch, Data
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.errors import InvalidData
 
 _WHOLE = 1024  # rows up to which a step takes all of them
@@ -60,7 +60,7 @@ class BatchTarget(Target):
         return self.target.block_size(chains, self._rows[0])
 
     def recordable(self, chains: int) -> Recordable | None:
-        """See :class:`~knowable.core.target.Target`; the rows are the constants."""
+        """See :class:`~knowable.core.chains.target.Target`; the rows are the constants."""
         return self.target.recordable_batch(*self._rows)
 
     @property

@@ -1,9 +1,9 @@
 r"""Moves of chains at temperatures of their own: what Metropolis, annealing and tempering share.
 
 A move takes a state and temperatures :math:`T` ``(N,)`` and leaves :math:`p(\theta)^{1/T}` of every chain as it is.
-Chains come in groups (see :mod:`~knowable.inference.sampling.spread`); each group has its own shape and its own scale
-of steps, both learned in the warm-up and kept in the state. Values and gradients in the state are those of the target
-itself, without T, so that a change of temperature costs nothing.
+Chains come in groups (see :mod:`~knowable.inference.sampling.warmup_covariance`); each group has its own shape and its
+own scale of steps, both learned in the warm-up and kept in the state. Values and gradients in the state are those of
+the target itself, without T, so that a change of temperature costs nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
-from knowable.core.kernel import State
-from knowable.core.sampler import Sampler
-from knowable.core.target import Target
-from knowable.inference.sampling import spread
-from knowable.inference.sampling.leapfrog import DIVERGED
+from knowable.core.chains.kernel import State
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.inference.sampling import warmup_covariance as spread
+from knowable.inference.sampling.hmc import DIVERGED
+from knowable.inference.sampling.sampler import Sampler
 
 KINDS = ("hmc", "metropolis")
 _LENGTH = 0.5 * math.pi  # of a mean trajectory in units of the spread: a quarter of a turn forgets where it began
@@ -201,7 +201,7 @@ class MovedSampler(Sampler):
     """A sampler whose chains are moved at temperatures of their own.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         moves: ``"hmc"`` or ``"metropolis"``, which needs no gradients.
         mass: What moves learn of the shape: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200 dimensions).
         steps: Mean number of leapfrog steps, or number of random-walk steps, of a transition; None chooses.

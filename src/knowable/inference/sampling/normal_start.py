@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.deadline import time_left
-from knowable.core.randomness import generator_for
-from knowable.core.sampler import Sampler
-from knowable.core.target import Target
-from knowable.inference.sampling.laplace_proposal import StudentTProposal, climb, effective_size, laplace_proposal
+from knowable.core.chains.target import Target
+from knowable.core.support.randomness import generator_for
+from knowable.core.support.time_limit import time_left
+from knowable.inference.sampling.mode import StudentTProposal, climb, effective_size, laplace_proposal
 from knowable.inference.sampling.pareto import smooth_weights
+from knowable.inference.sampling.sampler import Sampler
 
 _DRAWS = 400  # that are weighed
 _DF = 5.0  # of the Student t: tails heavy enough to see what the curvature misses

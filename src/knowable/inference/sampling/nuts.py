@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.target import Target
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_count
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling import step_size as steps
 from knowable.inference.sampling.trees import Trees
-from knowable.inference.sampling.tuned import TunedSampler, begin, sensible_step
+from knowable.inference.sampling.tuning import TunedSampler, begin, sensible_step
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,7 @@ class NUTS(TunedSampler):
     trajectory begins the next at once, so that every gradient of the batch is used.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         step_size: Leapfrog step, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
         target_acceptance: Mean acceptance along a trajectory that the step size is tuned to, as a harmonic mean over

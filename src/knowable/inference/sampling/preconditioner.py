@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.kernel import State
+from knowable.core.chains.kernel import State
 from knowable.inference.sampling import window
 
 

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_number
-from knowable.core.fused_step import Gradient
-from knowable.core.kernel import State
-from knowable.core.randomness import noise_from
-from knowable.core.target import Target
-from knowable.inference.sampling.langevin import LangevinKernel, Run, StochasticGradientSampler, repeated
+from knowable.core.chains.fused_step import Gradient
+from knowable.core.chains.kernel import State
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_number
+from knowable.core.support.randomness import noise_from
 from knowable.inference.sampling.metric import Metric, pull, spread
+from knowable.inference.sampling.stochastic_gradient import LangevinKernel, Run, StochasticGradientSampler, repeated
 
 _STEEPEST = 10.0  # change of a tuned step's momentum, in standard deviations of the momentum
 
@@ -46,7 +46,7 @@ class SGHMC(StochasticGradientSampler):
     (``diagnostics.terms["batch_noise"]``), kept to a fifth of the noise and taken off the noise injected.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         step_size: h, or None to tune it in the warm-up.
         steps: Steps of a transition; its last position is the draw.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.

@@ -9,16 +9,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_number, check_type
-from knowable.core.fused_step import Gradient
-from knowable.core.kernel import State
-from knowable.core.randomness import noise_from, raw_noise
-from knowable.core.target import Target
+from knowable.core.chains.fused_step import Gradient
+from knowable.core.chains.kernel import State
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_choice, check_number, check_type
+from knowable.core.support.randomness import noise_from, raw_noise
 from knowable.errors import InvalidArgument
-from knowable.inference.sampling.langevin import LangevinKernel, Run, Stage, StochasticGradientSampler, repeated
 from knowable.inference.sampling.metric import Metric, pull
 from knowable.inference.sampling.metric import spread as move_by
 from knowable.inference.sampling.mini_batches import MiniBatches
+from knowable.inference.sampling.stochastic_gradient import (
+    LangevinKernel,
+    Run,
+    Stage,
+    StochasticGradientSampler,
+    repeated,
+)
 
 SCHEDULES = ("constant", "decreasing")
 _DELAY = 1000.0  # steps after which a decreasing step begins to fall
@@ -33,8 +39,8 @@ class SGLD(StochasticGradientSampler):
         + \sqrt{\epsilon T}\, \Sigma^{1/2} \xi
 
     with :math:`\Sigma = I` where the step size is given. For large networks ξ has the first five moments of a normal
-    and is quicker to draw (:func:`~knowable.core.randomness.noise_from`). Steps are not tested, which is a bias that is
-    known for a normal posterior of variance s² along a direction: its draws have variance
+    and is quicker to draw (:func:`~knowable.core.support.randomness.noise_from`). Steps are not tested, which is a bias
+    that is known for a normal posterior of variance s² along a direction: its draws have variance
 
     .. math:: s^2\, \frac{1 + \epsilon V / 4}{1 - \epsilon / (4 s^2)}
 
@@ -64,7 +70,7 @@ class SGLD(StochasticGradientSampler):
     noise of batches is not corrected here.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         step_size: ε, or None to tune it in the warm-up.
         steps: Steps of a transition; its last position is the draw.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.

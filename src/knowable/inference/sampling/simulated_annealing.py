@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chain_result import ChainResult
-from knowable.core.checks import check_choice, check_number
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.randomness import generator_for
-from knowable.core.target import Target
-from knowable.core.types import Params
-from knowable.inference.sampling import spread
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.settings import ChainResult
+from knowable.core.chains.target import Target
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_choice, check_number
+from knowable.core.support.randomness import generator_for
+from knowable.inference.sampling import warmup_covariance as spread
 from knowable.inference.sampling.moves import MovedSampler, Moves
 
 SCHEDULES = ("geometric", "linear", "logarithmic")
@@ -35,7 +35,7 @@ class SimulatedAnnealing(MovedSampler):
     :math:`T \to 0`, where all mass is at a mode: ``best`` holds the most probable parameters of all.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         hottest: First temperature :math:`T_0`. Barriers between modes become so many times lower.
         schedule: How the temperature falls in the first half of the warm-up: ``"geometric"``, ``"linear"`` or
             ``"logarithmic"`` (:math:`1/T_k` grows with :math:`\log(1 + k)`: Geman and Geman, 1984).

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from knowable.core.kernel import WarmUp
-from knowable.core.target import Target
+from knowable.core.chains.kernel import WarmUp
+from knowable.core.chains.target import Target
 from knowable.inference.sampling.metric import Metric
 
 _GAMMA, _SLOWEST, _DELAY, _DECAY = 0.05, 0.2, 10.0, 0.75

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chain_result import ChainResult
-from knowable.core.checks import check_count, check_number
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.target import Target
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.settings import ChainResult
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_count, check_number
 from knowable.errors import ConvergenceWarning, InvalidArgument
 from knowable.inference.sampling import mini_batches
 from knowable.inference.sampling.mini_batches import MiniBatches
@@ -48,7 +48,7 @@ class SVGD(BeginsNearModes):
     Args:
         chains: Particles.
         warmup: Most updates; None is 2,000.
-        start: This and the other fields of :class:`~knowable.core.sampling_settings.Sampling`: see there. ``draws``
+        start: This and the other fields of :class:`~knowable.core.chains.settings.Sampling`: see there. ``draws``
             is 1 and ``thin`` too.
         bandwidth: h in units of the particles' spread, or None for the median.
         learning_rate: First step η, in units of the particles' spread.

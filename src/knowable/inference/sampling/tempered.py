@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_count, check_number
-from knowable.core.kernel import Block, Kernel, State, WarmUp
-from knowable.core.target import Target
+from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.target import Target
+from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.sampling.moves import MovedSampler, Moves
 
@@ -35,7 +35,7 @@ class TemperedChains(MovedSampler):
 
     Args:
         chains: Chains at temperature 1. This and the other fields of
-            :class:`~knowable.core.sampling_settings.Sampling` say how chains are run.
+            :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
         temperatures: The ladder, beginning with 1 and rising, which then stays as it is; None makes one.
         hottest: Highest temperature of a ladder that is made. Barriers between modes become so many times lower.
         rungs: Temperatures of a ladder that is made; None is as many as let neighbours swap two times in five on a

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.fused_step import FusedStep, Gradient
-from knowable.core.kernel import Block, State
-from knowable.core.target import Target
-from knowable.inference.sampling.leapfrog import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
+from knowable.core.chains.fused_step import FusedStep, Gradient
+from knowable.core.chains.kernel import Block, State
+from knowable.core.chains.target import Target
+from knowable.inference.sampling.hmc import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
 from knowable.inference.sampling.metric import Metric, velocity
 
 
@@ -27,7 +27,7 @@ class Trees:
     """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU.
 
     Where ``careful_depth`` is given, some trajectories have shorter steps, and double at most that often: see
-    :mod:`~knowable.inference.sampling.leapfrog`.
+    :mod:`~knowable.inference.sampling.hmc`.
     """
 
     def __init__(

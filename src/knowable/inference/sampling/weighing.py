@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from knowable.core.data import Data
-from knowable.core.likelihood import LIKELIHOOD_PREFIX
-from knowable.core.model import Model
-from knowable.core.network import no_hidden_loops
-from knowable.core.params import Layout, expand_params, index_params, stack_params
-from knowable.core.posterior import Posterior
-from knowable.core.progress import progress_bar
-from knowable.core.randomness import generator_for
-from knowable.core.starting_points import Start
-from knowable.core.target import DensityTarget, ModelTarget, NormalDensity
-from knowable.core.types import Params
+from knowable.core.chains.target import DensityTarget, ModelTarget, NormalDensity
+from knowable.core.model.data import Data
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
+from knowable.core.model.model import Model
+from knowable.core.network.network import no_hidden_loops
+from knowable.core.network.params import Layout, Params, expand_params, index_params, stack_params
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.progress import progress_bar
+from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument
-from knowable.inference.sampling.laplace_proposal import StudentTProposal, effective_size
+from knowable.inference.sampling.mode import StudentTProposal, effective_size
 from knowable.inference.sampling.pareto import smooth_weights
+from knowable.inference.sampling.sampler import Start
 
 _BLOCK = 64  # draws weighed together, fewer where a draw is large
 _BLOCK_BYTES = 2**26

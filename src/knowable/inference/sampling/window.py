@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.kernel import State
+from knowable.core.chains.kernel import State
 
 FEWEST = 5  # observations of every chain from which something can be told
 

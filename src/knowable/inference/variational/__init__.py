@@ -2,26 +2,24 @@
 
 from knowable.inference.variational import families
 from knowable.inference.variational.bottleneck import InformationBottleneck
-from knowable.inference.variational.bottleneck_posterior import RandomCode
-from knowable.inference.variational.discrete import DiscreteVI
-from knowable.inference.variational.discrete_posterior import BernoulliNormal
-from knowable.inference.variational.flow import FlowVI
+from knowable.inference.variational.bottleneck_code import RandomCode
+from knowable.inference.variational.discrete import BernoulliNormal, DiscreteVI
+from knowable.inference.variational.flow.flow import FlowVI
 from knowable.inference.variational.full_rank import FullRankVI
-from knowable.inference.variational.function_priors import (
+from knowable.inference.variational.function_space.function_space import FunctionSpaceVI
+from knowable.inference.variational.function_space.priors import (
     GPyTorchKernel,
     LinearKernel,
     MaternKernel,
     NetworkPrior,
     RBFKernel,
 )
-from knowable.inference.variational.function_space import FunctionSpaceVI
 from knowable.inference.variational.gradient_variance import gradient_variance
 from knowable.inference.variational.low_rank import LowRankVI
 from knowable.inference.variational.matrix_normal import MatrixNormalVI
 from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mixture import MixtureVI
-from knowable.inference.variational.moment import MomentVI
-from knowable.inference.variational.moment_posterior import MomentNormal
+from knowable.inference.variational.moment.moment import MomentNormal, MomentVI
 from knowable.inference.variational.natural import NaturalVI
 
 __all__ = [

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.likelihood import Likelihood, sum_over_event
+from knowable.core.model.likelihood import Likelihood, sum_over_event
 from knowable.errors import Unsupported
-from knowable.inference.variational.moments import Moments, quadrature
+from knowable.inference.variational.moment.algebra import Moments, quadrature
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_type
-from knowable.core.figure import COLOURS, GRID, INK, MUTED, new_figure
 from knowable.core.method import admit
-from knowable.core.model import Model
-from knowable.core.normal_posterior import DiagonalNormal
-from knowable.core.randomness import derive_seed, own_randomness
-from knowable.core.start_values import means_for
+from knowable.core.model.model import Model
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.support.checks import check_choice, check_count, check_type
+from knowable.core.support.figure import COLOURS, GRID, INK, MUTED, new_figure
+from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import InvalidArgument
-from knowable.inference.variational.mean_field import MeanFieldVI
-from knowable.inference.variational.mean_field_objective import BY_SCORE, ESTIMATORS, MeanFieldObjective
+from knowable.inference.start import means_for
+from knowable.inference.variational.mean_field import BY_SCORE, ESTIMATORS, MeanFieldObjective, MeanFieldVI
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

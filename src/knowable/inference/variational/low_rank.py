@@ -2,11 +2,150 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from knowable.core.checks import check_count
-from knowable.inference.variational.low_rank_family import LowRank
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from knowable.core.model.model import Model
+from knowable.core.network.params import Layout
+from knowable.core.posterior.low_rank_normal import LowRankNormal, directions
+from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import fast_randn
+from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
+from knowable.inference.variational.family import Drawn, Family, FamilyModule
 from knowable.inference.variational.structured import StructuredVI
+
+# --- The low-rank family: a normal whose covariance is a diagonal and a few directions (Ong, Nott and Smith, 2018) ---
+#
+# .. math:: \theta = m + s \odot (\epsilon + U^\top z), \qquad
+#     \Sigma = \mathrm{diag}(s)\,(I + U^\top U)\,\mathrm{diag}(s), \qquad z \sim \mathcal{N}(0, I_k)
+#
+# which is diag(s²) + F Fᵀ with F = diag(s) Uᵀ. Written like this U has no unit, and one step size suits it and log s.
+
+_FIRST_FACTOR = 0.1  # standard deviation of U at the start, where zero would be a saddle point
+
+
+@dataclass(frozen=True)
+class LowRank(Family):
+    r"""One normal over a group of weights, whose covariance is diagonal plus low rank.
+
+    .. math:: q(\theta) = \mathcal{N}(\theta \mid m, \mathrm{diag}(s^2) + F F^\top)
+
+    Args:
+        rank: Number of columns of F; as many as there are weights at the most.
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        check_count("rank", self.rank)
+
+    def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> LowRankModule:
+        """See :meth:`Family.build`."""
+        return LowRankModule(layout, loc, initial_scale, min(self.rank, layout.size))
+
+
+class LowRankModule(FamilyModule):
+    """Mean, scales and directions.
+
+    Attributes:
+        loc: Mean, ``(D,)``.
+        log_scale: Logarithms of s, ``(D,)``.
+        factor: U, ``(k, D)``.
+    """
+
+    normal_marginals: ClassVar[bool] = True
+
+    def __init__(self, layout: Layout, loc: Tensor, initial_scale: float, rank: int):
+        super().__init__(layout)
+        factor = _FIRST_FACTOR * torch.randn((rank, len(loc)), dtype=loc.dtype, device=loc.device)
+        spread = 1.0 + factor.square().sum(0)
+        self.loc = nn.Parameter(loc.detach().clone())
+        self.log_scale = nn.Parameter(math.log(initial_scale) - 0.5 * spread.log())
+        self.factor = nn.Parameter(factor)
+
+    def draw(self, count: int) -> tuple[Tensor, None]:
+        """See :meth:`FamilyModule.draw`."""
+        return self._draw(count, self._along(count) @ self.factor), None
+
+    def entropy(self) -> Tensor:
+        """From the determinant of the covariance."""
+        return self._entropy(torch.logdet(_inner(self.factor)))
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and diagonal of the covariance."""
+        return self.loc, self._variances(self.factor.square().sum(0))
+
+    def draw_with_terms(self, count: int) -> Drawn:
+        """All from one pass over the factor, and one back."""
+        shift, squares, log_det = FactorTerms.apply(self.factor, self._along(count))
+        return Drawn(self._draw(count, shift), None, self._entropy(log_det), (self.loc, self._variances(squares)))
+
+    def _draw(self, count: int, shift: Tensor) -> Tensor:
+        noise = fast_randn(count, len(self.loc), like=self.loc)
+        return torch.addcmul(self.loc, self.log_scale.exp(), noise + shift)
+
+    def _along(self, count: int) -> Tensor:
+        """Noise along the directions, z ``(K, k)``."""
+        return torch.randn((count, len(self.factor)), dtype=self.loc.dtype, device=self.loc.device)
+
+    def _entropy(self, log_det: Tensor) -> Tensor:
+        return self.log_scale.sum() + 0.5 * log_det + HALF_LOG_TWO_PI_E * len(self.loc)
+
+    def _variances(self, squares: Tensor) -> Tensor:
+        return (2.0 * self.log_scale).exp() * (1.0 + squares)
+
+    def held_log_density(self, values: Tensor) -> Tensor:
+        """By the Woodbury identity; see :meth:`FamilyModule.held_log_density`."""
+        standard = (values - self.loc.detach()) / self.log_scale.detach().exp()
+        factor = self.factor.detach()
+        along = standard @ factor.T  # (K, k)
+        inner = torch.cholesky_solve(along.T, torch.linalg.cholesky(_inner(factor)))
+        return -0.5 * (standard.square().sum(-1) - (along * inner.T).sum(-1))
+
+    def posterior(self, model: Model, **common: Any) -> LowRankNormal:
+        """A normal with a diagonal and a few directions."""
+        basis, excess = directions(self.factor.detach().T)
+        return LowRankNormal(
+            model, self.layout, self.loc, self.log_scale.detach().exp(), basis, 1.0 + excess, **common
+        )  # fmt: skip
+
+
+class FactorTerms(torch.autograd.Function):
+    """What is needed of U: z U, the sums of its squares over directions, and log det(I + U Uᵀ).
+
+    Its gradient is written in three passes over one buffer, where autograd would make and add four.
+    """
+
+    @staticmethod
+    def forward(ctx, factor: Tensor, along: Tensor):
+        """From U ``(k, D)`` and z ``(K, k)``."""
+        inner = _inner(factor)
+        ctx.save_for_backward(factor, along, inner)
+        return along @ factor, factor.square().sum(0), torch.logdet(inner)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_shift: Tensor, grad_squares: Tensor, grad_log_det: Tensor):
+        """Chain rule: the determinant's is 2 (I + U Uᵀ)⁻¹ U."""
+        factor, along, inner = ctx.saved_tensors
+        gradient = factor * (2.0 * grad_squares)
+        gradient.addmm_(torch.linalg.inv(inner) * (2.0 * grad_log_det), factor)
+        return gradient.addmm_(along.T, grad_shift), None
+
+
+def _inner(factor: Tensor) -> Tensor:
+    """I + U Uᵀ, ``(k, k)``."""
+    inner = factor @ factor.T
+    inner.diagonal().add_(1.0)
+    return inner
+
+
+# --- Low-rank Gaussian variational inference (Ong, Nott and Smith, 2018) ---------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -31,11 +170,12 @@ class LowRankVI(StructuredVI, Rank):
 
     Args:
         rank: Number of columns of F. Time and memory of a step grow with it.
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+            maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.core.variational_method.BoundMethod` and
-            :class:`~knowable.core.variational_method.VariationalMethod`, say what is maximised, how
+            :class:`~knowable.inference.variational.method.BoundMethod` and
+            :class:`~knowable.inference.variational.method.VariationalMethod`, say what is maximised, how
             and from where.
 
     Example:

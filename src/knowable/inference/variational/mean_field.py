@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from knowable.core.checks import check_choice
-from knowable.core.model import Model
-from knowable.core.types import Params
+from knowable.core.model.model import Model
+from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.support.checks import check_choice
+from knowable.core.support.randomness import fast_randn
 from knowable.errors import InvalidArgument
-from knowable.inference.variational.mean_field_family import MeanField
-from knowable.inference.variational.mean_field_objective import BY_SCORE, ESTIMATORS, MeanFieldObjective
-from knowable.inference.variational.structured import FamiliesVI
-from knowable.inference.variational.structured_objective import StructuredObjective
+from knowable.inference.variational.divergence import entropy_of_normals
+from knowable.inference.variational.family import Family, FamilyModule
+from knowable.inference.variational.objective import FlatNormalObjective
+from knowable.inference.variational.score_function import score_surrogate
+from knowable.inference.variational.structured import FamiliesVI, StructuredObjective
 
 _DRAWS = {"score": 16, "local_score": 8}  # where they are not given, and not 1
 
@@ -28,7 +34,8 @@ class MeanFieldVI(FamiliesVI):
     uses weight draws shared by all inputs, whatever the estimator that training used.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+            maximised.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
         kl_warmup: Epochs over which the KL's factor rises to its full value. It changes the path and not the target.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
@@ -87,3 +94,87 @@ class MeanFieldVI(FamiliesVI):
             model, x, size, estimator=self.estimator, draws=draws, beta=self.beta, temperature=self.temperature,
             kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
+
+
+# --- The mean-field family: an independent normal for every weight ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeanField(Family):
+    r"""Independent normals.
+
+    .. math:: q(\theta) = \prod_d \mathcal{N}(\theta_d \mid m_d, s_d^2)
+
+    Beside other families, weights are drawn. By itself, :class:`~knowable.inference.variational.mean_field.MeanFieldVI`
+    has quieter gradients.
+    """
+
+    def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> MeanFieldModule:
+        """See :meth:`Family.build`."""
+        return MeanFieldModule(layout, loc, initial_scale)
+
+
+class MeanFieldModule(FamilyModule):
+    """Means and logarithms of scales.
+
+    Attributes:
+        loc: Means, ``(D,)``.
+        log_scale: Logarithms of the standard deviations, ``(D,)``.
+    """
+
+    normal_marginals: ClassVar[bool] = True
+
+    def __init__(self, layout: Layout, loc: Tensor, initial_scale: float):
+        super().__init__(layout)
+        self.loc = nn.Parameter(loc.detach().clone())
+        self.log_scale = nn.Parameter(torch.full_like(self.loc, math.log(initial_scale)))
+
+    def draw(self, count: int) -> tuple[Tensor, None]:
+        """See :meth:`FamilyModule.draw`."""
+        noise = fast_randn(count, len(self.loc), like=self.loc)
+        return torch.addcmul(self.loc, self.log_scale.exp(), noise), None
+
+    def entropy(self) -> Tensor:
+        """Sum of those of the weights."""
+        return entropy_of_normals(self.log_scale)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and variances."""
+        return self.loc, (2.0 * self.log_scale).exp()
+
+    def held_log_density(self, values: Tensor) -> Tensor:
+        """See :meth:`FamilyModule.held_log_density`."""
+        return -0.5 * ((values - self.loc.detach()) / self.log_scale.detach().exp()).square().sum(-1)
+
+    def posterior(self, model: Model, **common: Any) -> DiagonalNormal:
+        """Independent normals."""
+        views = self.layout.views
+        return DiagonalNormal(model, views(self.loc.detach()), views(self.log_scale.detach().exp()), **common)
+
+
+# --- The evidence lower bound of a mean-field Gaussian, with the gradient estimator of one's choice ------------------
+
+ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
+BY_SCORE = ("score", "local_score")
+"""Estimators that need no gradient of the likelihood."""
+
+
+class MeanFieldObjective(FlatNormalObjective):
+    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
+
+    .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
+        - \beta\, \big(\mathrm{KL}(q \,\|\, p) - (T - 1)\, H[q]\big)
+
+    with β and the temperature T both 1 for Bayes.
+    """
+
+    recordable = True
+
+    def __init__(self, model: Model, x: Tensor, size: int, *, estimator: str = "auto", **common: Any):
+        super().__init__(model, x, size, estimator=estimator, **common)
+
+    def estimate(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
+        """Expected log likelihood per example, and KL over the stretches."""
+        if self.estimator in BY_SCORE:
+            return score_surrogate(self, x, y, points)
+        return self.reparameterised(x, y, points)

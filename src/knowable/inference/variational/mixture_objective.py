@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from knowable.core.batched_gradient import Recorded, refused_by_vmap, unchecked_distributions
-from knowable.core.gaussian_weight import GaussianWeight, plain_local_rule
-from knowable.core.network import no_hidden_loops
-from knowable.core.normal_divergence import entropy_of_normals, other_divergence
-from knowable.core.objective import Objective
-from knowable.core.params import Layout
-from knowable.core.randomness import fast_randn
-from knowable.core.types import Params
-from knowable.inference.variational.mean_field_objective import MeanFieldObjective
+from knowable.core.compiling.recorder import Recorded, refused_by_vmap, unchecked_distributions
+from knowable.core.network.network import no_hidden_loops
+from knowable.core.network.params import Layout, Params
+from knowable.core.support.randomness import fast_randn
+from knowable.core.training.objective import Objective
+from knowable.inference.variational.divergence import entropy_of_normals, other_divergence
+from knowable.inference.variational.gaussian_weight import GaussianWeight, plain_local_rule
+from knowable.inference.variational.mean_field import MeanFieldObjective
 
 
 class ComponentsInTurn(Objective):
@@ -99,7 +98,7 @@ class ComponentsTogether(Objective):
 
     Args:
         components: See :class:`ComponentsInTurn`; their buffers are all taken to be the first one's.
-        mode: ``"eager"``, ``"traced"`` or ``"compiled"``, see :class:`~knowable.core.batched_gradient.Recorded`.
+        mode: ``"eager"``, ``"traced"`` or ``"compiled"``, see :class:`~knowable.core.compiling.recorder.Recorded`.
 
     Attributes:
         q: Means and log scales of all components, ``(K, 2, D)``, laid out as one component's.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from knowable.core.checks import check_choice, check_count, check_number
-from knowable.core.model import Model
-from knowable.core.types import Params
-from knowable.core.variational_method import BoundMethod
-from knowable.inference.variational.natural_objective import NaturalObjective
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.inference.variational.mean_field import MeanFieldObjective
+from knowable.inference.variational.method import BoundMethod
 
 ESTIMATORS = ("weight", "auto", "local", "flipout")
 
@@ -36,11 +38,11 @@ class NaturalVI(BoundMethod):
     ``optimiser``.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.Training` say how the bound is maximised.
-            ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+            maximised. ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
         beta: This and the other fields of
-            :class:`~knowable.core.variational_method.BoundMethod` and
-            :class:`~knowable.core.variational_method.VariationalMethod` say what is maximised, from
+            :class:`~knowable.inference.variational.method.BoundMethod` and
+            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
             where.
         draws: Weight draws per step.
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of
@@ -83,3 +85,139 @@ class NaturalVI(BoundMethod):
             kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start, momentum=self.momentum,
             curvature_rate=self.curvature_rate, radius=self.radius,
         )  # fmt: skip
+
+
+# --- The bound of independent normals, climbed along its natural gradient: variational online Newton -----------------
+
+_MEMORY = 0.99  # of the mean square of the curvature's estimates: the last hundred steps
+
+
+class NaturalObjective(MeanFieldObjective):
+    """-ELBO / N of independent normals, whose means and scales move along the natural gradient.
+
+    Point estimates and the prior's hyperparameters move by the loop's own optimiser.
+
+    Args:
+        model: The model.
+        x: Inputs that look like the data.
+        size: Number of training examples N.
+        estimator: Of the gradient, see :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
+        draws: Weight draws per step.
+        beta: Factor on the KL.
+        temperature: How often the entropy counts.
+        kl_warmup: Epochs over which that factor rises to its full value.
+        initial_scale: Standard deviation all weights start with.
+        start: First means.
+        momentum: How much of the last gradient's average is kept in the next.
+        curvature_rate: Share of each new estimate of the curvature; None: less for weights whose estimates are noisier.
+        radius: Length of a Newton step above which a weight moves by the learning rate and no further.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        estimator: str = "weight",
+        draws: int = 1,
+        beta: float = 1.0,
+        temperature: float = 1.0,
+        kl_warmup: int | None = 0,
+        initial_scale: float = 0.02,
+        start: Params | None = None,
+        momentum: float = 0.9,
+        curvature_rate: float | None = None,
+        radius: float = 0.03,
+    ):
+        super().__init__(
+            model, x, size, estimator=estimator, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup,
+            initial_scale=initial_scale, start=start,
+        )  # fmt: skip
+        self.momentum, self.curvature_rate, self.radius = momentum, curvature_rate, radius
+
+    def update(self, optimiser: torch.optim.Optimizer) -> None:
+        """A natural step of the normals, and the optimiser's own of the points; all memory is in its state."""
+        gradient = self.q.grad
+        assert gradient is not None
+        state = optimiser.state[self.q]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["momentum"] = torch.zeros_like(self.q[0])
+            if self.curvature_rate is None:
+                state["squares"] = torch.zeros_like(self.q[0])
+        state["step"] += 1
+        step, rate = int(state["step"].item()), optimiser.param_groups[0]["lr"]
+        scale = self.size / (self.beta * self.temperature * self.warmth())
+        if self.curvature_rate is None:
+            change = adaptive_change(gradient[1], state["squares"], step=step, rate=rate)
+        else:
+            change = gradient[1].mul_(self.curvature_rate * scale)
+        natural_step(
+            self.q.detach(), change, gradient[0], state["momentum"], step=step, scale=scale, rate=rate,
+            decay=self.momentum, radius=self.radius,
+        )  # fmt: skip
+        self.q.grad = None  # so that the optimiser leaves them alone
+        if len(self.points):
+            optimiser.step()
+
+
+def adaptive_change(gradient: Tensor, squares: Tensor, *, step: int, rate: float) -> Tensor:
+    r"""The relative change v = ρ k of every precision, where noisy estimates count for less.
+
+    .. math:: \rho = \frac{2 \eta}{\sqrt{\overline{k^2}}}
+
+    so that the log scales move as fast as Adam would move them, and come to rest as the rate falls.
+
+    Args:
+        gradient: k, up to a factor that all have in common, ``(D,)``; used up.
+        squares: Running mean of its square, ``(D,)``; changed.
+        step: How many steps there were, this one included.
+        rate: Learning rate η.
+    """
+    squares.mul_(_MEMORY).addcmul_(gradient, gradient, value=1.0 - _MEMORY)
+    root = squares.sqrt().add_(torch.finfo(squares.dtype).tiny)
+    return gradient.mul_(2.0 * rate * math.sqrt(1.0 - _MEMORY**step)).div_(root)
+
+
+def natural_step(
+    q: Tensor,
+    change: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    *,
+    step: int,
+    scale: float,
+    rate: float,
+    decay: float,
+    radius: float,
+) -> None:
+    r"""One step along the natural gradient, in place, in as few passes over memory as there can be.
+
+    The derivative of the full-data loss in a log scale is, for a draw :math:`m + s\epsilon` with gradient
+    :math:`\hat g`, :math:`k = s^2 (\hat g\, \epsilon / s + \pi) - 1`: the reparameterised estimate of the curvature,
+    relative to the precision :math:`P = s^{-2}`. With :math:`v = \rho k`,
+
+    .. math:: P \leftarrow P\,(1 + v + \tfrac12 v^2), \qquad
+        g \leftarrow \beta_1 g + (1 - \beta_1) \hat g, \quad
+        m \leftarrow m - \eta\, \mathrm{clip}\Big(\frac{s^2}{r}\, \frac{g}{1 - \beta_1^t},\ \pm 1\Big)
+
+    The precision at most halves and never becomes negative, whatever the noise (Lin, Schmidt and Khan, 2020).
+
+    Args:
+        q: Means and log scales, ``(2, D)``; changed.
+        change: v, ``(D,)``; used up.
+        gradient: Of the loss in the means, ``(D,)``.
+        momentum: Its running mean, ``(D,)``; changed.
+        step: How many steps there were, this one included.
+        scale: What turns the loss into one on the full-data scale whose entropy counts once: N / (β T).
+        rate: Learning rate η, the longest move of a mean.
+        decay: β₁.
+        radius: r; moves shorter than η are η / r of a Newton step.
+    """
+    loc, log_scale = q[0], q[1]
+    log_scale.sub_(change.addcmul_(change, change, value=0.5).log1p_(), alpha=0.5)
+    momentum.lerp_(gradient, 1.0 - decay)
+    factor = torch.full((), math.log(scale / (radius * (1.0 - decay**step))), dtype=q.dtype, device=q.device)
+    move = torch.add(factor, log_scale, alpha=2.0).exp_()  # s² over the radius, for a loss per example
+    loc.sub_(move.mul_(momentum).clamp_(-1.0, 1.0), alpha=rate)

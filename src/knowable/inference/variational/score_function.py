@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from knowable.core.gaussian_weight import GaussianPair, GaussianWeight, output_moments
-from knowable.core.types import Params
+from knowable.core.network.params import Params
+from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, output_moments
 
 if TYPE_CHECKING:
-    from knowable.inference.variational.mean_field_objective import MeanFieldObjective
+    from knowable.inference.variational.mean_field import MeanFieldObjective
 
 _RANDOM = (GaussianWeight, GaussianPair)
 
@@ -70,7 +70,7 @@ def centred(values: Tensor) -> Tensor:
 
 
 class DrawnOutputs:
-    """A rule for :class:`~knowable.core.gaussian_weight.GaussianWeight`: draws a layer's outputs.
+    """A rule for :class:`~knowable.inference.variational.gaussian_weight.GaussianWeight`: draws a layer's outputs.
 
     No gradient passes through what is drawn to the distribution it was drawn from; to point estimates, in this layer or
     before it, the ordinary one does.

@@ -4,6 +4,6 @@ One file a command, registered in :mod:`.front_door`. Heavy things are imported 
 ``knowable --help`` and completion are quick.
 """
 
-from knowable.interfaces.cli.front_door import app, main
+from knowable.interfaces.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knowable.interfaces.cli.exits import NOT_CONVERGED, plain_errors
+from knowable.core.support.checks import check_count, check_number
+from knowable.errors import InvalidArgument
+from knowable.interfaces.cli import run_folder
+from knowable.interfaces.cli.estimators import new_estimator
+from knowable.interfaces.cli.messages import NOT_CONVERGED, collected, plain_errors, spoken_for_the_shell, tell
 from knowable.interfaces.cli.options import (
     AsJson,
     Config,
@@ -20,7 +25,15 @@ from knowable.interfaces.cli.options import (
     Target,
     Task,
     complete_methods,
+    parse_kinds,
+    parse_task,
 )
+from knowable.interfaces.cli.training_table import TrainingTable, read_file, read_training
+from knowable.registry import find_method
+
+if TYPE_CHECKING:
+    from knowable.comparison import Comparison
+
 
 DEFAULT_METHODS = "map,laplace,mean_field_vi,deep_ensemble"
 
@@ -64,8 +77,6 @@ def compare(
     was stopped or killed goes on when the same command is given again.
     """
     with plain_errors():
-        from knowable.interfaces.cli.comparing import Comparing, run_comparison
-
         wanted = [name.strip() for name in methods.split(",") if name.strip()]
         settings = Comparing(
             data=data, target=target, methods=tuple(wanted), out=out, cv=cv, budget=budget, outside=outside,
@@ -79,3 +90,122 @@ def compare(
             typer.echo(repr(comparison))
         if any(record.error is not None for record in comparison.records):
             raise typer.Exit(NOT_CONVERGED)
+
+
+# --- The work behind ``knowable compare`` ----------------------------------------------------------------------------
+
+JOURNAL = "comparison.jsonl"
+FILES = (JOURNAL, "comparison.csv", "comparison.json", "comparison.html")
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """The options of ``knowable compare``, as they came."""
+
+    data: str
+    target: str
+    methods: tuple[str, ...]
+    out: Path | None = None
+    cv: int = 5
+    budget: float | None = None
+    outside: str | None = None
+    task: str = "auto"
+    drop: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    seed: int = 0
+    lenient: bool = False
+    force: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("seed", self.seed, at_least=0)
+        check_count("cv", self.cv, at_least=2)
+        if self.budget is not None:
+            check_number("budget", self.budget, above=0.0)
+        if not self.methods:
+            raise InvalidArgument("--methods names none. Name some with commas: --methods map,laplace,ensemble.")
+        for name in self.methods:
+            if name != "auto":
+                find_method(name)
+
+
+def run_comparison(settings: Comparing) -> Comparison:
+    """Compare, and write the table and the page where a folder is given.
+
+    Raises:
+        KnowableError: If anything is wrong with the options or the file; nothing is written then.
+    """
+    import knowable as kn
+
+    if settings.out is not None:
+        check_out(settings.out)
+    kinds = parse_kinds(list(settings.kinds))
+    table = read_training(
+        settings.data,
+        settings.target,
+        task=parse_task(settings.task),
+        drop=settings.drop,
+        kinds=kinds,
+        lenient=settings.lenient,
+    )
+    tell(table.notices, quiet=settings.quiet)
+    estimator = new_estimator(table.task, method="auto", seed=settings.seed, kinds=kinds)
+    journal = None if settings.out is None else settings.out / JOURNAL
+    outside = _outside(settings, table)
+    if settings.force and settings.out is not None:
+        _remove(settings.out)
+    with collected() as found:
+        comparison = kn.compare(
+            estimator,
+            (table.inputs, table.outcomes),
+            methods=list(settings.methods),
+            cv=settings.cv,
+            budget=settings.budget,
+            seed=settings.seed,
+            out=journal,
+            outside=outside,
+            progress=False if settings.quiet else None,
+        )
+    tell(found, quiet=settings.quiet)
+    if settings.out is not None:
+        write_comparison(comparison, settings.out)
+    return comparison
+
+
+def check_out(folder: Path) -> None:
+    """Refuse a folder with something in it other than a comparison, which is gone on with.
+
+    The journal itself says whether it is the same comparison.
+    """
+    above = next((each for each in [folder, *folder.parents] if each.exists()), folder)
+    if not above.is_dir():
+        raise InvalidArgument(f"--out {str(folder)!r} cannot be a folder: {str(above)!r} is a file. Pass another name.")
+    if not folder.is_dir():
+        return
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES and entry.name[0] != ".")
+    if foreign:
+        raise InvalidArgument(
+            f"--out {str(folder)!r} is a folder with something else in it ({foreign[0]}). Pass a new name."
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Take an earlier comparison away."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """The table as CSV and JSON, and the page."""
+    run_folder.write_file(folder / "comparison.csv", comparison.to_csv())
+    run_folder.write_file(folder / "comparison.json", comparison.to_json())
+    run_folder.write_file(folder / "comparison.html", comparison.to_html())
+
+
+def _outside(settings: Comparing, table: TrainingTable) -> Any:
+    """Rows unlike the data, with the same inputs."""
+    if settings.outside is None:
+        return None
+    with spoken_for_the_shell():
+        other = read_file(settings.outside)
+        return other.frame[[other.find(name) for name in table.inputs.columns]]

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import Prediction
+from knowable.core.prediction.prediction import Prediction
 from knowable.errors import KnowableWarning
 from knowable.interfaces.cli import run_folder
-from knowable.interfaces.report.content import Notice
-from knowable.interfaces.report.outcomes import Outcomes
-from knowable.interfaces.report.run import FittedTable, Rows
 from knowable.registry import find_method
+from knowable.report.fit_report import FittedTable, Rows
+from knowable.report.quality import Outcomes
+from knowable.report.report import Notice
 from knowable.tabular.classifier import BayesianClassifier
 from knowable.tabular.reading import read_table
 from knowable.tabular.regressor import BayesianRegressor
@@ -107,7 +107,7 @@ def as_fitted(
     notices: tuple[Notice, ...],
     facts: tuple[tuple[str, str], ...] = (),
 ) -> FittedTable:
-    """What a report needs to know of a fitted estimator; see :class:`~knowable.interfaces.report.run.FittedTable`."""
+    """What a report needs to know of a fitted estimator; see :class:`~knowable.report.fit_report.FittedTable`."""
     schema: Schema = estimator.schema_
     entry = find_method(type(estimator.method_).__name__)
     return FittedTable(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from knowable.errors import DamagedArtifact, InvalidArgument
-from knowable.interfaces.cli.config_file import MADE
+from knowable.interfaces.cli.options import MADE
 
 CONFIG, SCHEMA, POSTERIOR = "config.json", "schema.json", "posterior"
 HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.json", "report.html"

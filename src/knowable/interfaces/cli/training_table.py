@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knowable.core.checks import check_number
+from knowable.core.support.checks import check_number
 from knowable.errors import InvalidData
-from knowable.interfaces.cli.notices import collected, refuse_doubtful, spoken_for_the_shell
-from knowable.interfaces.report.content import Notice
+from knowable.interfaces.cli.messages import collected, refuse_doubtful, spoken_for_the_shell
+from knowable.report.report import Notice
 from knowable.tabular.reading import read_table
 from knowable.tabular.schema import Schema
 from knowable.tabular.table import Table

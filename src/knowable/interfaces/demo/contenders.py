@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from knowable.core.method import Method
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
+from knowable.core.model.model import Model
+from knowable.core.posterior.posterior import Posterior
 from knowable.datasets import Dataset
 from knowable.errors import ConvergenceWarning, Interrupted, KnowableWarning
-from knowable.interfaces.report.content import Listing, Notice
+from knowable.report.report import Listing, Notice
 
 _SETTLED = {True: "yes", False: "no", None: "cannot be told"}
 

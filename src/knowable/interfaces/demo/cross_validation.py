@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from knowable.core.prediction import Components, RegressionPrediction
+from knowable.core.prediction.prediction import Components, RegressionPrediction
 from knowable.errors import InvalidArgument
 
 

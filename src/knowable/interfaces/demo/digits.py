@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import ClassPrediction
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import ClassPrediction
 from knowable.datasets import Dataset, digits
-from knowable.interfaces.console import Ticker
+from knowable.interfaces.cli.messages import Ticker
 from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
-from knowable.interfaces.report.content import Column, ScoreTable, Section, score_table
-from knowable.interfaces.report.from_predictions import curves_panel, pictures_panel, reliability_panel
+from knowable.report.prediction_panels import curves_panel, pictures_panel, reliability_panel
+from knowable.report.report import Column, ScoreTable, Section, score_table
 
 HERO = "Mean-field VI"
 HIDDEN = 64

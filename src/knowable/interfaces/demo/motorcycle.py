@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.posterior import Posterior
-from knowable.core.prediction import RegressionPrediction
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.datasets import Dataset, Scaler, motorcycle
-from knowable.interfaces.console import Ticker
+from knowable.interfaces.cli.messages import Ticker
 from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
 from knowable.interfaces.demo.cross_validation import join
-from knowable.interfaces.report.content import Column, ScoreTable, Section, score_table
-from knowable.interfaces.report.from_predictions import band_panel, coverage_panel, curves_panel, noise_panel
-from knowable.interfaces.report.panels import Axes, NoisePanel
+from knowable.report.panels import Axes, NoisePanel
+from knowable.report.prediction_panels import band_panel, coverage_panel, curves_panel, noise_panel
+from knowable.report.report import Column, ScoreTable, Section, score_table
 
 HERO = "Mean-field VI"  # the method whose noise is looked at
 HIDDEN = 6

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from knowable.core.data import Data
 from knowable.core.method import Method
+from knowable.core.model.data import Data
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 from knowable.testing.networks import NetworkCase, network_case
 from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior

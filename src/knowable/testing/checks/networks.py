@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from knowable.core.model import Model
-from knowable.core.posterior import Posterior
+from knowable.core.model.model import Model
+from knowable.core.posterior.posterior import Posterior
 from knowable.errors import Unsupported
 from knowable.testing.networks import NetworkCase, network_case
 from knowable.testing.subject import Subject, expect, expect_error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from knowable.core.posterior import Posterior
+from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
-from knowable.testing.subject import Subject, expect, expect_error
+from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior
 
 
 def check_prediction_repeats_itself(subject: Subject) -> None:
@@ -101,3 +101,59 @@ def _has_spread(posterior: Posterior) -> bool:
 
 def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
+
+
+# --- The network's floating-point type is kept, whatever the data comes in -------------------------------------------
+
+_OTHER = {torch.float32: torch.float64, torch.float64: torch.float32}
+
+
+def check_dtype_is_kept(subject: Subject) -> None:
+    """A float32 network gives float32 and a float64 network float64, also when the data is of the other kind."""
+    for dtype in _OTHER:
+        case = subject.case(dtype=dtype)
+        for kind in (dtype, _OTHER[dtype]):
+            posterior = subject.fit(case, data=(case.x.to(kind), case.y.to(kind)))
+            _expect_dtype(posterior.mean(), dtype, "mean()")
+            _expect_dtype(posterior.sample(2), dtype, "sample()")
+            prediction = posterior.predict(case.x.to(kind), samples=3)
+            moments = {
+                "samples": prediction.samples,
+                "total": prediction.total,
+                "log_prob": prediction.log_prob(case.y),
+            }
+            _expect_dtype(moments, dtype, "prediction")
+
+
+def _expect_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype, what: str) -> None:
+    for name, value in tensors.items():
+        expect(value.dtype == dtype, f"{what}[{name!r}] is {value.dtype} for a {dtype} network.")
+
+
+# --- The seed fixes everything, and nothing else does ----------------------------------------------------------------
+
+
+def check_same_seed_gives_the_same_bits(subject: Subject) -> None:
+    """Two fits with one seed agree exactly, whatever was drawn from the global generator in between."""
+    case = subject.case()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = subject.fit(case, seed=3)
+        torch.manual_seed(2)
+        second = subject.fit(case, seed=3)
+    expect_same_posterior(first, second, case.x, "Two fits with the same seed")
+
+
+def check_seed_matters_if_and_only_if_declared(subject: Subject) -> None:
+    """Fits with two seeds differ, or agree exactly where the method says that it uses no randomness."""
+    case = subject.case()
+    first, second = subject.fit(case, seed=0), subject.fit(case, seed=1)
+    if subject.seeded:
+        expect(_differ(first, second), "Fits with different seeds gave the same posterior: is the seed used?")
+    else:
+        expect(not _differ(first, second), "The method is declared without randomness, but the seed changes its fit.")
+
+
+def _differ(first: Posterior, second: Posterior) -> bool:
+    pairs = [(first.mean(), second.mean()), (first.std(), second.std())]
+    return any(not torch.equal(a[name], b[name]) for a, b in pairs for name in a)

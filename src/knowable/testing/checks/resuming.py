@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from knowable.core.checkpoint import Checkpoint
-from knowable.core.engine import Engine
-from knowable.core.posterior import Posterior
+from knowable.core.compiling.engine import Engine
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.checkpoint import Checkpoint
 from knowable.errors import Interrupted, InvalidArgument
 from knowable.testing.checks.inputs import RowByRow
 from knowable.testing.networks import NetworkCase

@@ -1,0 +1,1 @@
+"""The chain loop: target, kernel, run, convergence, posterior of the draws."""

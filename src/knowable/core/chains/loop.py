@@ -1,0 +1,117 @@
+"""The one chain loop: every sampler runs in it.
+
+Progress, memory, mixing, Ctrl-C, checkpoint and resume live here and in the run it drives, and nowhere else. A run that
+is killed and resumed ends with the same bits as one that was not: a checkpoint holds the kernel's state, the
+generator's, and the draws.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from knowable.core.chains.kernel import Kernel
+from knowable.core.chains.run import ChainRun, Monitor
+from knowable.core.chains.settings import FEW, ChainResult, Mixing, Sampling
+from knowable.core.chains.target import Target
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.support.interrupts import noted_interrupts
+from knowable.core.support.progress import Bar, progress_bar
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.errors import ConvergenceWarning, Interrupted
+
+
+def run_chains(
+    kernel: Kernel,
+    target: Target,
+    start: Tensor,
+    settings: Sampling,
+    *,
+    warmup: int,
+    monitor: Monitor,
+    mixing: Mixing | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    checkpoint: Checkpoint | None = None,
+    label: str = "sampling",
+    identity: dict[str, Any] | None = None,
+) -> ChainResult:
+    """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough.
+
+    Args:
+        kernel: What moves the chains.
+        target: The log density.
+        start: First positions.
+        settings: How many draws and how they are kept.
+        warmup: Transitions of the warm-up.
+        monitor: The quantities whose mixing is watched.
+        mixing: When to stop where ``settings.draws`` is None.
+        seed: Fixes everything random.
+        progress: Show a bar (None: only on a terminal).
+        checkpoint: Where to save now and then, and to resume from.
+        label: What the bar says.
+        identity: What makes this run this run; a checkpoint of another is refused.
+    """
+    started = time.monotonic()
+    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed)
+    with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
+        if checkpoint is not None:
+            checkpoint.begin({"seed": seed, **(identity or {})})
+        if checkpoint is None or not run.resume(checkpoint, start):
+            run.begin(start)
+        with noted_interrupts() as look:
+            interrupted = _run_to_the_end(run, checkpoint, bar, look)
+    result = run.result(interrupted, time.monotonic() - started)
+    _say(result)
+    return result
+
+
+def _run_to_the_end(run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, look: Callable[[], None]) -> bool:
+    try:
+        while not run.finished:
+            run.block(bar)
+            look()
+            if checkpoint is not None and checkpoint.due:
+                checkpoint.save(*run.saved())
+    except KeyboardInterrupt:
+        run.restore_good()
+        if checkpoint is not None:
+            checkpoint.save(*run.saved())
+        return True
+    if checkpoint is not None:
+        checkpoint.save(*run.saved())
+    return False
+
+
+def _say(result: ChainResult) -> None:
+    terms = result.terms
+    if result.interrupted:
+        warnings.warn(f"Sampling was {result.message}; these are its draws.", Interrupted, stacklevel=5)
+        return
+    if result.converged is False:
+        least = min(terms.get("ess_bulk", 0.0), terms.get("ess_tail", 0.0))
+        longer = "Ask for more draws or a longer warmup, or reparameterise"
+        warnings.warn(
+            f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, least effective sample size "
+            f"{least:.0f}. {'Give them more time' if result.out_of_time else longer}; averages over these draws are "
+            f"less sure than they look.",
+            ConvergenceWarning, stacklevel=5,
+        )  # fmt: skip
+    elif result.converged is None and result.out_of_time:
+        warnings.warn(
+            f"The chains {result.message}: too few draws to tell whether they have mixed. Give them more time.",
+            ConvergenceWarning, stacklevel=5,
+        )  # fmt: skip
+    share = terms.get("divergences", 0.0) / max(1, result.values.numel())
+    if share > 0.01 and result.monitored.shape[1] >= FEW:
+        warnings.warn(
+            f"{terms['divergences']:.0f} of {result.values.numel()} transitions diverged: the sampler cannot follow "
+            f"the curvature there, and the draws miss that region. Raise target_acceptance, or "
+            f"reparameterise the model.",
+            ConvergenceWarning, stacklevel=5,
+        )  # fmt: skip

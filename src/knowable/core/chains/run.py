@@ -1,0 +1,306 @@
+"""A run of chains under way: its blocks of transitions, what it keeps of them, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.chains.draw_store import STORES, DrawStore
+from knowable.core.chains.kernel import Block, Kernel, WarmUp
+from knowable.core.chains.mixing import mixing_terms
+from knowable.core.chains.settings import ChainResult, Mixing, Sampling, info_terms
+from knowable.core.chains.target import Target
+from knowable.core.posterior.predicting import parse_memory
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.support.memory import give_back_free_memory
+from knowable.core.support.progress import Bar
+from knowable.core.support.randomness import generator_for, random_state, restore_random_state
+from knowable.core.support.time_limit import ChainTime, TimeIsUp
+from knowable.errors import Diverged
+
+Monitor = Callable[[Tensor], Tensor]
+"""Positions ``(n, chains, D)`` to the quantities whose mixing is watched, ``(n, chains, M)``."""
+
+_BLOCK = 50  # transitions between two looks at the clock
+_BLOCK_BYTES = 32 * 2**20
+_FIRST_BLOCK = 1  # transitions, where time is limited: nobody knows yet what one takes
+_BLOCK_SHARE = 0.05  # of the time that is left, for a block
+_WARMUP_SHARE = 0.5  # of the time, at the most
+
+
+@dataclass
+class ChainRun:
+    """The state of a run, and its blocks of transitions."""
+
+    kernel: Kernel
+    target: Target
+    settings: Sampling
+    warmup: int
+    monitor: Monitor
+    mixing: Mixing
+    seed: int
+    done: int = 0  # transitions, warm-up included
+    finished: bool = False
+    converged: bool | None = None
+    monitored: list[Tensor] = field(default_factory=list)  # each (n, chains, M)
+    values: list[Tensor] = field(default_factory=list)
+    info: dict[str, list[Tensor]] = field(default_factory=dict)
+    sampling_from: int = 0  # gradients taken when the warm-up ended
+    timed: bool = False  # ended by a limit of time
+    _compiled: bool = False
+
+    def __post_init__(self) -> None:
+        self._asked = self.warmup  # transitions, before a limit of time makes them fewer
+
+    # --- beginning ---------------------------------------------------------------------------------------------------
+
+    def begin(self, start: Tensor) -> None:
+        """Put the chains at their first positions."""
+        self.time = ChainTime.within_limit()
+        self.generator = generator_for(self.seed, "transitions", device=start.device)
+        self._make_store(start)
+        self.state = self.kernel.init(self.target, start, generator=self.generator)
+        self._check_finite(self.state["position"])
+        value = self.state.get("value")
+        if value is not None and not torch.isfinite(value).all():
+            chain = int((~torch.isfinite(value)).nonzero()[0])
+            raise Diverged(
+                f"The log density is {value[chain].item()} where chain {chain} begins. Standardise the data, or begin "
+                f"elsewhere (start=...)."
+            )
+        self._keep_good()
+
+    def _make_store(self, start: Tensor) -> None:
+        chains, dimension = start.shape
+        self.store = DrawStore(
+            chains,
+            dimension,
+            dtype=STORES[self.settings.store] or start.dtype,
+            max_bytes=None if self.settings.spill is not None else parse_memory(self.settings.max_memory),
+            expected=self.mixing.most if self.settings.draws is None else self.settings.draws,
+            spill=self.settings.spill,
+        )
+        each = chains * dimension * start.element_size()
+        self.largest_block = max(1, min(_BLOCK, _BLOCK_BYTES // each))
+        self.block_size = self.largest_block if self.time is None else min(_FIRST_BLOCK, self.largest_block)
+
+    # --- transitions -------------------------------------------------------------------------------------------------
+
+    def block(self, bar: Bar) -> None:
+        """Some transitions of every chain."""
+        warming = self.done < self.warmup
+        end = self.warmup if warming else self.warmup + self._wanted() * self.settings.thin
+        wanted = min(self.block_size, end - self.done)
+        if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
+            self._compiled = True
+            bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
+        began = time.monotonic()
+        try:
+            block = self._advance(wanted, WarmUp(self.done, self.warmup) if warming else None)
+        except TimeIsUp:
+            self.restore_good()
+            self._cut_short(warming)
+            return
+        self._check_finite(block.positions)
+        if not warming:
+            self._keep(block)
+        count = len(block.positions)
+        self.done += count
+        self._mind_the_time(warming, (time.monotonic() - began) / count)
+        if warming and self.done >= self.warmup:
+            self.sampling_from = self.target.gradients
+        if not warming and not self.finished and self.done >= end:
+            self._look()
+        self._keep_good()
+        if self.largest_block < _BLOCK:  # positions are large
+            give_back_free_memory()
+        what = "warm-up" if warming else "drawing"
+        bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
+
+    def _advance(self, count: int, warmup: WarmUp | None) -> Block:
+        """So many transitions; TimeIsUp if they do not end in time (the first ones of a warm-up may use all of it)."""
+        if self.time is not None:
+            until = _WARMUP_SHARE if warmup is not None and self.done else 1.0
+            self.target.time = self.time.for_block(_BLOCK_SHARE, until=until)
+        try:
+            self.state, block = self.kernel.advance(
+                self.target, self.state, count, generator=self.generator, warmup=warmup
+            )
+        finally:
+            self.target.time = None
+        return block
+
+    def _cut_short(self, warming: bool) -> None:
+        """Give up the block under way: the warm-up ends here, or the run."""
+        assert self.time is not None
+        if self.time.left == 0:
+            self._end_in_time()
+        elif warming:
+            self.warmup, self.sampling_from, self.block_size = self.done, self.target.gradients, 1
+            self._keep_good()
+
+    def _keep(self, block: Block) -> None:
+        first = -(self.done - self.warmup + 1) % self.settings.thin  # the last of every thin transitions is kept
+        positions = block.positions[first :: self.settings.thin]
+        if not len(positions):
+            return
+        self.store.add(positions)
+        self.monitored.append(self.monitor(positions))
+        self.values.append(block.values[first :: self.settings.thin])
+        for name, value in block.info.items():
+            self.info.setdefault(name, []).append(value[first :: self.settings.thin])
+
+    def _wanted(self) -> int:
+        """Draws of each chain to the next look at them, or to the end."""
+        if self.settings.draws is not None:
+            return self.settings.draws
+        wanted = self.mixing.first
+        while wanted * self.settings.thin <= self.done - self.warmup and not self.finished:
+            wanted *= 2
+        return min(wanted, self.mixing.most)
+
+    def _look(self) -> None:
+        """Have the chains mixed? Stop if so, or where they have had their time."""
+        draws = (self.done - self.warmup) // self.settings.thin
+        self.finished = self.settings.draws is not None or draws >= self.mixing.most
+        self.converged = self._mixed()
+        if self.settings.draws is None and self.converged:
+            self.finished = True
+
+    def _mind_the_time(self, warming: bool, each: float) -> None:
+        """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition took."""
+        if self.time is None:
+            return
+        planned = max(1, int(_BLOCK_SHARE * self.time.left / max(each, 1e-9)))
+        self.block_size = min(self.largest_block, planned, 2 * self.block_size)
+        if warming:
+            possible = self.time.possible(self.done, _WARMUP_SHARE)
+            self.warmup = self._asked if possible is None else min(self._asked, self.done + possible)
+        if self.time.left == 0:
+            self._end_in_time()
+
+    def _end_in_time(self) -> None:
+        self.finished = self.timed = True
+        if self.monitored:
+            self.converged = self._mixed()
+
+    def _mixed(self) -> bool | None:
+        return self.mixing.reached(mixing_terms(torch.cat(self.monitored).transpose(0, 1)), self.settings.draws)
+
+    def _check_finite(self, positions: Tensor) -> None:
+        if not torch.isfinite(positions).all():
+            raise Diverged(
+                f"A chain left the finite numbers after {self.done} transitions. Standardise the data, check the log "
+                f"density for infinite gradients, or set a smaller step_size."
+            )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def _keep_good(self) -> None:
+        self._good = (
+            {name: value.clone() for name, value in self.state.items()},
+            self.generator.get_state(),
+            random_state(),
+            (self.target.gradients, self.target.function.calls, self.target.function.direct),
+            (self.done, self.finished, self.converged, self.sampling_from),
+            (len(self.monitored), self.store.seen),
+        )
+
+    def restore_good(self) -> None:
+        """Go back to the end of the last whole block."""
+        state, generator, own, gradients, progress, (lists, seen) = self._good
+        self.state = {name: value.clone() for name, value in state.items()}
+        self.generator.set_state(generator)
+        restore_random_state(own)
+        self._restore_counts(gradients)
+        self.done, self.finished, self.converged, self.sampling_from = progress
+        for each in (self.monitored, self.values, *self.info.values()):
+            del each[lists:]
+        self.store.back_to(seen)
+
+    def _restore_counts(self, counts: Sequence[int]) -> None:
+        self.target.gradients, self.target.function.calls, self.target.function.direct = counts
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a checkpoint holds."""
+        content = {
+            "done": self.done, "finished": self.finished, "converged": self.converged,
+            "sampling_from": self.sampling_from, "store": [self.store.seen, self.store.stride],
+            "warmup": self.warmup, "timed": self.timed,
+            "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
+        }  # fmt: skip
+        tensors = {f"state.{name}": value for name, value in self.state.items()}
+        tensors |= {f"random.{name}": value for name, value in random_state().items()}
+        tensors |= {"generator": self.generator.get_state(), "draws": self.store.draws}
+        lists = {"monitored": self.monitored, "values": self.values, **{f"info.{k}": v for k, v in self.info.items()}}
+        tensors |= {f"history.{name}": torch.cat(found) for name, found in lists.items() if found}
+        return content, tensors
+
+    def resume(self, checkpoint: Checkpoint, start: Tensor) -> bool:
+        """Take up a saved run; False if there is none."""
+        saved = checkpoint.load()
+        if saved is None:
+            return False
+        content, tensors = saved
+        draws = tensors.pop("draws")
+        tensors = {name: value.clone() for name, value in tensors.items()}  # else they hold on to the file in memory
+        self.time = ChainTime.within_limit()
+        self.generator = generator_for(self.seed, "transitions", device=start.device)
+        self.generator.set_state(tensors["generator"])
+        self._make_store(start)
+        self.store.restore(draws, *content["store"])
+        self.state = {
+            k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")
+        }
+        restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
+        self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
+        self.sampling_from = content["sampling_from"]
+        self.warmup, self.timed = content.get("warmup", self.warmup), content.get("timed", False)
+        self._restore_counts(content["gradients"])
+        history = {k.removeprefix("history."): v for k, v in tensors.items() if k.startswith("history.")}
+        self.monitored = [history["monitored"]] if "monitored" in history else []
+        self.values = [history["values"]] if "values" in history else []
+        self.info = {k.removeprefix("info."): [v] for k, v in history.items() if k.startswith("info.")}
+        self._keep_good()
+        return True
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def result(self, interrupted: bool, seconds: float) -> ChainResult:
+        """What there is."""
+        if not self.store.kept:  # stopped before the first draw: where the chains are now
+            position = self.state["position"].unsqueeze(0)
+            self.store.add(position)
+            self.monitored, self.values = [self.monitor(position)], [self.target.value(position[0]).unsqueeze(0)]
+            self.info = {}
+        monitored = torch.cat(self.monitored).transpose(0, 1)
+        info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}
+        terms = {**mixing_terms(monitored), **info_terms(info), **self.kernel.tuned(self.state)}
+        terms["gradients"] = float(self.target.gradients)
+        known = {name: value for name, value in terms.items() if math.isfinite(value)}
+        transitions = max(0, self.done - self.warmup)
+        stride = self.store.stride  # memory may have let go of all but every stride-th draw
+        if stride > 1:
+            known["kept_every"] = float(stride)
+        return ChainResult(
+            draws=self.store.by_chain(), monitored=monitored,
+            values=torch.cat(self.values).transpose(0, 1)[:, ::stride],
+            info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
+            state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
+            message=self._message(interrupted, transitions, terms), seconds=seconds,
+            out_of_time=self.timed and not interrupted,
+        )  # fmt: skip
+
+    def _message(self, interrupted: bool, transitions: int, terms: dict[str, float]) -> str:
+        if interrupted:
+            return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
+        outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]
+        if self.timed:
+            outcome += " when time was up,"
+        return f"{outcome} after {transitions} transitions of {self.store.chains} chains"

@@ -1,0 +1,354 @@
+"""What a sampler sees: a log density over flat positions, for all chains at once.
+
+A network's log joint and a bare density of the user's look the same from here: ``(chains, D)`` in, values and gradients
+out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.compiling.recorder import BatchedGradient
+from knowable.core.model.data import Data
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.posterior.predicting import bytes_per_row
+from knowable.core.support.time_limit import BlockTime
+from knowable.errors import InvalidArgument
+
+Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
+"""``(position, *constants) -> value, gradient`` as operations that can be recorded, and the constants."""
+
+CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
+_CACHE_BYTES = 8 * 2**20
+_BLOCK_BYTES = 128 * 2**20  # working memory of one call
+
+
+class Target(ABC):
+    """A log density, up to a constant, of positions ``(C, D)``.
+
+    Attributes:
+        layout: How a flat position is cut into parameters.
+        temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
+        gradients: How many gradients were taken so far, each chain's counted.
+        time: Of the block of transitions under way; None where it may take its time.
+        fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
+    """
+
+    def __init__(self, layout: Layout, temperature: float = 1.0):
+        self.fused: dict[Any, Any] = {}
+        self.layout = layout
+        self.temperature: float | Tensor = temperature
+        self.gradients = 0
+        self.time: BlockTime | None = None
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
+        self._note(len(position))
+        value, gradient = self._value_and_grad(position)
+        if isinstance(self.temperature, Tensor):
+            return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
+        return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
+    def value(self, position: Tensor) -> Tensor:
+        """Log densities ``(C,)``, at the target's temperature."""
+        self._note(0)
+        return self._value(position) / self.temperature
+
+    def count(self, chains: int, gradients: int) -> None:
+        """Take note of gradients that were taken within a fused step."""
+        self.function.calls += gradients
+        self._note(chains * gradients)
+
+    def in_time(self, n: int) -> Iterator[int]:
+        """Numbers of ``n`` transitions; where time is limited, of at least one and of those there is time for."""
+        for i in range(n):
+            if i and self.time is not None and self.time.enough:
+                return
+            yield i
+
+    def _note(self, gradients: int) -> None:
+        self.gradients += gradients
+        if self.time is not None:
+            self.time.check()
+
+    def block_size(self, chains: int, x: Tensor | None = None) -> int:
+        """How many of so many chains go through the target together, on all rows or on those of ``x``."""
+        return chains
+
+    def recordable(self, chains: int) -> Recordable | None:
+        """What :meth:`value_and_grad` does, for a graph that holds more; None where nothing is fused (now)."""
+        return None
+
+    @property
+    def _fuses(self) -> bool:
+        return self.function.compiling and not isinstance(self.temperature, Tensor)
+
+    @property
+    @abstractmethod
+    def function(self) -> BatchedGradient:
+        """What computes it; a resumed run restores its count of calls."""
+
+    @abstractmethod
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and gradients at temperature 1."""
+
+    @abstractmethod
+    def _value(self, position: Tensor) -> Tensor:
+        """Values at temperature 1."""
+
+
+class DensityTarget(Target):
+    """A log density of one dict of parameters, given by the user."""
+
+    def __init__(
+        self,
+        log_density: Callable[[Params], Tensor],
+        layout: Layout,
+        *,
+        temperature: float = 1.0,
+        mode: str = "auto",
+    ):
+        super().__init__(layout, temperature)
+        self._function = BatchedGradient(lambda flat: _one_number(log_density(layout.views(flat))), mode=mode)
+
+    @property
+    def function(self) -> BatchedGradient:
+        """The density, batched."""
+        return self._function
+
+    def recordable(self, chains: int) -> Recordable | None:
+        """See :class:`Target`; there are no constants."""
+        return (self._recorded, ()) if self._fuses else None
+
+    def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self._function.to_be_recorded("gradient", position)
+        return value / self.temperature, gradient / self.temperature
+
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self._function.value_and_grad(position)
+
+    def _value(self, position: Tensor) -> Tensor:
+        return self._function.value(position)
+
+
+class ModelTarget(Target):
+    r"""The log joint of a model given its point estimates, on the full-data scale.
+
+    .. math:: \log p(D, \theta) = \sum_n \log p(y_n \mid x_n, \theta) + \log p(\theta)
+
+    The network is in evaluation mode, so that this is one fixed function of the weights. Normal priors are added in
+    closed form. Chains go through the network in blocks that stay in the cache, rows in blocks that stay in memory.
+
+    Args:
+        model: The model.
+        data: All rows.
+        points: Values of the parameters that are not random.
+        buffers: The network's buffers.
+        temperature: See :class:`Target`.
+        mode: See :class:`~knowable.core.compiling.recorder.BatchedGradient`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Data,
+        *,
+        points: Params,
+        buffers: Buffers,
+        temperature: float = 1.0,
+        mode: str = "auto",
+    ):
+        start = model.params()
+        super().__init__(Layout.of({name: start[name] for name in model.random_names}), temperature)
+        self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
+        self._prior = NormalDensity.of(model, self.layout)
+        self._joint = BatchedGradient(self._joint_of_batch, mode=mode)
+        self.data = data
+        self._rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._stands_for = 1.0
+        self._row_bytes: int | None = None
+
+    def _bytes_per_row(self, x: Tensor) -> int:
+        """Memory that the gradient of one chain takes for one row of ``x``, about."""
+        if self._row_bytes is None:
+            self._row_bytes = 3 * bytes_per_row(self.model, x, self.buffers)
+        return self._row_bytes
+
+    @property
+    def function(self) -> BatchedGradient:
+        """The log likelihood of a batch, batched over chains."""
+        return self._joint
+
+    # --- all rows ----------------------------------------------------------------------------------------------------
+
+    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = position.split(self.block_size(len(position)))
+        return _joined([self._block_gradient(block) for block in blocks])
+
+    def _value(self, position: Tensor) -> Tensor:
+        return torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
+
+    def block_size(self, chains: int, x: Tensor | None = None) -> int:
+        """Equal blocks, of as many chains as stay in the cache on these rows, or sixteen."""
+        if chains <= CHAINS_PER_BLOCK:
+            return chains
+        x = self.data.tensors[0] if x is None else x
+        return equal_blocks(chains, self._bytes_per_row(x) * len(x))
+
+    def recordable(self, chains: int) -> Recordable | None:
+        """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
+        rows = self.rows(self.block_size(chains)) if self._fuses else []
+        return self.recordable_batch(*rows[0]) if len(rows) == 1 else None
+
+    def recordable_batch(self, x: Tensor, y: Tensor) -> Recordable | None:
+        """The same for one batch that stands for all rows."""
+        return (self._recorded, (x, y)) if self._fuses else None
+
+    def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self._joint.to_be_recorded("gradient", position, x, y)
+        scale = self.size / len(x)
+        value, gradient = value * scale, gradient * scale
+        if self._prior is not None:
+            value, gradient = self._prior.added(position, value, gradient)
+        return value / self.temperature, gradient / self.temperature
+
+    def _block_gradient(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        value = gradient = None
+        for x, y in self.rows(len(block)):
+            part, slope = self._joint.value_and_grad(block, x, y)
+            value = part if value is None else value + part
+            gradient = slope if gradient is None else gradient + slope
+        assert value is not None and gradient is not None
+        return self._with_prior(block, value, gradient, self._stands_for)
+
+    def _block_value(self, block: Tensor) -> Tensor:
+        value = sum(self._joint.value(block, x, y) for x, y in self.rows(len(block)))
+        assert isinstance(value, Tensor)
+        value = value * self._stands_for
+        return value if self._prior is None else value + self._prior.value(block)
+
+    def _with_prior(self, block: Tensor, value: Tensor, gradient: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """``scale`` times the likelihood's value and gradient, which are changed in place, and the prior's."""
+        if scale != 1.0:
+            value, gradient = value.mul_(scale), gradient.mul_(scale)
+        return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
+
+    def rows(self, chains: int) -> list[tuple[Tensor, Tensor]]:
+        """All rows, cut so that ``chains`` chains on one piece fit in memory."""
+        if chains not in self._rows:
+            x, y = self.data.tensors
+            pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row(x) * chains)))
+            count = math.ceil(len(x) / pieces)
+            self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
+            self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
+        return self._rows[chains]
+
+    # --- a mini-batch ------------------------------------------------------------------------------------------------
+
+    def batch_value_and_grad(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """An unbiased estimate, from one batch that stands for all rows, of what :meth:`value_and_grad` gives."""
+        self._note(len(position))
+        scale = self.size / len(x)
+        found = []
+        for block in position.split(self.block_size(len(position), x)):
+            value, gradient = self._joint.value_and_grad(block, x, y)
+            found.append(self._with_prior(block, value, gradient, scale))
+        value, gradient = _joined(found)
+        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
+            temperature = torch.as_tensor(self.temperature).to(value).expand(len(position))
+            return value / temperature, gradient / temperature.unsqueeze(-1)
+        return value, gradient
+
+    def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Σ log p(y | x, θ) of these rows, and their share of log p(θ) where it has no closed form."""
+        params = {**self.points, **self.layout.views(flat)}
+        output = self.model.forward(params, x, buffers=self.buffers)
+        total = self.model.score(output, y, params).sum()
+        if self._prior is not None:
+            return total
+        return total + (len(x) / self.size) * self.model.log_prior(params)
+
+
+class NormalDensity:
+    """The log density of independent normals over a flat position, and its gradient, in closed form.
+
+    Where all have mean 0 and one scale, which is the usual prior, two passes over the weights do.
+    """
+
+    def __init__(self, mean: Tensor, precision: Tensor):
+        self.mean, self.precision = mean, precision  # (D,)
+        self.constant = 0.5 * (precision.log() - math.log(2 * math.pi)).sum()
+        simple = bool((mean == 0).all()) and bool((precision == precision[0]).all())
+        self._common = precision[0].item() if simple else None
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout) -> NormalDensity | None:
+        """The prior of a model's random parameters, if all of it is normal."""
+        means, precisions = {}, {}
+        start = model.params()
+        for name in layout.names:
+            prior = model.prior.prior_of(name)
+            moments = None if prior is None or not prior.proper else prior.normal_moments()
+            if moments is None:
+                return None
+            like = {"dtype": start[name].dtype, "device": start[name].device}
+            means[name] = torch.as_tensor(moments[0], **like).expand_as(start[name])
+            precisions[name] = torch.as_tensor(moments[1], **like).expand_as(start[name])
+        return cls(layout.flatten(means), layout.flatten(precisions))
+
+    def value(self, position: Tensor) -> Tensor:
+        """Log densities ``(C,)``."""
+        return self.constant - 0.5 * ((position - self.mean).square() @ self.precision)
+
+    def scaled(self, factor: float) -> NormalDensity:
+        """``factor`` times the log density, which is no longer that of a distribution."""
+        found = copy.copy(self)
+        found.precision, found.constant = self.precision * factor, self.constant * factor
+        found._common = None if self._common is None else self._common * factor
+        return found
+
+    def added(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`add_to` does, with new tensors."""
+        if self._common is not None:
+            squares = (position * position).sum(-1)
+            return value + (self.constant - 0.5 * self._common * squares), gradient - self._common * position
+        away = position - self.mean
+        slope = away * self.precision
+        return value + (self.constant - 0.5 * (slope * away).sum(-1)), gradient - slope
+
+    def add_to(self, position: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the log densities and gradients at ``position`` to ``value`` and ``gradient``, in place."""
+        if self._common is not None:
+            value.add_(torch.linalg.vecdot(position, position), alpha=-0.5 * self._common).add_(self.constant)
+            return value, gradient.add_(position, alpha=-self._common)
+        away = position - self.mean
+        slope = away * self.precision
+        value.add_(torch.linalg.vecdot(away, slope), alpha=-0.5).add_(self.constant)
+        return value, gradient.sub_(slope)
+
+
+def equal_blocks(chains: int, bytes_each: int) -> int:
+    """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
+    most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
+    return math.ceil(chains / math.ceil(chains / most))
+
+
+def _one_number(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidArgument(f"log_density must return one number as a tensor, got {got}. Sum over its terms.")
+    return value
+
+
+def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(blocks) == 1:
+        return blocks[0]
+    return torch.cat([value for value, _ in blocks]), torch.cat([gradient for _, gradient in blocks])

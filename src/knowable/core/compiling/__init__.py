@@ -1,0 +1,1 @@
+"""Record a function once, run it as a graph."""

@@ -1,0 +1,1 @@
+"""Model, data, and the contracts of likelihoods and priors."""

@@ -1,0 +1,285 @@
+"""Model = network + likelihood + prior. It owns one thing: the log joint, on the full-data scale."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.model.data import as_input
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood
+from knowable.core.model.normal import Normal
+from knowable.core.model.posterior_prior import PosteriorPrior
+from knowable.core.model.prior import JointPrior, Prior, PriorByName
+from knowable.core.network.network import Network, check_module
+from knowable.core.network.params import Buffers, Params, select_names
+from knowable.core.support.checks import check_count
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+
+if TYPE_CHECKING:
+    from knowable.core.posterior.posterior import Posterior
+    from knowable.core.prediction.prediction import Prediction
+
+
+class Model:
+    r"""A Bayesian model: an unmodified network, a likelihood for its output, and a prior over its weights.
+
+    .. math:: \log p(D, \theta) = \frac{N}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \theta) + \log p(\theta)
+
+    Everything is on the full-data scale: a mini-batch of M rows stands for N. There is no weight of the KL term to set.
+
+    Args:
+        net: Any ``nn.Module`` that maps a batch to one tensor. It is never changed.
+        likelihood: What the output means: ``Gaussian()``, ``Categorical()``, ...
+        prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior.
+        random: Names or globs of the parameters that get a posterior, or ``"last_layer"``. The others are point
+            estimates under their prior.
+        frozen: Names or globs of the parameters that stay as they are in ``net``.
+
+    >>> import knowable as kn
+    >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
+    >>> sorted(model.params())
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None = None,
+        *,
+        random: str | Iterable[str] = "*",
+        frozen: str | Iterable[str] = (),
+    ):
+        if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+            raise InvalidType(f"likelihood must be an instance: write {likelihood.__name__}() with parentheses.")
+        if not isinstance(likelihood, Likelihood):
+            raise InvalidType(
+                f"likelihood must be a knowable likelihood such as Gaussian() or Categorical(), got {likelihood!r}."
+            )
+        own = likelihood.params()
+        check_module(net)
+        names = [name for name, _ in net.named_parameters()] + [LIKELIHOOD_PREFIX + name for name in own]
+        if len(set(names)) < len(names):
+            raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
+        self.net = net
+        self.likelihood = likelihood
+        self._like = next(iter(net.parameters()), torch.zeros(()))  # dtype and device of everything
+        self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
+        self.frozen_names = select_names("frozen", frozen, names, net)
+        self._choose_prior(prior)
+        self.network = Network(net, self.frozen_names, self._frozen_values)
+        random_names = select_names("random", random, names, net) - self.frozen_names
+        self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
+        if not self.random_names:
+            raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen ones are set aside.")
+        points = [name for name in self.point_names if name not in self._hyperparams]
+        stuck = [name for name in self.binary_names if name in points]
+        if stuck:
+            raise Unsupported(
+                f"{stuck[0]!r} has a prior over 0 and 1, so it cannot be a point estimate: a gradient leads nowhere. "
+                f"Make it random, or freeze it."
+            )
+        if points and self.prior.prior_of(points[0]) is None:
+            raise Unsupported(
+                f"prior is a posterior with correlations between its parameters, so {points[0]!r} cannot be a point "
+                f"estimate apart from the others. Make all of them random, or freeze it."
+            )
+
+    def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None) -> None:
+        values = {**{name: value.detach().clone() for name, value in self.net.named_parameters()}, **self._own}
+        start = {name: value for name, value in values.items() if name not in self.frozen_names}
+        self._frozen_values: Params = {}  # frozen at other values than the network's own
+        self._buffers = {name: value.detach().clone() for name, value in self.net.named_buffers()}
+        prior = _as_prior(prior)
+        if isinstance(prior, PosteriorPrior):
+            means = prior.start(start)
+            self._frozen_values = {name: means[name] for name in start if name in prior.fixed}
+            prior = prior.given({name: values[name] for name in self.frozen_names})
+            self.frozen_names = self.frozen_names | self._frozen_values.keys()
+            self._buffers |= {name: value.to(self.device) for name, value in prior.buffers.items()}
+            start = {name: value for name, value in means.items() if name not in self.frozen_names}
+        if isinstance(prior, JointPrior):
+            self.prior: JointPrior = prior
+        else:
+            own = {LIKELIHOOD_PREFIX + name: each for name, each in self.likelihood.priors().items()}
+            self.prior = PriorByName(prior, start, own={name: each for name, each in own.items() if name in start})
+        self._hyperparams = self.prior.hyperparams()
+        self._start = {**start, **self._hyperparams}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of all parameters."""
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters live."""
+        return self._like.device
+
+    @property
+    def point_names(self) -> list[str]:
+        """Parameters that are estimated as points: neither random nor frozen, and the prior's hyperparameters."""
+        return [name for name in self._start if name not in set(self.random_names)]
+
+    @property
+    def hyper_names(self) -> list[str]:
+        """The prior's hyperparameters."""
+        return list(self._hyperparams)
+
+    @property
+    def binary_names(self) -> list[str]:
+        """Parameters whose prior is over 0 and 1 alone."""
+        priors = {name: self.prior.prior_of(name) for name in self._start if name not in self._hyperparams}
+        return [name for name, prior in priors.items() if prior is not None and prior.binary]
+
+    def buffers(self) -> Buffers:
+        """Start values of the network's buffers."""
+        return {name: value.clone() for name, value in self._buffers.items()}
+
+    def params(self) -> Params:
+        """Start values of all parameters that are not frozen: the network's own, the likelihood's, the prior's."""
+        return {name: value.clone() for name, value in self._start.items()}
+
+    def starting_at(self, params: Params, buffers: Buffers | None = None) -> Model:
+        """The same model with other start values: of the parameters in ``params``, and of the ``buffers``."""
+        moved = copy.copy(self)
+        moved._start = {name: params.get(name, value).detach().clone() for name, value in self._start.items()}
+        moved._buffers = {**self._buffers, **{k: v.detach().clone() for k, v in (buffers or {}).items()}}
+        return moved
+
+    def given(self, points: Params, buffers: Buffers | None = None) -> Model:
+        """The same model once some of its parameters are known: they are frozen at these values.
+
+        It is how the random parameters are fitted again and again around the same point estimates.
+        """
+        if not points and buffers is None:
+            return self
+        known = self.starting_at({}, buffers)
+        known._frozen_values = {**self._frozen_values, **{k: v.detach().clone() for k, v in points.items()}}
+        known.frozen_names = self.frozen_names | points.keys()
+        known._start = {name: value for name, value in known._start.items() if name not in points}
+        known.random_names = [name for name in self.random_names if name not in points]
+        known.network = Network(self.net, known.frozen_names, known._frozen_values)
+        return known
+
+    def believing(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
+        """The same model under other ``priors`` on the parameters named, with these alone of its own ``random``.
+
+        All other parameters that are not frozen become point estimates, under the prior that they had.
+        """
+        if not isinstance(self.prior, PriorByName):
+            raise Unsupported(
+                f"prior is a posterior ({self.prior!r}), which another prior cannot replace for some parameters alone."
+            )
+        other = copy.copy(self)
+        start = {name: value for name, value in self._start.items() if name not in self._hyperparams}
+        own = {LIKELIHOOD_PREFIX + name: each for name, each in self.likelihood.priors().items()}
+        globs = {**{_literally(name): each for name, each in priors.items()}, **self.prior.globs}
+        other.prior = PriorByName(globs, start, own={name: each for name, each in own.items() if name in start})
+        other._hyperparams = other.prior.hyperparams()
+        other._start = {**start, **other._hyperparams}
+        chosen = set(random)
+        other.random_names = [name for name in self.random_names if name in chosen]
+        return other
+
+    def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
+        """The network's output for one draw of parameters."""
+        return self.network(self.network_params(params), x, buffers=buffers, training=training)
+
+    def network_params(self, params: Params) -> Params:
+        """The part of ``params`` that belongs to the network."""
+        extra = self._own.keys() | self._hyperparams.keys()
+        return {name: value for name, value in params.items() if name not in extra}
+
+    def frozen_params(self) -> Params:
+        """The network's frozen parameters, at the values they are held at."""
+        return {name: value for name, value in self.network.params().items() if name in self.frozen_names}
+
+    def likelihood_params(self, params: Params) -> Params:
+        """The part of ``params`` that belongs to the likelihood, by short names."""
+        cut = len(LIKELIHOOD_PREFIX)
+        return {
+            name[cut:]: params[name] if name in params else self._frozen_values.get(name, self._own[name])
+            for name in self._own
+        }
+
+    def log_likelihood(self, params: Params, x: Tensor, y: Tensor, *, buffers: Buffers | None = None) -> Tensor:
+        """Log p(y | x, θ) per example, ``(batch,)``, for one draw of parameters; the network is in evaluation mode."""
+        self.check_params(params)
+        x, y = torch.as_tensor(x, device=self.device), torch.as_tensor(y, device=self.device)
+        output = self.forward(
+            params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
+        )
+        if y.dim() == 0 or len(y) != len(output):
+            raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
+        return self.score(output, self.likelihood.align(y, output), params)
+
+    def check_params(self, params: Params) -> None:
+        """Refuse parameters that lack one of the model's, have one it does not, or have one of another shape."""
+        lacking = [name for name in self._start if name not in params]
+        strange = [name for name in params if name not in self._start]
+        if lacking or strange:
+            what = [f"lacks {', '.join(lacking[:5])}"] * bool(lacking) + [
+                f"has no place for {', '.join(strange[:5])}"
+            ] * bool(strange)
+            raise InvalidArgument(f"params {' and '.join(what)}. Start from model.params().")
+        for name, value in params.items():
+            if value.shape != self._start[name].shape:
+                raise InvalidArgument(
+                    f"params[{name!r}] has shape {tuple(value.shape)}, the model's {tuple(self._start[name].shape)}."
+                )
+
+    def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log p(y | output, θ) per example, for an output already computed and a target already aligned with it."""
+        return self.likelihood.log_prob(output, y, self.likelihood_params(params))
+
+    def log_prior(self, params: Params) -> Tensor:
+        """Log p(θ) of one draw of parameters."""
+        return self.prior.log_prob(params)
+
+    def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int) -> Tensor:
+        """(size / batch) Σ log p(y | x, θ) + log p(θ): an unbiased estimate on the full-data scale from one batch."""
+        check_count("size", size)
+        log_likelihood = self.log_likelihood(params, x, y)
+        return log_likelihood.sum() * (size / log_likelihood.shape[0]) + self.log_prior(params)
+
+    def prior_predict(self, x: Tensor, *, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
+        """What the model believes before any data: the network run with weights drawn from the prior.
+
+        Parameters that are not random keep their start values.
+        """
+        from knowable.core.posterior.particles import prior_posterior
+
+        check_count("samples", samples)
+        return prior_posterior(self, samples, generator=generator).predict(as_input(x, self), samples=samples)
+
+    def __repr__(self) -> str:
+        total = sum(value.numel() for value in self._start.values())
+        chosen = sum(self._start[name].numel() for name in self.random_names)
+        which = f"{total:,} parameters" + (f", {chosen:,} random" if chosen < total else "")
+        return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
+
+
+def _literally(name: str) -> str:
+    """A glob that matches ``name`` alone."""
+    return name.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+
+
+def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
+    from knowable.core.posterior.posterior import Posterior
+
+    if prior is None:
+        return Normal(1.0)
+    if isinstance(prior, Posterior):
+        return prior.as_prior()
+    if isinstance(prior, type):
+        raise InvalidType(f"prior must be an instance: write {prior.__name__}(...) with parentheses.")
+    if not isinstance(prior, Prior | Mapping | JointPrior):
+        raise InvalidType(
+            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}."
+        )
+    return prior

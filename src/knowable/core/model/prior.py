@@ -1,0 +1,246 @@
+"""What a prior must be able to do, and how priors over parameters compose.
+
+Two levels. A :class:`Prior` is a distribution over the elements of one tensor (``Normal(1.0)``). A :class:`JointPrior`
+is a distribution over all parameters of a model: :class:`PriorByName` puts one Prior on each parameter by glob, and a
+fitted posterior is a joint prior for the next data set.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from knowable.core.network.params import Layout, Params
+from knowable.errors import InvalidArgument, InvalidType, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from knowable.inference.variational.divergence import Stretch
+
+HYPER_PREFIX = "prior."
+
+
+class Prior(ABC):
+    """A distribution over the elements of a tensor, independent and identical.
+
+    Concrete priors are frozen dataclasses whose fields are plain numbers (they are written to JSON by name) and define
+    :meth:`log_prob`. Where a closed form exists they also define :meth:`kl_from_normal` and :meth:`normal_moments`.
+    """
+
+    proper: ClassVar[bool] = True  # whether it integrates to one; an improper prior has no evidence and no draws
+    binary: ClassVar[bool] = False  # whether its values are 0 and 1, and nothing between
+
+    @abstractmethod
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of each element of ``value`` (same shape)."""
+
+    def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
+        """Draw a tensor of ``shape`` with the dtype and device of ``like``."""
+        raise Unsupported(f"{self!r} is improper and cannot be sampled. Use a proper prior such as Normal(1.0).")
+
+    def kl_from_normal(self, loc: Tensor, scale: Tensor) -> Tensor | None:
+        """KL(N(loc, scale²) ‖ self) summed over elements, or None where there is no closed form."""
+        return None
+
+    def normal_moments(self) -> tuple[float | Tensor, float | Tensor] | None:
+        """``(mean, precision)`` if this prior is Gaussian (a flat prior has precision 0), else None."""
+        return None
+
+    def stretch(self, start: int, stop: int) -> Stretch | None:
+        """Its divergence over a part of a flat buffer, with a gradient written by hand, where there is a quick one.
+
+        Normal priors need none of their own: see :mod:`knowable.inference.variational.divergence`.
+        """
+        return None
+
+    # Priors with hyperparameters of their own (EmpiricalBayes) define the methods below.
+
+    def hyperparams(self, like: Tensor) -> Params:
+        """Initial values of hyperparameters that are learned with everything else, by name."""
+        return {}
+
+    def bind(self, hyperparams: Params) -> Prior:
+        """The prior at given values of its hyperparameters."""
+        return self
+
+    def log_hyperprior(self, hyperparams: Params) -> Tensor | float:
+        """Log density of the hyperparameters."""
+        return 0.0
+
+    def hyper_group(self, name: str, glob: str) -> str:
+        """Which parameters share one set of hyperparameters: by default all that the ``glob`` matches."""
+        return glob
+
+
+class JointPrior(ABC):
+    """A distribution over a model's parameters as a whole."""
+
+    @abstractmethod
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density of one set of parameters (a scalar)."""
+
+    @abstractmethod
+    def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
+        """Draw one set of parameters with the shapes of ``like``."""
+
+    @abstractmethod
+    def prior_of(self, name: str) -> Prior | None:
+        """The elementwise prior on one parameter, or None if the prior does not factorise that way."""
+
+    def hyperparams(self) -> Params:
+        """Initial values of all hyperparameters, by name (each begins with ``prior.``)."""
+        return {}
+
+    def bound(self, name: str, params: Params) -> Prior | None:
+        """The elementwise prior on one parameter at the hyperparameters found in ``params``, or None."""
+        return self.prior_of(name)
+
+    def log_hyperprior(self, params: Params) -> Tensor | float:
+        """Log density of the hyperparameters."""
+        return 0.0
+
+    def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
+        """Mean ``(D,)`` and precision ``(D, D)`` over ``layout``, where the prior is one correlated normal."""
+        return None
+
+    def joint_kl(self, loc: Params, scale: Params) -> Tensor | None:
+        """KL(q ‖ self) for independent normals q over all random parameters, where it has a closed form as a whole."""
+        return None
+
+
+class PriorByName(JointPrior):
+    """One elementwise prior on each parameter, chosen by the first glob that matches its name."""
+
+    def __init__(self, prior: Prior | Mapping[str, Prior], params: Params, *, own: Mapping[str, Prior] | None = None):
+        """Resolve ``prior`` over ``params``.
+
+        Args:
+            prior: One prior for all parameters, or globs in order of precedence.
+            params: The parameters to cover.
+            own: Priors the likelihood brings for its own parameters, used unless a glob names them explicitly.
+        """
+        self.globs = {"*": prior} if isinstance(prior, Prior) else dict(prior)
+        for glob, each in self.globs.items():
+            if not isinstance(glob, str):
+                raise InvalidType(f"prior must map names or globs to priors; {glob!r} is not a name.")
+            if not isinstance(each, Prior):
+                raise InvalidType(f"prior[{glob!r}] must be a knowable prior such as Normal(1.0), got {each!r}.")
+        self._glob_of: dict[str, str] = {}
+        self._own = dict(own or {})
+        for name in params:
+            self._resolve(name)
+        unused = [glob for glob in self.globs if glob != "*" and not _matches_any(glob, params)]
+        if unused:
+            raise InvalidArgument(
+                f"prior has no parameter to match {', '.join(map(repr, unused))}. "
+                f"The parameters are: {_listing(params)}."
+            )
+        self._hyperparams = self._make_hyperparams(params)
+
+    def _resolve(self, name: str) -> None:
+        if name in self._own:
+            explicit = [g for g in self.globs if g.startswith(name.split(".")[0]) and fnmatch.fnmatchcase(name, g)]
+            if not explicit:
+                return
+            self._own.pop(name)
+            self._glob_of[name] = explicit[0]
+            return
+        for glob in self.globs:
+            if fnmatch.fnmatchcase(name, glob):
+                self._glob_of[name] = glob
+                return
+        raise InvalidArgument(
+            f"prior gives nothing for parameter {name!r}: add a glob that matches it, or '*' for all the others."
+        )
+
+    def _make_hyperparams(self, params: Params) -> Params:
+        made: Params = {}
+        for name, value in params.items():
+            prefix = self._hyper_prefix(name)
+            for key, initial in self._unbound(name).hyperparams(value).items():
+                made.setdefault(prefix + key, initial)
+        return made
+
+    def _hyper_prefix(self, name: str) -> str:
+        glob = self._glob_of.get(name, name)  # what the likelihood brings has no glob
+        return f"{HYPER_PREFIX}{self._unbound(name).hyper_group(name, glob)}."
+
+    def _unbound(self, name: str) -> Prior:
+        return self._own[name] if name in self._own else self.globs[self._glob_of[name]]
+
+    def hyperparams(self) -> Params:
+        """Initial values of all hyperparameters, by name."""
+        return dict(self._hyperparams)
+
+    def prior_of(self, name: str) -> Prior:
+        """The elementwise prior on one parameter, before its hyperparameters are bound."""
+        return self._unbound(name)
+
+    def bound(self, name: str, params: Params) -> Prior:
+        """The elementwise prior on one parameter, at the hyperparameters found in ``params``."""
+        prior = self._unbound(name)
+        return prior.bind(self._own_hyperparams(name, params)) if self._hyperparams else prior
+
+    def _own_hyperparams(self, name: str, params: Params) -> Params:
+        prefix = self._hyper_prefix(name)
+        return {key[len(prefix) :]: value for key, value in params.items() if key.startswith(prefix)}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Sum of the log densities of all parameters and of the hyperparameters."""
+        terms = [
+            self.bound(name, params).log_prob(value).sum()
+            for name, value in params.items()
+            if name not in self._hyperparams
+        ]
+        return torch.stack(terms).sum() + self.log_hyperprior(params) if terms else torch.zeros(())
+
+    def log_hyperprior(self, params: Params) -> Tensor | float:
+        """Sum of the log densities of the hyperparameters, each set counted once."""
+        total: Tensor | float = 0.0
+        seen = set()
+        for name in [*self._glob_of, *self._own]:
+            prefix = self._hyper_prefix(name)
+            if prefix not in seen:
+                seen.add(prefix)
+                total = total + self._unbound(name).log_hyperprior(self._own_hyperparams(name, params))
+        return total
+
+    def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
+        """Draw every parameter from its prior; hyperparameters stay at their values in ``like``."""
+        drawn: Params = {}
+        for name, value in like.items():
+            if name in self._hyperparams:
+                drawn[name] = value
+                continue
+            try:
+                drawn[name] = self.bound(name, like).sample(value.shape, generator=generator, like=value)
+            except Unsupported as error:
+                raise Unsupported(f"Cannot draw parameter {name!r} from its prior: {error}") from None
+        return drawn
+
+    def __repr__(self) -> str:
+        if set(self.globs) == {"*"}:
+            return repr(self.globs["*"])
+        return "{" + ", ".join(f"{glob!r}: {prior!r}" for glob, prior in self.globs.items()) + "}"
+
+
+def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -> Tensor:
+    """Log density of a normal distribution, elementwise."""
+    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
+    return -0.5 * ((value - loc) / scale) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)
+
+
+def _matches_any(glob: str, names: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for name in names)
+
+
+def _listing(names: Iterable[str], most: int = 12) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,264 @@
+"""A network as a pure function of parameters and buffers.
+
+The user's module is never changed. Two structural copies, one in training mode and one in evaluation mode, share its
+tensors (nothing is duplicated in memory), so switching mode touches neither the user's module nor anything another call
+is using.
+
+What happens to running statistics: in training, batch normalisation uses the statistics of the batch and updates the
+buffers it is handed, which belong to the fit; in evaluation, and so in every prediction and under ``vmap``, it uses the
+buffers as they are. A module whose parameters are all frozen stays in evaluation mode during training too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
+from knowable.core.support.randomness import own_randomness
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
+
+_ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
+_STATISTICS_BATCH = 256  # rows whose statistics are taken together
+
+
+class Network:
+    """The pure function ``(params, x, buffers) -> output`` of an unmodified module."""
+
+    def __init__(self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None):
+        """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
+        check_module(net)
+        self.net = net
+        self._frozen, self._held = frozen, held or {}
+        self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
+        self._training = _Swappable(_structural_copy(net, self._held).train())
+        _hold_frozen_modules_in_evaluation(self._training.module, frozen)
+        self._vectorises = True  # until a module refuses vmap
+        self._counting: _Swappable | None = None  # made when statistics are first asked for
+
+    def copy(self) -> Network:
+        """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
+        return Network(self.net, self._frozen, self._held)
+
+    def modules(self, *, training: bool) -> dict[str, nn.Module]:
+        """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
+
+        The user's module has no part in it: what is changed here (a rate, a hook) stays here.
+        """
+        return dict((self._training if training else self._evaluating).module.named_modules())
+
+    def params(self) -> Params:
+        """Copies of what every parameter is when a call does not say."""
+        return {name: value.detach().clone() for name, value in self._evaluating.module.named_parameters()}
+
+    def buffers(self) -> Buffers:
+        """Copies of the module's current buffers."""
+        return {name: value.detach().clone() for name, value in self.net.named_buffers()}
+
+    def __call__(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
+        """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
+        swappable = self._training if training else self._evaluating
+        return swappable({**params, **buffers} if buffers else params, x)
+
+    def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
+        """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
+
+        Buffers that differ from draw to draw are in ``stack`` like parameters; ``buffers`` are those all draws share.
+        ``vectorise`` asks for one batched call; modules that ``vmap`` cannot handle are looped over instead.
+        """
+        shared = {name: value for name, value in (buffers or {}).items() if name not in stack}
+        if vectorise and self._vectorises:
+            try:
+                with no_hidden_loops():
+                    return vmap(lambda params: self(params, x, buffers=shared), randomness="different")(stack)
+            except RuntimeError:
+                self._vectorises = False
+        outputs = [self(index_params(stack, k), x, buffers=shared) for k in range(number_of_draws(stack))]
+        return torch.stack(outputs)
+
+    def is_steady(self, params: Params, x: Tensor, buffers: Buffers) -> bool:
+        """Whether training mode computes what evaluation mode does: no batch statistics, no dropout.
+
+        It is found out by trying, a few times, on the first rows of ``x``.
+        """
+        rows = x[:_ROWS_TRIED]
+        with torch.no_grad(), own_randomness(0):
+            expected = self(params, rows, buffers=buffers)
+            for _ in range(_TRIES):
+                own = {name: value.clone() for name, value in buffers.items()}
+                try:
+                    output = self(params, rows, buffers=own, training=True)
+                except ValueError:  # batch statistics of a single row
+                    return False
+                if not torch.allclose(output, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+                    return False
+                if any(not torch.equal(value, own[name]) for name, value in buffers.items()):
+                    return False
+        return True
+
+    @property
+    def statistics_names(self) -> list[str]:
+        """Names of the running statistics that training updates: those of batch normalisation that is not frozen."""
+        return [
+            f"{path}.{name}" if path else name
+            for path, module in self._training.module.named_modules()
+            if _keeps_statistics(module)
+            for name, _ in module.named_buffers(recurse=False)
+        ]
+
+    def statistics(self, params: Params, x: Tensor, buffers: Buffers) -> Buffers:
+        """``buffers`` with the running statistics that these ``params`` have on the inputs ``x``.
+
+        They are the plain mean over batches, of the network as it predicts: all but the normalisation is in evaluation
+        mode.
+        """
+        if self._counting is None:
+            self._counting = _Swappable(_counting_copy(self._training.module))
+        own = {name: value.clone() for name, value in buffers.items()}
+        for name in self.statistics_names:
+            own[name].fill_(1.0 if name.endswith("running_var") else 0.0)
+        with torch.no_grad():
+            for rows in _even_parts(x, _STATISTICS_BATCH):
+                self._counting({**params, **own}, rows)
+        return own
+
+    def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
+        """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
+        rows = x[:3]
+        try:
+            with torch.no_grad():
+                output = self(params, rows, buffers=buffers)
+        except KnowableError:  # a part of ours inside the network, which says what is wrong itself
+            raise
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise InvalidData(
+                f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(output, Tensor):
+            raise InvalidType(
+                f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward "
+                f"picks the tensor that the likelihood needs."
+            )
+        if output.dim() == 0 or output.shape[0] != rows.shape[0]:
+            raise InvalidData(
+                f"The network's output must have one row per row of x: {rows.shape[0]} rows gave shape "
+                f"{tuple(output.shape)}. Batches come first (use batch_first=True in recurrent and attention layers)."
+            )
+        return output
+
+
+class _Swappable:
+    """A module that runs with other tensors in the places of its own, and has its own back afterwards.
+
+    What ``torch.func.functional_call`` does, with the places looked up once and not at every call.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        first: dict[int, str] = {}  # a tied tensor goes by the name of its first use
+        self._places: dict[str, list[tuple[dict[str, Any], str, Any]]] = {}
+        for path, owner in module.named_modules():
+            for store in (owner._parameters, owner._buffers):
+                for key, value in store.items():
+                    if value is not None:
+                        name = first.setdefault(id(value), f"{path}.{key}" if path else key)
+                        self._places.setdefault(name, []).append((store, key, value))
+
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        try:
+            for name, value in tensors.items():
+                for store, key, _ in self._places[name]:
+                    store[key] = value
+            return self.module(x)
+        finally:
+            for name in tensors:
+                for store, key, own in self._places.get(name, ()):
+                    store[key] = own
+
+
+@contextmanager
+def no_hidden_loops() -> Iterator[None]:
+    """Make ``vmap`` refuse operations that it can only loop over, slowly; our own loop is quicker."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
+
+
+def check_module(net: nn.Module) -> None:
+    """Refuse what is not a network of finite, real parameters of one dtype."""
+    if not isinstance(net, nn.Module):
+        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    params = dict(net.named_parameters())
+    lazy = [name for name, value in params.items() if isinstance(value, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise InvalidArgument(f"net has lazy parameters without a shape yet ({lazy[0]}). Run it once on a batch first.")
+    dtypes = {value.dtype for value in params.values()}
+    if len(dtypes) > 1:
+        example = {str(value.dtype): name for name, value in params.items()}
+        raise InvalidArgument(
+            f"net mixes parameter dtypes ({', '.join(f'{d} in {n}' for d, n in example.items())}). "
+            f"Convert it with net.float() or net.double()."
+        )
+    if dtypes and not next(iter(dtypes)).is_floating_point:
+        raise InvalidArgument(f"net's parameters must be real floating point, got {next(iter(dtypes))}.")
+    for name, value in params.items():
+        if not torch.isfinite(value).all():
+            raise InvalidArgument(
+                f"net parameter {name!r} has missing or infinite values. Initialise the network again."
+            )
+
+
+def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
+    """A copy of the module tree that shares the memory of every parameter and buffer with the original.
+
+    The copies' parameters want no gradient: frozen ones are not differentiated, and nothing is left on the original's.
+    """
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
+    for name, param in net.named_parameters():
+        shared[id(param)] = nn.Parameter(held.get(name, param).detach(), requires_grad=False)
+    try:
+        return copy.deepcopy(net, dict(shared))
+    except Exception as error:
+        raise InvalidArgument(
+            f"net cannot be copied ({error}). Remove open files, locks or generators from it."
+        ) from error
+
+
+def _hold_frozen_modules_in_evaluation(net: nn.Module, frozen: Collection[str]) -> None:
+    for path, module in net.named_modules():
+        names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
+        if names and all(name in frozen for name in names):
+            module.eval()
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module is batch normalisation in training mode that keeps running statistics."""
+    return isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+
+
+def _counting_copy(training: nn.Module) -> nn.Module:
+    """A copy in which only the layers that keep statistics are in training mode, and average all batches alike."""
+    shared: dict[int, Any] = {id(value): value for value in (*training.parameters(), *training.buffers())}
+    made = copy.deepcopy(training, shared)
+    counted = [module for module in made.modules() if _keeps_statistics(module)]
+    made.eval()
+    for module in counted:
+        module.train()
+        module.momentum = None  # type: ignore[assignment]  # a plain mean over batches
+    return made
+
+
+def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Rows in parts of nearly equal size, none of them a single row unless it is the only one."""
+    return x.tensor_split(-(-len(x) // most))

@@ -1,0 +1,1 @@
+"""Posterior and its families: sampling, predicting, saving and loading."""

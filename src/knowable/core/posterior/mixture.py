@@ -1,0 +1,186 @@
+"""A mixture of posteriors of the same model: an ensemble whose members know what they do not know."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params, expand_params
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.support.randomness import derive_seed, generator_for
+from knowable.errors import InvalidArgument
+
+
+class Mixture(Posterior):
+    r"""Several posteriors with weights: :math:`q(\theta) = \sum_k w_k\, q_k(\theta)`.
+
+    A draw comes from a member that is drawn first. A prediction asks every member, in the member's own way and with its
+    own buffers, and mixes what they say.
+
+    Args:
+        model: The model.
+        members: Posteriors of this model. Where it has point estimates, these are the mixture's, the same for all.
+        log_weights: Log weights, normalised here; equal if not given.
+        common: See :class:`Posterior`.
+    """
+
+    family = "mixture"
+
+    def __init__(self, model: Model, members: Sequence[Posterior], log_weights: Tensor | None = None, **common: Any):
+        if not members:
+            raise InvalidArgument("members must be at least one posterior, got none.")
+        super().__init__(model, **{"buffers": members[0].buffers, **common})
+        self.members = [_of_model(member, model, self.points) for member in members]
+        if log_weights is None:
+            log_weights = torch.zeros(len(members), dtype=model.dtype, device=model.device)
+        if log_weights.shape != (len(members),) or not torch.isfinite(log_weights.logsumexp(0)):
+            raise InvalidArgument(
+                f"log_weights must be {len(members)} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
+            )
+        self.log_weights = log_weights.to(model.dtype).log_softmax(0)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def weights(self) -> Tensor:
+        """The members' weights."""
+        return self.log_weights.exp()
+
+    # --- draws and moments -------------------------------------------------------------------------------------------
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        drawn: Params = {}
+        for k in index.unique().tolist():
+            places = torch.nonzero(index == k).flatten()
+            for name, value in self._draws_of(self.members[k], len(places), generator).items():
+                drawn.setdefault(name, value.new_empty((n, *value.shape[1:])))[places] = value
+        return drawn
+
+    def _draws_of(self, member: Posterior, n: int, generator: torch.Generator | None) -> Params:
+        """Draws of what the mixture holds as random; a member may hold some of it as points."""
+        draws = {**expand_params(member.points, n), **member._sample_random(n, generator)}
+        return {name: draws[name] for name in self._random_names}
+
+    @property
+    def _random_names(self) -> list[str]:
+        return [name for name in self.model.random_names if name not in self.points]
+
+    def _mean_random(self) -> Params:
+        means = [member.mean() for member in self.members]
+        return {name: self._mix([mean[name] for mean in means]) for name in self._random_names}
+
+    def _std_random(self) -> Params:
+        """By the law of total variance."""
+        means, spreads = [each.mean() for each in self.members], [each.std() for each in self.members]
+        variances = {}
+        for name, centre in self._mean_random().items():
+            each = [s[name] ** 2 + (m[name] - centre) ** 2 for m, s in zip(means, spreads, strict=True)]
+            variances[name] = self._mix(each)
+        return {name: value.sqrt() for name, value in variances.items()}
+
+    def _mix(self, values: list[Tensor]) -> Tensor:
+        return torch.tensordot(self.weights.to(values[0].dtype), torch.stack(values), dims=1)
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density, where all members have one."""
+        each = torch.stack([member.log_prob(params) for member in self.members])  # (K,) or (K, n)
+        weights = self.log_weights.to(each.dtype)
+        return (each + weights.view(-1, *(1,) * (each.dim() - 1))).logsumexp(0)
+
+    # --- prediction --------------------------------------------------------------------------------------------------
+
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
+        counts, log_weights = self._shares(samples, seed)
+        parts = []
+        for k, count in enumerate(counts):
+            if count:
+                budget = None if memory is None else max(1, memory * count // samples)
+                parts.append(self.members[k]._predict(x, count, derive_seed(seed, "member", k), budget))
+        kept = log_weights[[k for k, count in enumerate(counts) if count]]
+        return type(parts[0]).joined(parts, kept)
+
+    def _shares(self, samples: int, seed: int) -> tuple[list[int], Tensor]:
+        """How many of the draws each member makes, and the members' log weights in the prediction.
+
+        All members are asked, equally often; where there are more members than draws, some are, by their weights.
+        """
+        count = len(self)
+        if count <= samples:
+            return [samples // count + (k < samples % count) for k in range(count)], self.log_weights
+        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
+        points = (torch.arange(samples, dtype=torch.float64) + offset) / samples
+        total = self.weights.double().cpu().cumsum(0)
+        chosen = torch.searchsorted(total / total[-1], points).clamp_max(count - 1)
+        counts = torch.bincount(chosen, minlength=count)
+        return counts.tolist(), (counts / samples).log().to(self.log_weights)
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {"log_weights": self.log_weights}
+        for k, member in enumerate(self.members):
+            own = {k: v for k, v in member.points.items() if k not in self.points or not torch.equal(v, self.points[k])}
+            parts = {"posterior": member._tensors(), "point": own, "buffer": member.buffers}
+            for part, tensors in parts.items():
+                found |= {f"{k}.{part}.{name}": value for name, value in tensors.items()}
+        return found
+
+    def _settings(self) -> dict[str, Any]:
+        return {"about_members": [_about(member) for member in self.members]}
+
+    @classmethod
+    def _from_tensors(
+        cls, model: Model, tensors: dict[str, Tensor], *, about_members: list[dict[str, Any]], **common: Any
+    ) -> Mixture:
+        shared = common.get("points") or {}
+        members = []
+        for k, about in enumerate(about_members):
+            posterior, points, buffers = (_part(tensors, f"{k}.{part}.") for part in ("posterior", "point", "buffer"))
+            evidence = about["log_evidence"]
+            member = Posterior.families[about["family"]]._from_tensors(
+                model, posterior, **about["settings"], points={**shared, **points}, buffers=buffers, seed=about["seed"],
+                diagnostics=Diagnostics.from_json(about["diagnostics"]),
+                log_evidence=None if evidence is None else LogEvidence(*evidence),
+            )  # fmt: skip
+            members.append(member)
+        loaded = cls(model, members, tensors["log_weights"], **common)
+        loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
+        return loaded
+
+    def __repr__(self) -> str:
+        kinds = sorted({type(member).__name__ for member in self.members})
+        return Posterior.__repr__(self).replace("(", f"({len(self)} members: {', '.join(kinds)}; ", 1)
+
+
+def _of_model(member: Posterior, model: Model, points: Params) -> Posterior:
+    """A member as a posterior of ``model``: it may have been fitted with the model's point estimates held fixed."""
+    if member.model is model:
+        return member
+    bound = copy.copy(member)
+    bound.model, bound.points, bound._kept = model, {**points, **member.points}, None
+    return bound
+
+
+def _about(member: Posterior) -> dict[str, Any]:
+    """What is saved of a member beside its tensors."""
+    evidence = member.log_evidence
+    return {
+        "family": member.family,
+        "settings": member._settings(),
+        "seed": member.seed,
+        "diagnostics": member.diagnostics.to_json(),
+        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
+    }
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

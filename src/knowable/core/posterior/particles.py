@@ -1,0 +1,139 @@
+"""Atoms: a posterior made of one or many sets of parameters, each with a weight.
+
+A point estimate is one atom, an ensemble or a chain is many, importance sampling weighs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.model import Model
+from knowable.core.network.params import Buffers, Params, index_params, number_of_draws, stack_params
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.randomness import generator_for
+from knowable.errors import InvalidArgument
+
+
+class Particles(Posterior):
+    """K sets of parameters with weights that sum to one.
+
+    Args:
+        model: The model.
+        stack: The random parameters, each with a leading dimension K.
+        log_weights: Log weights ``(K,)``, normalised here; equal if not given.
+        buffer_stack: Buffers of the network that differ from atom to atom (the running statistics of networks trained
+            apart), each with a leading dimension K.
+        common: See :class:`Posterior`.
+    """
+
+    family = "particles"
+
+    def __init__(
+        self,
+        model: Model,
+        stack: Params,
+        log_weights: Tensor | None = None,
+        *,
+        buffer_stack: Buffers | None = None,
+        **common: Any,
+    ):
+        super().__init__(model, **common)
+        self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
+        count = number_of_draws(stack)
+        if log_weights is None:
+            log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
+        if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
+            raise InvalidArgument(
+                f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
+            )
+        self.log_weights = log_weights.log_softmax(0)
+        self.buffer_stack = {name: value.detach() for name, value in (buffer_stack or {}).items()}
+        if any(len(value) != count for value in self.buffer_stack.values()):
+            raise InvalidArgument(f"buffer_stack must have a leading dimension of {count}, one entry for each atom.")
+
+    def __len__(self) -> int:
+        return number_of_draws(self.stack)
+
+    @property
+    def weights(self) -> Tensor:
+        """The atoms' weights."""
+        return self.log_weights.exp()
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        return self._atoms(index)
+
+    def _atoms(self, index: Tensor) -> Params:
+        """Some of the atoms, in the model's dtype (they may be stored in a shorter one)."""
+        return {name: value.to(self.model.dtype) for name, value in index_params(self.stack, index).items()}
+
+    def _mean_random(self) -> Params:
+        weights = self.weights.to(self.model.dtype)
+        return {name: torch.tensordot(weights, v.to(weights.dtype), dims=1) for name, v in self.stack.items()}
+
+    def _std_random(self) -> Params:
+        mean = self._mean_random()
+        return {
+            name: torch.tensordot(self.weights.to(mean[name].dtype), (v - mean[name]) ** 2, dims=1).sqrt()
+            for name, v in self.stack.items()
+        }
+
+    def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
+        """All atoms with their weights; where there are more than ``samples``, that many of them."""
+        return (len(self), self.log_weights) if len(self) <= samples else super().draws_for_prediction(samples, seed)
+
+    def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
+        """Atoms themselves, or a systematic resample of them where there are too many."""
+        stack = self._atoms(self._chosen(start, stop, samples, seed))
+        fixed = {name: value.expand(stop - start, *value.shape) for name, value in self.points.items()}
+        return self._ordered({**stack, **fixed})
+
+    def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
+        """The buffers of the same atoms."""
+        if not self.buffer_stack:
+            return {}
+        return index_params(self.buffer_stack, self._chosen(start, stop, samples, seed))
+
+    def _chosen(self, start: int, stop: int, samples: int, seed: int) -> Tensor:
+        """Which atoms draws ``start`` to ``stop`` of a prediction are."""
+        if len(self) <= samples:
+            return torch.arange(start, stop, device=self.model.device)
+        # systematic resampling: evenly spaced points through the cumulative weights
+        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
+        points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
+        total = self.weights.double().cpu().cumsum(0)
+        return torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        stack = {f"stack.{name}": value for name, value in self.stack.items()}
+        buffers = {f"buffers.{name}": value for name, value in self.buffer_stack.items()}
+        return {**stack, **buffers, "log_weights": self.log_weights}
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Particles:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        loaded = cls(model, part("stack."), tensors["log_weights"], buffer_stack=part("buffers."), **common)
+        loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
+        return loaded
+
+    def __repr__(self) -> str:
+        what = "point estimate" if len(self) == 1 else f"{len(self)} atoms"
+        return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)
+
+
+# --- The prior as a posterior given no data: atoms drawn from the prior ----------------------------------------------
+
+
+def prior_posterior(model: Model, samples: int, *, generator: torch.Generator | None = None) -> Particles:
+    """``samples`` draws of the random parameters from the prior; the others at their start values."""
+    start = model.params()
+    random = {name: start[name] for name in model.random_names}
+    hyper = {name: start[name] for name in model.hyper_names}
+    draws = [model.prior.sample({**random, **hyper}, generator=generator) for _ in range(samples)]
+    stack = stack_params([{name: draw[name] for name in random} for draw in draws])
+    return Particles(model, stack, points={name: start[name] for name in model.point_names})

@@ -1,0 +1,198 @@
+"""Saving and loading posteriors: a folder of safetensors and JSON that never contains code."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import knowable.core.posterior.kronecker_normal
+import knowable.core.posterior.low_rank_normal
+import knowable.core.posterior.product  # noqa: F401  (these register kinds of priors that an artifact may name)
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.model.model import Model
+from knowable.core.model.posterior_prior import PosteriorPrior
+from knowable.core.model.prior import JointPrior, Prior, PriorByName
+from knowable.core.network.architecture import build, describe
+from knowable.core.network.params import Layout
+from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.folder import read_folder, write_folder
+from knowable.core.support.randomness import own_randomness
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError
+
+KIND = "posterior"
+
+
+def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
+    """Write ``posterior`` to a folder, atomically."""
+    model = posterior.model
+    evidence = posterior.log_evidence
+    tensors = {
+        **_prefixed("posterior", posterior._tensors()),
+        **_prefixed("point", posterior.points),
+        **_prefixed("buffer", posterior.buffers),
+        **_prefixed("frozen", model.frozen_params()),
+    }
+    prior, prior_tensors = _describe_prior(model.prior)
+    content = {
+        "family": posterior.family,
+        "seed": posterior.seed,
+        "settings": posterior._settings(),
+        "network": {
+            "class": type(model.net).__name__,
+            "structure": describe(model.net),
+            "parameters": {name: list(value.shape) for name, value in model.net.named_parameters()},
+        },
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "likelihood": describe_object(model.likelihood),
+        "prior": prior,
+        "random": model.random_names,
+        "frozen": sorted(model.frozen_names),
+        "diagnostics": posterior.diagnostics.to_json(),
+        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
+    }
+    return write_folder(path, KIND, content, {**tensors, **_prefixed("prior", prior_tensors)})
+
+
+def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
+    """Read a posterior; ``net`` is needed if the network was not made of plain ``torch.nn`` layers."""
+    content, tensors = read_folder(path, KIND)
+    try:
+        model = _load_model(content, tensors, net)
+        family = Posterior.families[content["family"]]
+        evidence = content["log_evidence"]
+        return family._from_tensors(
+            model,
+            {k: v.to(model.device) for k, v in _unprefixed("posterior", tensors).items()},
+            **content.get("settings", {}),
+            points={k: v.to(model.device) for k, v in _unprefixed("point", tensors).items()},
+            buffers={k: v.to(model.device) for k, v in _unprefixed("buffer", tensors).items()},
+            diagnostics=Diagnostics.from_json(content["diagnostics"]),
+            log_evidence=None if evidence is None else LogEvidence(*evidence),
+            seed=content["seed"],
+        )
+    except KnowableError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+
+
+def describe_object(value: Any) -> Any:
+    """A likelihood or prior as JSON: its class name and fields."""
+    if not isinstance(value, Likelihood | Prior):
+        return list(value) if isinstance(value, tuple) else value
+    return {"name": type(value).__name__, **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)}}  # type: ignore[arg-type]
+
+
+def build_object(description: Any, base: type) -> Any:
+    """The inverse of :func:`describe_object`; only known subclasses of ``base`` are made."""
+    if not isinstance(description, dict):
+        return tuple(description) if isinstance(description, list) else description
+    known = {cls.__name__: cls for cls in _subclasses(base)}
+    cls = known[description["name"]]
+    made = {f.name: build_object(description[f.name], Prior) for f in fields(cls) if f.name in description}
+    missing = [f.name for f in fields(cls) if f.name not in made and f.default is MISSING]
+    if missing:
+        raise KeyError(missing[0])
+    return cls(**made)
+
+
+def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None) -> Model:
+    frozen = _unprefixed("frozen", tensors)
+    if net is None:
+        structure = content["network"]["structure"]
+        if structure is None:
+            raise InvalidArgument(
+                f"This posterior's network ({content['network']['class']}) is not made of plain torch.nn layers, each "
+                f"used once: pass it, with the same structure, as load(path, net=...)."
+            )
+        with own_randomness(0):
+            net = build(structure).to(_dtype(content["dtype"]))
+    _check_network(net, content)
+    with torch.no_grad():
+        own = dict(net.named_parameters())
+        if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
+            own = {name: frozen.get(name, value) for name, value in own.items()}
+            net = _copy_with(net, own)
+    prior = _build_prior(content["prior"], _unprefixed("prior", tensors))
+    own_frozen = [
+        name for name in content["frozen"] if not isinstance(prior, PosteriorPrior) or name not in prior.fixed
+    ]
+    return Model(
+        net, build_object(content["likelihood"], Likelihood), prior, random=content["random"], frozen=own_frozen
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in ("float16", "bfloat16", "float32", "float64"):
+        raise DamagedArtifact(f"The saved posterior has an unknown dtype {name!r}.")
+    return getattr(torch, name)
+
+
+def _copy_with(net: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    """A copy of the network with other parameter values; the user's own is never changed."""
+    made = copy.deepcopy(net)
+    for name, value in made.named_parameters():
+        value.copy_(values[name])
+    return made
+
+
+def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
+    """Refuse a network other than the one that was saved."""
+    if not isinstance(net, nn.Module):
+        raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
+    saved = {name: tuple(shape) for name, shape in content["network"]["parameters"].items()}
+    own = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    for name in [*saved, *own]:
+        if own.get(name) != saved.get(name):
+            raise InvalidArgument(
+                f"net is not the network this posterior was fitted with: parameter {name!r} has shape "
+                f"{own.get(name, 'none')} in net and {saved.get(name, 'none')} in the saved posterior."
+            )
+    dtype = next((str(value.dtype).removeprefix("torch.") for value in net.parameters()), content["dtype"])
+    if dtype != content["dtype"]:
+        raise InvalidArgument(f"net is {dtype}, the saved posterior {content['dtype']}: convert net first.")
+    structure, given = content["network"]["structure"], describe(net)
+    if structure is not None and given is not None and structure != given:
+        raise InvalidArgument(
+            "net has the saved network's parameters but other layers. Leave net out, or pass the same one."
+        )
+
+
+def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if isinstance(prior, PriorByName):
+        return {"globs": {glob: describe_object(each) for glob, each in prior.globs.items()}}, {}
+    if isinstance(prior, PosteriorPrior):
+        parts = {"loc": prior.loc_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
+        named = {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
+        return {"posterior": prior.kind, "order": list(prior.loc_by_name)}, {**named, **prior.tensors()}
+    raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
+
+
+def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
+    if "globs" in description:
+        return {glob: build_object(each, Prior) for glob, each in description["globs"].items()}
+    loc, fixed, buffers = (_unprefixed(part, tensors) for part in ("loc", "fixed", "buffers"))
+    order = description.get("order") or list(loc)
+    loc = {name: loc[name] for name in order}
+    kind = PosteriorPrior.kinds[description["posterior"]]
+    return kind.from_tensors(Layout.of(loc), loc, dict(tensors), fixed=fixed, buffers=buffers)
+
+
+def _subclasses(base: type) -> set[type]:
+    return {base} | {each for direct in base.__subclasses__() for each in _subclasses(direct)}
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def _unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + ".")}

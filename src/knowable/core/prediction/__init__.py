@@ -1,0 +1,1 @@
+"""The predictive distribution: mixtures, quantiles, units."""

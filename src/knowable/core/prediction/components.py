@@ -1,0 +1,144 @@
+"""A predictive distribution in other units: y = shift + scale · y', exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.prior import normal_log_prob
+from knowable.core.prediction.prediction import Components, RegressionPrediction
+from knowable.errors import Unsupported
+
+
+def restored(prediction: RegressionPrediction, shift: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
+    """The predictive distribution of shift + scale · y', where ``prediction`` is that of y'.
+
+    Not a change of two moments: densities gain the Jacobian 1 / scale and every quantile moves with the map.
+
+    Args:
+        prediction: In standardised units.
+        shift: A number, or one for each output (the last dimension).
+        scale: A positive number, or one for each output.
+    """
+    shift, scale = _like(prediction.samples, shift), _like(prediction.samples, scale)
+    if prediction.components.discrete and ((shift != 0).any() or (scale != 1).any()):
+        raise Unsupported(
+            "A prediction of counts has no other units. Standardise the inputs only and leave y as it is."
+        )
+    return RegressionPrediction(
+        AffineComponents(prediction.components, shift, scale),
+        prediction.log_weights,
+        within=None if prediction.within is None else prediction.within * scale.square(),
+        samples=prediction.samples * scale + shift,
+    )
+
+
+class AffineComponents:
+    """The components of a prediction after y = shift + scale · y', with scale > 0.
+
+    Attributes:
+        inner: The components of y'.
+        shift: A number, or one for each output.
+        scale: Likewise.
+    """
+
+    def __init__(self, inner: Components, shift: Tensor, scale: Tensor):
+        self.inner, self.shift, self.scale = inner, shift, scale
+        self.discrete = inner.discrete
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected outcome of each component, ``(K, batch, ...)``."""
+        return self.inner.mean * self.scale + self.shift
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each component, ``(K, batch, ...)``."""
+        return self.inner.variance * self.scale.square()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` under each component: that of the inner one, less log scale."""
+        return self.inner.log_prob(self._inverse(y)) - self.scale.log().to(y.dtype)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` under each component."""
+        return self.inner.cdf(self._inverse(y))
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index``, which names the component to draw from."""
+        return self.inner.sample(index, generator=generator) * self.scale + self.shift
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return (y - self.shift) / self.scale
+
+
+def _like(samples: Tensor, value: float | Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=samples.dtype, device=samples.device)
+
+
+# --- The normal distributions that a regression prediction mixes -----------------------------------------------------
+
+
+@dataclass
+class NormalComponents:
+    """One normal distribution for each posterior draw, row and output.
+
+    Attributes:
+        loc: Means, ``(K, batch, ...)``.
+        scale: Standard deviations, broadcastable to ``loc``.
+    """
+
+    discrete = False
+
+    loc: Tensor
+    scale: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The means."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """The noise variances, ``(K, batch, ...)``."""
+        return self.scale.square().expand_as(self.loc)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(batch, ...)`` under each component."""
+        return normal_log_prob(y, self.loc, self.scale)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
+        return 0.5 * torch.erfc(math.sqrt(0.5) * (self.loc - y) / self.scale)  # erfc keeps its digits in the lower tail
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
+        noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise
+
+
+@dataclass
+class CorrelatedNormal(NormalComponents):
+    """Normal components whose outputs are correlated within a row.
+
+    Attributes:
+        factor: Cholesky factor of each row's covariance, ``(rows, outputs, outputs)``.
+    """
+
+    factor: Tensor
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of each output given those before it in the row; their sum is the joint log density."""
+        difference = (y - self.mean).reshape(*self.factor.shape[:-1], 1)
+        standard = torch.linalg.solve_triangular(self.factor, difference, upper=False).squeeze(-1)
+        log_scale = self.factor.diagonal(dim1=-2, dim2=-1).log()
+        return (-0.5 * standard.square() - log_scale - 0.5 * math.log(2 * math.pi)).reshape(self.mean.shape)
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, rows, ...)``; outputs of a row are drawn together."""
+        flat = (len(index), *self.factor.shape[:-1], 1)
+        noise = torch.randn(flat, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + (self.factor @ noise).reshape(index.shape)

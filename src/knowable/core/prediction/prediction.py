@@ -1,0 +1,317 @@
+"""The predictive distribution at given inputs, with its uncertainty split.
+
+A prediction is a mixture over K posterior draws. Everything is computed from that mixture: quantiles and densities are
+the mixture's own, never those of a normal distribution with the same moments. Regression splits the variance by the law
+of total variance; classification splits the entropy into expected entropy and mutual information (Depeweg et al.,
+2018).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.likelihood import align_target, check_finite_target, sum_over_event
+from knowable.core.support.checks import check_count, check_generator, check_number
+from knowable.core.support.tensors import to_tensor
+from knowable.errors import InvalidData, Unsupported
+
+
+class Prediction(ABC):
+    """What is known about the outcome at each input.
+
+    Attributes:
+        samples: What each posterior draw predicts, ``(K, batch, ...)``: the expected outcome (regression) or the class
+            probabilities (classification). For draws of the outcome itself see :meth:`draw`.
+        log_weights: Normalised log weights of the draws, ``(K,)``.
+    """
+
+    samples: Tensor
+    log_weights: Tensor
+
+    @property
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Total uncertainty: variance (regression) or entropy in nats (classification)."""
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """The part that more data would not remove: mean noise variance, or expected entropy."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The part that more data would remove: variance of the draws' means, or mutual information."""
+
+    @abstractmethod
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log predictive density (or probability) of each outcome, ``(batch,)``: log-mean-exp over the draws."""
+
+    @abstractmethod
+    def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw outcomes, ``(n, batch, ...)``."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any], log_weights: Tensor) -> Prediction:
+        """One prediction that mixes several of the same kind.
+
+        Args:
+            parts: Predictions for the same rows, of this class.
+            log_weights: Normalised log weights of the parts, ``(len(parts),)``.
+        """
+        raise Unsupported(f"{cls.__name__} cannot be mixed with others.")
+
+    def __len__(self) -> int:
+        return self.samples.shape[1]
+
+    def _check_rows(self, y: Tensor) -> Tensor:
+        y = to_tensor(y, "y").to(self.samples.device)
+        if y.dim() == 0 or y.shape[0] != len(self):
+            raise InvalidData(f"y must have {len(self)} rows, one for each prediction; got shape {tuple(y.shape)}.")
+        return y
+
+    def _mix(self, values: Tensor) -> Tensor:
+        """Weighted mean over the draws."""
+        weights = self.log_weights.exp().to(values.dtype)
+        return torch.tensordot(weights, values, dims=1)
+
+    def _log_mix(self, log_values: Tensor) -> Tensor:
+        """Log Σ_k w_k exp(log_values_k), over the first dimension."""
+        shape = (-1,) + (1,) * (log_values.dim() - 1)
+        return torch.logsumexp(log_values + self.log_weights.view(shape).to(log_values.dtype), 0)
+
+
+class Components(Protocol):
+    """The K distributions a regression prediction mixes; every tensor is ``(K, batch, ...)``."""
+
+    discrete: bool
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected outcome of each component."""
+        ...
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each component: the noise, and whatever epistemic variance was integrated in closed form."""
+        ...
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(batch, ...)`` under each component."""
+        ...
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
+        ...
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, batch, ...)``, which names the component to draw from."""
+        ...
+
+
+class JoinedComponents:
+    """The components of several predictions as one set, those of the first part first."""
+
+    def __init__(self, parts: Sequence[Components]):
+        self.parts = list(parts)
+        self.discrete = self.parts[0].discrete
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected outcome of each component."""
+        return torch.cat([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each component."""
+        return torch.cat([part.variance for part in self.parts])
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(batch, ...)`` under each component."""
+        return torch.cat([part.log_prob(y) for part in self.parts])
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
+        return torch.cat([part.cdf(y) for part in self.parts])
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """One outcome for each entry of ``index`` ``(n, batch, ...)``, from the part that its component is of."""
+        drawn, first = None, 0
+        for part in self.parts:
+            count = part.mean.shape[0]
+            own = part.sample((index - first).clamp(0, count - 1), generator=generator)
+            drawn = own if drawn is None else torch.where(index >= first, own, drawn)
+            first += count
+        assert drawn is not None
+        return drawn
+
+
+class RegressionPrediction(Prediction):
+    """A mixture of distributions over numbers or counts."""
+
+    def __init__(
+        self,
+        components: Components,
+        log_weights: Tensor,
+        *,
+        within: Tensor | None = None,
+        samples: Tensor | None = None,
+    ):
+        """Mix ``components``.
+
+        Args:
+            components: The K distributions.
+            log_weights: Normalised log weights, ``(K,)``.
+            within: Epistemic variance already contained in the components' variance, ``(K, batch, ...)``; for
+                predictions where the weights were integrated out in closed form.
+            samples: What each posterior draw predicts, if that is not the components' mean.
+        """
+        self.components = components
+        self.log_weights = log_weights
+        self.within = within
+        self.samples = components.mean if samples is None else samples
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected outcome."""
+        return self._mix(self.components.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the mixture, the sum of its aleatoric and epistemic parts."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the mixture."""
+        return self.variance.sqrt()
+
+    @property
+    def total(self) -> Tensor:
+        """The variance."""
+        return self.variance
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """E[Var(y | θ)]: the expected noise variance."""
+        noise = self.components.variance
+        return self._mix(noise if self.within is None else noise - self.within)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Var(E[y | θ]): how much the draws disagree about the mean."""
+        between = self._mix((self.components.mean - self.mean) ** 2)
+        return between if self.within is None else between + self._mix(self.within)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Distribution function of the mixture, elementwise."""
+        return self._mix(self.components.cdf(self._aligned(y)))
+
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile of the mixture, by bisection of its distribution function."""
+        q = check_number("q", q, above=0.0, below=1.0)
+        return _mixture_quantile(
+            lambda y: self._mix(self.components.cdf(y)), self.mean, self.std, q, self.components.discrete
+        )
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the outcome with probability ``level``."""
+        level = check_number("level", level, above=0.0, below=1.0)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Joint log density of each row, ``(batch,)``."""
+        return self._log_mix(sum_over_event(self.components.log_prob(self._aligned(y)), batch_dims=2))
+
+    def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw outcomes, ``(n, batch, ...)``; all outputs of one row come from the same component."""
+        check_count("n", n)
+        check_generator(generator)
+        mean = self.components.mean
+        index = torch.multinomial(
+            self.log_weights.exp(), n * mean.shape[1], replacement=True, generator=generator
+        ).view(n, mean.shape[1], *(1,) * (mean.dim() - 2))
+        return self.components.sample(index.expand(n, *mean.shape[1:]), generator=generator)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RegressionPrediction], log_weights: Tensor) -> RegressionPrediction:
+        """One prediction that mixes several; see :meth:`Prediction.joined`."""
+        components = JoinedComponents([part.components for part in parts])
+        within = None
+        if any(part.within is not None for part in parts):
+            within = torch.cat(
+                [torch.zeros_like(part.components.mean) if part.within is None else part.within for part in parts]
+            )
+        samples = torch.cat([part.samples for part in parts])
+        return RegressionPrediction(components, joined_log_weights(parts, log_weights), within=within, samples=samples)
+
+    def _aligned(self, y: Tensor) -> Tensor:
+        y = align_target(self._check_rows(y), self.components.mean.shape[2:])
+        return check_finite_target(y.to(self.components.mean.dtype))
+
+    def __repr__(self) -> str:
+        return (
+            f"RegressionPrediction(rows={len(self)}, outputs={tuple(self.components.mean.shape[2:])}, "
+            f"draws={self.samples.shape[0]}, mean std={self.std.mean():.3g}, "
+            f"epistemic share={(self.epistemic.sum() / self.variance.sum()):.0%})"
+        )
+
+
+class ClassPrediction(Prediction):
+    """A mixture of distributions over labels. ``samples`` are the draws' probabilities."""
+
+    @property
+    @abstractmethod
+    def probs(self) -> Tensor:
+        """Predictive probabilities, averaged over the draws."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor:
+        """The most probable label."""
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information between label and weights: total entropy less expected entropy, never below zero."""
+        return (self.total - self.aleatoric).clamp_min(0.0)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(rows={len(self)}, outputs={tuple(self.probs.shape[1:])}, "
+            f"draws={self.samples.shape[0]}, mean entropy={self.total.mean():.3g} nats, "
+            f"epistemic share={(self.epistemic.sum() / self.total.sum().clamp_min(1e-12)):.0%})"
+        )
+
+
+def joined_log_weights(parts: Sequence[Prediction], log_weights: Tensor) -> Tensor:
+    """Log weights of all draws of several predictions that are themselves weighed."""
+    return torch.cat([part.log_weights + own for part, own in zip(parts, log_weights, strict=True)])
+
+
+def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) -> Tensor:
+    """Bisection for the smallest y with cdf(y) >= q, everywhere at once."""
+    width = torch.where(torch.isfinite(std), std, torch.ones_like(std)).clamp_min(1e-12) + 1.0 * discrete
+    low, high = mean - width, mean + width
+    for _ in range(200):  # widen until the quantile is inside, doubling each time
+        below, above = cdf(low) >= q, cdf(high) < q
+        if not (below.any() or above.any()):
+            break
+        width = width * 2
+        low, high = torch.where(below, mean - width, low), torch.where(above, mean + width, high)
+    if discrete:
+        low, high = low.floor().clamp_min(-1.0), high.ceil()
+    for _ in range(200):
+        middle = (low + high) / 2
+        if discrete:
+            middle = middle.floor()
+        done = (high - low <= 1) if discrete else (middle == low) | (middle == high)
+        if done.all():
+            break
+        inside = cdf(middle) >= q
+        high, low = torch.where(inside & ~done, middle, high), torch.where(~inside & ~done, middle, low)
+    return high

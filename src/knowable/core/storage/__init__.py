@@ -1,0 +1,1 @@
+"""Folders that are whole or not there, and checkpoints."""

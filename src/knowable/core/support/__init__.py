@@ -1,0 +1,1 @@
+"""What Python and PyTorch lack: checks of arguments, seeds, time limits, progress bars, Ctrl-C, files."""

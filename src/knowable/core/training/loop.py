@@ -1,0 +1,98 @@
+"""The one optimisation loop: every method that follows a gradient of an objective runs in it.
+
+Progress, history, early stopping, divergence, limits of time, Ctrl-C, precision, checkpoint and resume live here and
+nowhere else. A run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds
+everything the next step depends on, and the order of the data depends only on the seed and the epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.model.data import Data
+from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint
+from knowable.core.support.interrupts import noted_interrupts
+from knowable.core.support.progress import Bar, progress_bar
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.objective import Objective
+from knowable.core.training.run import TrainingRun
+from knowable.core.training.settings import Training, TrainingResult
+from knowable.errors import ConvergenceWarning, Interrupted
+
+__all__ = ["Training", "TrainingResult", "train"]
+
+
+def train(
+    objective: Objective,
+    data: Data,
+    training: Training,
+    *,
+    validation: Data | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
+    label: str = "fitting",
+    identity: dict[str, Any] | None = None,
+) -> TrainingResult:
+    """Minimise ``objective`` over ``data``; its parameters hold the answer afterwards.
+
+    Args:
+        objective: The loss; its parameters and buffers are changed in place.
+        data: The training data.
+        training: How.
+        validation: Held-out data for early stopping on its log predictive density.
+        seed: Fixes the order of the data and all noise.
+        progress: Show a bar (None: only on a terminal).
+        checkpoint: A folder to save to now and then and to resume from.
+        engine: Precision.
+        label: What the bar says.
+        identity: What makes this fit this fit (method, model, data); a checkpoint of another fit is refused.
+    """
+    saver, engine = as_checkpoint(checkpoint), as_engine(engine)
+    started = time.monotonic()
+    with own_randomness(derive_seed(seed, "training")), progress_bar(label, progress) as bar:
+        run = TrainingRun(objective, data, training, validation, seed, engine)  # here: it keeps the random state
+        if saver is not None:
+            saver.begin({"seed": seed, "training": repr(training), "size": data.size, **(identity or {})})
+            run.resume(saver)
+        with noted_interrupts() as look:
+            interrupted = _run_to_the_end(run, saver, bar, look)
+    result = run.result(interrupted, time.monotonic() - started)
+    _say(result)
+    return result
+
+
+def _run_to_the_end(run: TrainingRun, saver: Checkpoint | None, bar: Bar, look: Callable[[], None]) -> bool:
+    try:
+        while not run.finished:
+            run.epoch_of_steps(saver, bar)
+            look()
+    except KeyboardInterrupt:
+        run.restore_good()
+        if saver is not None:
+            saver.save(*run.state())
+        return True
+    run.finish()
+    if saver is not None:
+        saver.save(*run.state())
+    return False
+
+
+def _say(result: TrainingResult) -> None:
+    if result.interrupted:
+        warnings.warn(f"The fit was {result.message}; this is what it had learned.", Interrupted, stacklevel=3)
+    elif result.converged is False and "still improving" in result.message:
+        warnings.warn(
+            f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
+        )
+    elif result.converged is False and result.out_of_time:
+        warnings.warn(
+            f"The fit was {result.message}, before its objective had settled. Give it more time.",
+            ConvergenceWarning, stacklevel=3,
+        )  # fmt: skip

@@ -1,0 +1,200 @@
+"""What the scores take: predictions, tensors, arrays and lists, brought to one form and checked once.
+
+Scores are computed in double precision. Whatever lies behind the rows (several outputs, pixels) is flattened into one
+dimension, so that every score is first a value for each row and then a mean over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knowable.core.model.likelihood import align_target, check_finite_target
+from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.errors import InvalidData, InvalidType
+
+Array = Tensor | np.ndarray | Sequence[Any]
+"""Numbers as a tensor, an array or nested lists."""
+
+_SUM_TOLERANCE = 1e-3  # how far class probabilities may be from summing to one (half precision is that rough)
+
+
+def to_tensor(name: str, value: Any, *, device: torch.device | None = None) -> Tensor:
+    """Numbers in double precision, whole numbers and booleans as int64; raises for anything else."""
+    tensor = value.detach() if isinstance(value, Tensor) else _from_array(name, value)
+    if tensor.is_complex():
+        raise InvalidType(f"{name} must hold real numbers, got {tensor.dtype}.")
+    device = tensor.device if device is None else device
+    device = torch.device("cpu") if device.type == "mps" else device  # which has no double precision
+    return tensor.to(device=device, dtype=torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def in_double(value: Tensor) -> Tensor:
+    """A prediction's tensor in double precision, detached."""
+    return to_tensor("prediction", value).double()
+
+
+def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
+    """The distribution function at ``x`` in double precision; ``x`` goes in with the precision of the prediction."""
+    return in_double(prediction.cdf(x.to(prediction.components.mean.dtype)))
+
+
+def _from_array(name: str, value: Any) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidType(f"{name} must be a tensor or an array of numbers, got {_describe(value)}: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise InvalidType(
+            f"{name} must be a tensor or an array of numbers, got {_describe(value)} with entries of type "
+            f"{array.dtype}. Encode labels as whole numbers 0, 1, 2, ..."
+        )
+    kind = np.float64 if array.dtype.kind == "f" else np.int64
+    return torch.from_numpy(np.array(array, dtype=kind, order="C"))
+
+
+def target(value: Any, rows: int, *, device: torch.device | None = None, name: str = "y") -> Tensor:
+    """Observed outcomes as a tensor with ``rows`` rows and no missing values."""
+    y = check_rows(name, to_tensor(name, value, device=device))
+    if y.shape[0] != rows:
+        raise InvalidData(
+            f"{name} must have {rows} rows, one for each prediction; got shape {tuple(y.shape)}. "
+            f"Predict at the inputs that belong to {name}."
+        )
+    return check_finite_target(y, name=name)
+
+
+def check_rows(name: str, value: Tensor) -> Tensor:
+    """Return ``value`` if it has at least one row, or raise."""
+    if value.dim() == 0:
+        raise InvalidData(
+            f"{name} must have one row for each point, got the single number {value.item():g}. Pass a vector."
+        )
+    if value.numel() == 0:
+        raise InvalidData(f"{name} is empty (shape {tuple(value.shape)}). A score needs at least one row.")
+    return value
+
+
+def by_row(value: Tensor) -> Tensor:
+    """Flatten everything behind the rows: ``(B, ...)`` to ``(B, E)``."""
+    return value.reshape(value.shape[0], -1)
+
+
+def regression(prediction: Any, what: str) -> RegressionPrediction:
+    """Return ``prediction`` if it is over numbers, or raise saying that ``what`` needs that."""
+    if isinstance(prediction, RegressionPrediction):
+        if len(prediction) == 0:
+            raise InvalidData("prediction is empty. A score needs at least one row.")
+        return prediction
+    raise InvalidType(
+        f"prediction must be a Prediction over numbers for {what}, got {_describe(prediction)}."
+        + (" For classes use accuracy, brier, nll or ece." if isinstance(prediction, ClassPrediction) else "")
+    )
+
+
+def means_and_target(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor]:
+    """Predicted means and observed numbers, both ``(B, E)``."""
+    given = regression(prediction, "this score").mean if isinstance(prediction, Prediction) else prediction
+    mean = check_rows("prediction", to_tensor("prediction", given)).double()
+    check_finite_target(mean, name="prediction")
+    observed = align_target(target(y, mean.shape[0], device=mean.device), mean.shape[1:])
+    return by_row(mean), by_row(observed).double()
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Class probabilities in one form: a binary P(y=1) is written as two classes.
+
+    Attributes:
+        probs: ``(B, E, C)``, E outputs or pixels in each of B rows.
+        labels: The most probable class, ``(B, E)``.
+        shape: The shape labels had before flattening, ``(B, ...)``.
+    """
+
+    probs: Tensor
+    labels: Tensor
+    shape: torch.Size
+
+
+def class_table(prediction: Prediction | Array, *, name: str = "prediction", y: Tensor | None = None) -> ClassTable:
+    """Bring class probabilities to one form.
+
+    Probabilities with as many dimensions as labels are P(y=1); otherwise dimension 1 runs over classes. A plain tensor
+    is read as P(y=1) if it is a vector, has one column, or has the shape of ``y``.
+    """
+    if isinstance(prediction, ClassPrediction):
+        probs, labels = to_tensor(name, prediction.probs), to_tensor(name, prediction.labels)
+        return _table(name, probs, labels, binary=probs.shape == labels.shape)
+    if isinstance(prediction, Prediction):
+        raise InvalidType(
+            f"{name} must be a Prediction over classes or a tensor of class probabilities, got a "
+            f"{type(prediction).__name__}. For numbers use rmse, crps, nll or coverage."
+        )
+    probs = check_rows(name, to_tensor(name, prediction)).double()
+    binary = probs.dim() == 1 or probs.shape[1] == 1
+    if not binary and y is not None and y.shape == probs.shape:
+        if _sums_to_one(probs):
+            raise InvalidData(
+                f"y has the shape {tuple(y.shape)} of the class probabilities, as if it were one-hot. "
+                f"Pass the labels themselves: y.argmax(1)."
+            )
+        binary = True
+    if not binary and not _sums_to_one(probs):
+        raise InvalidData(
+            f"{name} must hold class probabilities that sum to one over dimension 1, got shape {tuple(probs.shape)} "
+            f"with sums from {probs.sum(1).min():.4g} to {probs.sum(1).max():.4g}. Apply softmax to logits."
+        )
+    labels = (probs > 0.5).long() if binary else probs.argmax(1)
+    return _table(name, probs, labels, binary=binary)
+
+
+def _table(name: str, probs: Tensor, labels: Tensor, *, binary: bool) -> ClassTable:
+    check_rows(name, probs)
+    check_finite_target(probs, name=name)
+    if probs.min() < -1e-6 or probs.max() > 1 + 1e-6:
+        raise InvalidData(
+            f"{name} must hold probabilities between 0 and 1, got values from {probs.min():.4g} to {probs.max():.4g}. "
+            f"Apply softmax or sigmoid to logits."
+        )
+    probs = probs.clamp(0.0, 1.0)
+    columns = torch.stack((1 - probs, probs), -1) if binary else probs.movedim(1, -1)  # (B, ..., C)
+    flat = columns.reshape(columns.shape[0], -1, columns.shape[-1])
+    return ClassTable(flat, by_row(labels), labels.shape)
+
+
+def _sums_to_one(probs: Tensor) -> bool:
+    return bool(((probs.sum(1) - 1).abs() <= _SUM_TOLERANCE).all())
+
+
+def classes_and_target(prediction: Prediction | Array, y: Array) -> tuple[ClassTable, Tensor]:
+    """Class probabilities in one form and the observed labels, ``(B, E)``."""
+    given = to_tensor("y", y)
+    table = class_table(prediction, y=given)
+    observed = align_target(target(given, table.shape[0], device=table.probs.device), table.shape[1:])
+    return table, by_row(_check_labels(observed, table.probs.shape[-1]))
+
+
+def _check_labels(y: Tensor, classes: int) -> Tensor:
+    labels = y.long()
+    bad = (labels != y) | (labels < 0) | (labels >= classes)
+    if bad.any():
+        row = int(torch.nonzero(by_row(bad).any(1))[0])
+        raise InvalidData(
+            f"y must hold class labels, whole numbers from 0 to {classes - 1}; got {y[bad][0].item():g} in row {row} "
+            f"(counting from 0). Renumber the labels, or predict all {classes} classes that y can take."
+        )
+    return labels
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return (
+        f"{type(value).__name__} {text}"
+        if len(text) < 60 and isinstance(value, (str, int, float))
+        else f"a {type(value).__name__}"
+    )

@@ -1,0 +1,222 @@
+r"""The Laplace estimate of the evidence, and the noise and prior scale that maximise it (MacKay, 1992).
+
+.. math:: \log p(D) \approx \log p(D \mid \hat\theta) + \log p(\hat\theta) + \tfrac{D}{2} \log 2\pi
+    - \tfrac12 \log\det P
+
+With the weights held, noise and prior scale enter through the two densities and through P, whose curvature part is
+proportional to 1 / noise²: the estimate can be maximised over them without another pass over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.model import Model
+from knowable.core.model.posterior_prior import CorrelatedPrior
+from knowable.core.network.params import Buffers, Params
+from knowable.errors import InvalidArgument
+from knowable.inference.laplace.curvature import Curvature, PriorPrecision, conditional_prior, prior_precision
+from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.point.point import PointObjective
+
+_WIDEST = 12.0  # logarithms of scales are searched between minus and plus this
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """log p(D) as a function of the noise and the prior's hyperparameters, given weights and curvature.
+
+    Attributes:
+        expansion: The weights, and the values of everything else where the curvature was computed.
+        curvature: The curvature there.
+    """
+
+    expansion: Expansion
+    curvature: Curvature
+
+    def __call__(self, settings: Params) -> Tensor:
+        """The estimate at ``settings`` (values of some of the noise and hyperparameters), in double precision."""
+        prior = prior_precision(self.expansion, settings)
+        log_det = self.curvature.log_det(prior, self.weights(settings))
+        constant = 0.5 * self.expansion.layout.size * math.log(2 * math.pi)
+        return self.log_likelihood(settings) + self.log_prior(settings) + constant - 0.5 * log_det
+
+    def weights(self, settings: Params) -> Tensor:
+        """Factors of the curvature's groups, ``(groups,)``: (old noise / new noise)²."""
+        name = self.expansion.noise_name
+        if name is None or name not in settings:
+            return torch.ones(self.expansion.groups, dtype=torch.float64, device=self.expansion.model.device)
+        return torch.exp(2.0 * (self.expansion.params[name].double() - settings[name])).reshape(-1)
+
+    def precision(self, settings: Params) -> PriorPrecision:
+        """The prior's precision."""
+        return prior_precision(self.expansion, settings)
+
+    def log_likelihood(self, settings: Params) -> Tensor:
+        """Log p(D | θ) at the weights."""
+        if not any(name.startswith("likelihood.") for name in settings):
+            return self.expansion.slope[0]
+        return self._score(self._outputs, settings)
+
+    @cached_property
+    def _outputs(self) -> list[tuple[Tensor, Tensor]]:
+        return list(_outputs_of(self.expansion))
+
+    def _score(self, outputs: Iterable[tuple[Tensor, Tensor]], settings: Params) -> Tensor:
+        params = {name: value.double() for name, value in self.expansion.params.items()} | settings
+        model = self.expansion.model
+        return torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
+
+    def log_prior(self, settings: Params) -> Tensor:
+        """Log p(θ) of the random weights."""
+        params = {name: value.double() for name, value in self.expansion.params.items()} | settings
+        names, prior = self.expansion.layout.names, conditional_prior(self.expansion)
+        if isinstance(prior, CorrelatedPrior):
+            return prior.log_prob({name: self.expansion.params[name] for name in names}).double()
+        bound = [self.expansion.model.prior.bound(name, params) for name in names]
+        pairs = zip(names, bound, strict=True)
+        return torch.stack([each.log_prob(params[name]).sum() for name, each in pairs if each is not None]).sum()
+
+    @property
+    def proper(self) -> bool:
+        """Whether the prior integrates to one, without which there is no evidence."""
+        prior = self.expansion.model.prior
+        each = [prior.prior_of(name) for name in self.expansion.layout.names]
+        return all(one is None or one.proper for one in each)
+
+    def maximised(self, names: Iterable[str], *, steps: int = 100) -> Params:
+        """The values of ``names`` that maximise the estimate times their own prior, by L-BFGS."""
+        start = {name: self.expansion.params[name].double().clone() for name in names}
+        if not start:
+            return {}
+        free = {name: value.clone().requires_grad_() for name, value in start.items()}
+        optimiser = torch.optim.LBFGS(
+            list(free.values()),
+            max_iter=steps,
+            tolerance_grad=1e-8,
+            tolerance_change=1e-14,
+            line_search_fn="strong_wolfe",
+        )
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            with torch.enable_grad():
+                value = -self._objective({name: each.clamp(-_WIDEST, _WIDEST) for name, each in free.items()})
+                value.backward()
+            return value
+
+        try:
+            optimiser.step(loss)
+        except InvalidArgument:  # a step into where P is singular
+            return start
+        found = {name: value.detach().clamp(-_WIDEST, _WIDEST) for name, value in free.items()}
+        return found if self.gain(found) >= 0 else start
+
+    def gain(self, settings: Params) -> float:
+        """By how much ``settings`` are better than what they are now, in nats."""
+        now = {name: self.expansion.params[name].double() for name in settings}
+        with torch.no_grad():
+            return (self._objective(settings) - self._objective(now)).item()
+
+    def _objective(self, settings: Params) -> Tensor:
+        """The estimate, and the log densities of the settings themselves."""
+        model, params = self.expansion.model, {**self.expansion.params, **settings}
+        total = self(settings) + model.prior.log_hyperprior(params)
+        for name in settings:
+            if name not in model.hyper_names:
+                prior = model.prior.bound(name, params)
+                total = total if prior is None else total + prior.log_prob(settings[name]).sum()
+        return total
+
+
+def _outputs_of(expansion: Expansion) -> Iterable[tuple[Tensor, Tensor]]:
+    """The network's outputs with their targets, in double precision."""
+    for x, y in expansion.data:
+        with torch.no_grad():
+            output = expansion.model.forward(expansion.params, x, buffers=expansion.buffers)
+        yield output.double(), y.double() if y.is_floating_point() else y
+
+
+def likeliest(expansion: Expansion, names: list[str]) -> Params:
+    """The likelihood's own parameters where they are most probable, the weights held."""
+    model, outputs = expansion.model, list(_outputs_of(expansion))
+    free = {name: expansion.params[name].double().clone().requires_grad_() for name in names}
+    optimiser = torch.optim.LBFGS(list(free.values()), max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        with torch.enable_grad():
+            params = {name: value.double() for name, value in expansion.params.items()} | free
+            value = -torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
+            for name in names:
+                prior = model.prior.bound(name, params)
+                value = value if prior is None else value - prior.log_prob(free[name]).sum()
+            value.backward()
+        return value
+
+    optimiser.step(loss)
+    return {name: value.detach() for name, value in free.items()}
+
+
+# --- Training in which the evidence chooses noise and prior scale as it goes (Immer et al., 2021) --------------------
+
+_FIRST = 500  # steps before the first choice: the weights should have found the data
+_STEPS, _EPOCHS = 200, 4  # at the least, from one choice to the next
+_FARTHEST = 0.5  # that the logarithm of a scale moves at once
+_SETTLED = 0.1  # nats: a gain that is not worth waiting for
+_LONGEST = 10_000  # steps for which the loss is not called settled because of the scales
+
+Choose = Callable[[Params, Buffers], tuple[Params, float]]
+"""``(params, buffers) -> values of the scales that maximise the evidence there, gain in nats``."""
+
+
+class TuningObjective(PointObjective):
+    """-log p(D, θ) / N at a noise and a prior scale that are chosen anew every few epochs.
+
+    Args:
+        model: The model.
+        size: Number of rows.
+        names: The parameters that are chosen: noise, hyperparameters of the prior.
+        choose: Chooses them.
+    """
+
+    def __init__(self, model: Model, size: int, *, names: list[str], choose: Choose):
+        super().__init__(model, size, use_prior=True, held=names)
+        self._chosen, self._choose = names, choose
+        self._steps, self._epochs = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
+        self._last = torch.zeros(2, dtype=torch.long)  # steps and epochs at the last choice
+        self._gain = torch.full((), math.inf, dtype=torch.float64)  # of the last choice
+
+    @property
+    def settles_from(self) -> float:
+        """Not while the scales still have something to gain."""
+        return math.inf if self._gain > _SETTLED and self._steps < _LONGEST else 0.0
+
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch and its terms."""
+        self._steps += 1
+        return super().forward(x, y, weights)
+
+    def end_of_epoch(self) -> None:
+        """Choose the scales, if it is time."""
+        self._epochs += 1
+        since = torch.stack([self._steps, self._epochs]) - self._last
+        if self._steps < _FIRST or since[0] < _STEPS or since[1] < _EPOCHS:
+            return
+        params = {name: value.detach() for name, value in self.params().items()}
+        chosen, gain = self._choose(params, self.net_buffers)
+        for name, value in chosen.items():
+            params[name] += (value.to(params[name]) - params[name]).clamp(-_FARTHEST, _FARTHEST)
+        self._gain.fill_(gain)
+        self._last.copy_(torch.stack([self._steps, self._epochs]))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes."""
+        own = {"steps": self._steps, "epochs": self._epochs, "last": self._last, "gain": self._gain}
+        return {**super().tensors(), **{f"tuning.{name}": value for name, value in own.items()}}

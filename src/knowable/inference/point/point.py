@@ -1,0 +1,211 @@
+"""Fitting one point: shared by maximum likelihood, MAP, and every method that starts from a MAP fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knowable.core.compiling.engine import Engine
+from knowable.core.method import Method, admit, identity_of
+from knowable.core.model.model import Model
+from knowable.core.network.params import Params
+from knowable.core.posterior.diagnostics import Diagnostics
+from knowable.core.posterior.particles import Particles
+from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.training.loop import Training, TrainingResult, train
+from knowable.core.training.objective import Objective
+from knowable.errors import Unsupported
+
+
+class PointObjective(Objective):
+    r"""-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood).
+
+    With ``attack`` half of the likelihood is that of inputs moved to where they are less likely, by the fast gradient
+    sign (Goodfellow et al., 2015):
+
+    .. math:: x' = x - \epsilon\, \mathrm{sign}\, \nabla_x \log p(y \mid x, \theta)
+
+    Args:
+        model: The model.
+        size: Number of training examples N.
+        use_prior: Whether log p(θ) is part of it.
+        attack: How far inputs are moved, ε for each element of a row; None not to.
+        held: Parameters that keep their values: they are part of the density, and not trained.
+    """
+
+    recordable = True
+
+    def __init__(
+        self, model: Model, size: int, *, use_prior: bool, attack: Tensor | None = None, held: Collection[str] = ()
+    ):
+        super().__init__(model, size)
+        self.use_prior, self.attack = use_prior, attack
+        start = model.params()
+        self.names = list(start)
+        self.values = nn.ParameterList(
+            [nn.Parameter(value, requires_grad=name not in held) for name, value in start.items()]
+        )
+
+    def params(self) -> Params:
+        """The parameters, by name."""
+        return dict(zip(self.names, self.values, strict=True))
+
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch and its terms."""
+        params = self.params()
+        log_likelihood = self._log_likelihood(params, x, y, weights)
+        terms = {"log_likelihood": log_likelihood.detach() * self.size}
+        if not self.use_prior:
+            return -log_likelihood, terms
+        log_prior = self.model.log_prior(params)
+        return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
+
+    def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Mean over the rows, also of those that were moved."""
+        if self.attack is None:
+            return self._mean_score(params, x, y, weights)
+        x = x.detach().requires_grad_()
+        clean = self._mean_score(params, x, y, weights)
+        (slope,) = torch.autograd.grad(clean, x, retain_graph=True)
+        return 0.5 * (clean + self._mean_score(params, (x - self.attack * slope.sign()).detach(), y, weights))
+
+    def _mean_score(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
+        scores = self.model.score(output, y, params)
+        return scores.mean() if weights is None else (weights * scores).mean()
+
+    def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """Log density of held-out rows."""
+        params = self.params()
+        return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params)
+
+
+def fit_point(
+    method: Method,
+    model: Model,
+    data: Any,
+    *,
+    training: Training,
+    use_prior: bool,
+    validation: Any = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
+    objective: PointObjective | None = None,
+    label: str | None = None,
+) -> Particles:
+    """Train one set of parameters and return it as a posterior with one atom.
+
+    A method that has an objective of its own, for the same model and data, passes it in.
+    """
+    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size, weighted=True)
+    if objective is None and use_prior:
+        refuse_learned_prior(method, model)
+    objective = objective or PointObjective(model, rows.size, use_prior=use_prior)
+    result = train(
+        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
+        engine=engine, label=label or type(method).__name__,
+        identity=identity_of(method, model, rows, held_out),
+    )  # fmt: skip
+    params = {name: value.detach() for name, value in objective.params().items()}
+    random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}
+    points = {name: params[name] for name in model.point_names}
+    return Particles(
+        model, random, points=points, buffers=objective.net_buffers, seed=seed,
+        diagnostics=training_diagnostics(method, model, result, params),
+    )  # fmt: skip
+
+
+def training_diagnostics(
+    method: Method, model: Model, result: TrainingResult, params: Params, terms: dict[str, float] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Diagnostics:  # fmt: skip
+    """The report of a fit: the terms of its last record, and the likelihood's own parameters."""
+    last = {k: v for k, v in result.history[-1].items() if k not in ("step", "epoch")} if result.history else {}
+    own = {name: torch.as_tensor(value).mean().item() for name, value in model.likelihood_params(params).items()}
+    return Diagnostics(
+        method=repr(method), terms={**last, **own, **(terms or {})}, history=result.history, converged=result.converged,
+        interrupted=result.interrupted, message=result.message, seconds=result.seconds, notes=notes,
+        out_of_time=result.out_of_time,
+    )  # fmt: skip
+
+
+def refuse_learned_prior(method: Method, model: Model) -> None:
+    """Refuse to look for the most probable weights and prior scale at once."""
+    if model.hyper_names:
+        raise Unsupported(
+            f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
+            f"weights and scale shrink together. Use a method that integrates over the weights, such as MeanFieldVI, "
+            f"or give the prior a fixed scale."
+        )
+
+
+# --- Maximum a posteriori: the mode of the posterior -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class MAP(Method, Training):
+    r"""The most probable weights: ordinary training, with the prior as its regulariser.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \log p(D \mid \theta) + \log p(\theta)
+
+    With ``Normal(s)`` as prior this is weight decay of strength 1/s² on the full-data scale. The answer is a posterior
+    with one atom: it says nothing about how sure the weights are (see MacKay, 1992, for why that matters).
+
+    Args:
+        epochs: See :class:`~knowable.core.training.loop.Training`, whose fields these all are.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.randn(50, 2)
+        >>> model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.MAP(epochs=200).fit(model, (x, x.sum(1)))
+        >>> len(posterior)
+        1
+    """
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
+        """Train to the mode; see :meth:`knowable.core.method.Method.fit`."""
+        return fit_point(
+            self, model, data, training=self, use_prior=True, validation=validation, seed=seed, progress=progress,
+            checkpoint=checkpoint, engine=engine,
+        )  # fmt: skip
+
+
+# --- Maximum likelihood: ordinary training, without a prior ----------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class MaximumLikelihood(Method, Training):
+    r"""The weights under which the data is most probable. The prior is ignored.
+
+    .. math:: \hat\theta = \arg\max_\theta \sum_n \log p(y_n \mid x_n, \theta)
+
+    The baseline every Bayesian method is compared with. Networks with many weights overfit by it: pass ``validation``
+    to stop early.
+
+    Args:
+        epochs: See :class:`~knowable.core.training.loop.Training`, whose fields these all are.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.randn(50, 2)
+        >>> model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(noise=0.1))
+        >>> kn.MaximumLikelihood(epochs=200).fit(model, (x, x.sum(1))).diagnostics.message
+        'ended after 200 steps'
+    """
+
+    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
+        """Train to the maximum; see :meth:`knowable.core.method.Method.fit`."""
+        return fit_point(
+            self, model, data, training=self, use_prior=False, validation=validation, seed=seed, progress=progress,
+            checkpoint=checkpoint, engine=engine,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Normalising flows."""

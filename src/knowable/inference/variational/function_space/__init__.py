@@ -1,0 +1,1 @@
+"""Variational inference with a prior over functions."""

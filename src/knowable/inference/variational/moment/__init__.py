@@ -1,0 +1,1 @@
+"""Sampling-free variational inference: moments through the layers."""

@@ -1,0 +1,249 @@
+"""Deterministic variational inference by moment propagation (Hernández-Lobato and Adams, 2015; Wu et al., 2019)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.data import as_input
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
+from knowable.core.model.model import Model
+from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.predicting import bytes_per_row, check_result_fits
+from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.support.checks import check_choice, check_count
+from knowable.core.support.randomness import generator_for
+from knowable.inference.variational.expected_likelihood import check_likelihood, expected_log_likelihood
+from knowable.inference.variational.mean_field import MeanFieldObjective
+from knowable.inference.variational.method import BoundMethod
+from knowable.inference.variational.moment.algebra import NODES, Moments
+from knowable.inference.variational.moment.network import check_layers, propagate
+from knowable.inference.variational.reparameterise import Plan
+
+
+@dataclass(frozen=True, repr=False)
+class MomentVI(BoundMethod):
+    r"""An independent normal for every weight, fitted and used without sampling.
+
+    Means and variances of the weights become means and variances of each layer's outputs, up to the network's own. The
+    outputs f of a row are taken to be normal, and the bound
+
+    .. math:: \sum_n E_{f_n \sim \mathcal{N}(m_n, S_n)}[\log p(y_n \mid f_n)] - \mathrm{KL}(q \,\|\, p)
+
+    has no noise: not in its gradient, and with ``prediction="moments"`` not in predictions, which take one pass through
+    the network.
+
+    What is approximate: results of non-linear layers are treated as normal; so are those of max pooling, two by two
+    (Clark, 1961); positions of a convolution, tokens of a linear layer, and outputs of linear layers wider than
+    ``covariance_limit``, as independent. It is exact for a linear model. Layers without a rule are refused by name,
+    and so are weights used twice and sums of two random results (residual connections).
+
+    ``log_evidence`` is estimated from weight draws: it is the bound of the fitted normals, whatever was approximate.
+
+    Args:
+        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+            maximised.
+        beta: This and the other fields of
+            :class:`~knowable.inference.variational.method.BoundMethod` and
+            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
+            where.
+        covariance_limit: Number of outputs up to which the covariances of a linear layer's outputs are followed in
+            training; they cost its square for every row. In prediction it is 256 at the least.
+        prediction: ``"moments"``, or ``"sampling"``: the network at drawn weights, as for any other posterior.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> model = kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(noise=0.1))
+        >>> posterior = kn.MomentVI(epochs=300).fit(model, (x, 2 * x))
+        >>> posterior.output_moments(x).variance.shape
+        torch.Size([40, 1])
+    """
+
+    covariance_limit: int = 64
+    prediction: str = "moments"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("covariance_limit", self.covariance_limit, at_least=0)
+        check_choice("prediction", self.prediction, PREDICTIONS)
+
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MomentObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
+        return MomentObjective(
+            model, x, size, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup,
+            initial_scale=self.initial_scale, start=start, limit=self.covariance_limit,
+        )  # fmt: skip
+
+    def _posterior(self, objective: MomentObjective, **common: Any) -> MomentNormal:
+        return objective.posterior(prediction=self.prediction, **common)
+
+
+# --- The evidence lower bound of independent normals by moments: a loss without noise --------------------------------
+
+
+class MomentObjective(MeanFieldObjective):
+    """-ELBO / N of independent normals, whose expected log likelihood is computed from the moments of the outputs.
+
+    Args:
+        model: The model; layers and likelihoods without a rule are refused.
+        x: Inputs that look like the data.
+        size: Number of training examples N.
+        beta: Factor on the KL.
+        temperature: How often the entropy counts.
+        kl_warmup: Epochs over which that factor rises to its full value.
+        initial_scale: Standard deviation all weights start with.
+        start: First means.
+        limit: The widest linear layer whose outputs' covariances are followed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        beta: float = 1.0,
+        temperature: float = 1.0,
+        kl_warmup: int | None = 0,
+        initial_scale: float = 0.02,
+        start: Params | None = None,
+        limit: int = 64,
+    ):
+        check_likelihood(model.likelihood)
+        check_layers(model, x, limit=limit)
+        super().__init__(
+            model, x, size, estimator="weight", beta=beta, temperature=temperature, kl_warmup=kl_warmup,
+            initial_scale=initial_scale, start=start,
+        )  # fmt: skip
+        self.limit = limit
+        self.drawn, self.local = Layout.of({}), self.layout  # no weight is drawn
+        self.plan = Plan(self.drawn, self.local, self.plan.stretches)
+
+    def posterior(self, **common: Any) -> MomentNormal:
+        """Independent normals, that predict by moments."""
+        loc, scale = self.loc_and_scale()
+        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
+        return MomentNormal(self.model, loc, scale, limit=max(LIMIT, self.limit), **about)
+
+    def reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
+        """Expected log likelihood per example and KL, by moments: no weight is drawn."""
+        kl, loc, variance, _ = self.draw(self.noise())
+        params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
+        output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
+        own = likelihood_moments(self.model, params)
+        return expected_log_likelihood(self.model.likelihood, output, y, own).mean(), kl
+
+
+def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Moments]:
+    """Moments of the likelihood's own parameters, by short name."""
+    means = model.likelihood_params({name: value.mean for name, value in params.items()})
+    found = {name: params.get(LIKELIHOOD_PREFIX + name) for name in means}
+    return {name: found[name] or Moments(value) for name, value in means.items()}
+
+
+# --- Independent normals that predict by moments: one pass through the network instead of one for every draw ---------
+
+PREDICTIONS = ("moments", "sampling")
+LIMIT = 256  # outputs of a linear layer whose covariances are followed in prediction
+_MOST_OUTPUTS = 100  # of a row, whose covariances are given to the likelihood
+_BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
+
+
+class MomentNormal(DiagonalNormal):
+    r"""Independent normals over weights, whose predictions come from the moments of the network's outputs.
+
+    Each row's outputs are taken to be normal with these moments, which the likelihood turns into a prediction in closed
+    form where it can (numbers: one normal; labels: the probit approximation). ``samples`` draws of the outputs are made
+    for what needs them, such as the split of a label's uncertainty. They show each row by itself, not how rows go
+    together: ``with_prediction("sampling")`` does, with weights that are drawn.
+
+    Args:
+        model: The model.
+        loc: Means of the random parameters.
+        scale: Their standard deviations.
+        prediction: ``"moments"`` or ``"sampling"``.
+        limit: The widest linear layer whose outputs' covariances are followed.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
+    """
+
+    family = "moment_normal"
+
+    def __init__(
+        self,
+        model: Model,
+        loc: Params,
+        scale: Params,
+        *,
+        prediction: str = "moments",
+        limit: int = LIMIT,
+        **common: Any,
+    ):
+        super().__init__(model, loc, scale, **common)
+        self.prediction = check_choice("prediction", prediction, PREDICTIONS)
+        self.limit = check_count("limit", limit, at_least=0)
+
+    def with_prediction(self, prediction: str) -> MomentNormal:
+        """The same posterior, predicting in another way."""
+        made = copy.copy(self)
+        made.prediction = check_choice("prediction", prediction, PREDICTIONS)
+        made._kept = None
+        return made
+
+    def output_moments(self, x: Any) -> Moments:
+        """Means, variances and covariances of the network's outputs at ``x``."""
+        with torch.no_grad():
+            return self._output_moments(as_input(x, self.model), None)
+
+    def _output_moments(self, x: Tensor, memory: int | None) -> Moments:
+        self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
+        params = {name: Moments(value, None) for name, value in self.points.items()}
+        params |= {name: Moments(value, self.scale[name].square()) for name, value in self.loc.items()}
+        rows = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // self._row_bytes(x))
+        parts = [propagate(self.model, params, part, buffers=self.buffers, limit=self.limit) for part in x.split(rows)]
+        mean, variance = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "spread"))
+        known = [part.covariance for part in parts if part.covariance is not None]
+        if mean[0].numel() > _MOST_OUTPUTS:
+            return Moments(mean, variance)
+        return Moments(mean, variance, torch.cat(known) if known else variance.flatten(1).diag_embed())
+
+    def _row_bytes(self, x: Tensor) -> int:
+        """Working memory of one row: a quadrature over all activations, and the covariances of linear layers."""
+        widths = [value.shape[0] for value in self.model.params().values() if value.dim() == 2]
+        covariances = sum(8 * width**2 for width in widths if width <= self.limit) * self.model.dtype.itemsize
+        return (NODES + 8) * bytes_per_row(self.model, x, self.buffers) + covariances
+
+    def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
+        if self.prediction == "sampling":
+            return super()._predict(x, samples, seed, memory)
+        with torch.no_grad():
+            check_result_fits(self, x, samples, memory)
+            found = self._output_moments(x, memory)
+            generator = generator_for(seed, "predict", device=self.model.device)
+            noise = torch.randn(
+                (samples, found.mean[0].numel()), generator=generator, dtype=found.mean.dtype, device=found.mean.device
+            )
+            return self.model.likelihood.predict_normal(self._outputs(found, noise), self._likelihood_params())
+
+    def _outputs(self, found: Moments, noise: Tensor) -> NormalOutputs:
+        if found.covariance is not None:
+            return NormalOutputs.of_moments(found.mean, found.covariance, noise)
+        draws = found.mean + found.std * noise.view(-1, 1, *found.mean.shape[1:])
+        return NormalOutputs(found.mean, found.spread, None, draws)
+
+    def _likelihood_params(self) -> Params:
+        r"""One value for each of the likelihood's parameters; log noise l is such that :math:`e^{2l} = E[\sigma^2]`."""
+        values = self.model.likelihood_params({**self.loc, **self.points})
+        name = self.model.likelihood.noise_name
+        own = self.scale.get(f"{LIKELIHOOD_PREFIX}{name}")
+        return values if name not in values or own is None else {**values, name: values[name] + own.square()}
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "prediction": self.prediction, "limit": self.limit}

@@ -1,0 +1,148 @@
+"""The whole demonstration: fit, print, report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import knowable as kn
+from knowable.core.support.checks import check_count
+from knowable.datasets import digits as digits_data
+from knowable.datasets import motorcycle as motorcycle_data
+from knowable.errors import InvalidArgument
+from knowable.interfaces.cli.messages import as_rich, standard_output, ticking
+from knowable.interfaces.demo import digits, motorcycle, words
+from knowable.interfaces.demo.contenders import Watch
+from knowable.registry import METHODS
+from knowable.report.html import GENERATOR, write
+from knowable.report.report import Citation, Notice, Report
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work the demonstration does.
+
+    Attributes:
+        folds: Folds of the cross-validation on motorcycle.
+        motorcycle_epochs: Passes over the data in each fit, or None to stop when settled.
+        digits_epochs: The same for digits.
+        digits_rows: Training rows for digits, or None for all.
+    """
+
+    folds: int
+    motorcycle_epochs: int | None
+    digits_epochs: int | None
+    digits_rows: int | None
+
+
+FULL = Size(folds=10, motorcycle_epochs=700, digits_epochs=None, digits_rows=None)
+QUICK = Size(folds=2, motorcycle_epochs=120, digits_epochs=30, digits_rows=400)
+
+
+def run_demo(
+    out: str | os.PathLike[str] = "knowable-demo", *, seed: int = 0, quick: bool = False, quiet: bool = False
+) -> Path:
+    """Fit, print one table for each problem, and write ``report.html`` into ``out``.
+
+    Args:
+        out: Folder for the report, made if it is not there. An earlier report of the demonstration is replaced; nothing
+            else is touched.
+        seed: Fixes every random choice.
+        quick: A rough run of seconds: fewer folds, short training.
+        quiet: Print nothing.
+
+    Returns:
+        Where the report is.
+    """
+    check_count("seed", seed, at_least=0)
+    path = _place(Path(out))
+    with _one_thread():
+        report = make_report(seed=seed, size=QUICK if quick else FULL, quiet=quiet)
+    write(report, path)
+    if not quiet:
+        standard_output().print(f"Report: {path.resolve()}", markup=False, soft_wrap=True)
+    return path
+
+
+def make_report(*, seed: int, size: Size, quiet: bool) -> Report:
+    """Fit everything and say what came out, printing tables on the way."""
+    console, start = standard_output(), time.perf_counter()
+    rides = Watch("Motorcycle")
+    with ticking("motorcycle", motorcycle.number_of_fits(size.folds), show=not quiet) as ticker:
+        ride = motorcycle.run(rides, ticker, seed=seed, folds=size.folds, epochs=size.motorcycle_epochs)
+    if not quiet:
+        console.print(as_rich(motorcycle.table(ride, rides)))
+    images = Watch("Digits")
+    with ticking("digits", digits.number_of_fits(), show=not quiet) as ticker:
+        image = digits.run(images, ticker, seed=seed, epochs=size.digits_epochs, rows=size.digits_rows)
+    if not quiet:
+        console.print(as_rich(digits.table(image, images)))
+    notices = (*_size_notice(size), *rides.notices(), *images.notices())
+    return Report(
+        title=words.TITLE,
+        lead=words.LEAD,
+        facts=_facts(seed, time.perf_counter() - start),
+        notices=notices,
+        sections=(motorcycle.section(ride, rides), digits.section(image, images)),
+        reading=words.READING,
+        citations=_citations(),
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small are quicker on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _place(folder: Path) -> Path:
+    """Where the report goes, or an error if that would overwrite something else."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"out must be a folder, but {str(folder)!r} is a file. Pass another name.")
+    path = folder / REPORT
+    if path.exists() and GENERATOR not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise InvalidArgument(
+            f"{str(path)!r} was not written by knowable and would be overwritten. Pass another folder."
+        )
+    return path
+
+
+def _size_notice(size: Size) -> list[Notice]:
+    if size == FULL:
+        return []
+    return [Notice("Quick run", "Training was cut short and the scores are rough. Run without --quick for real ones.")]
+
+
+def _facts(seed: int, seconds: float) -> tuple[tuple[str, str], ...]:
+    return (
+        ("knowable", kn.__version__),
+        ("torch", torch.__version__),
+        ("Seed", str(seed)),
+        ("Time taken", f"{seconds:.0f} s"),
+    )
+
+
+def _citations() -> tuple[Citation, ...]:
+    """Each paper once, under the methods it stands for; then the data."""
+    used = {type(each.method).__name__ for each in (*motorcycle.contenders(1), *digits.contenders(1))}
+    papers: dict[str, list[str]] = {}
+    for entry in METHODS.values():
+        if entry.cls_name in used:
+            for reference in entry.bibtex:
+                papers.setdefault(reference.strip(), []).append(entry.cls_name)
+    methods = [Citation(", ".join(names), reference) for reference, names in papers.items()]
+    data = [Citation(f"The {each.name} data", each.citation) for each in (motorcycle_data(), digits_data())]
+    return (*methods, *data)

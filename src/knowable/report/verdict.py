@@ -1,0 +1,137 @@
+"""Whether a fit can be trusted, in words: the training's end, or how well chains have mixed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from knowable.core.chains.posterior import ChainPosterior
+from knowable.core.posterior.diagnostics import Diagnostics
+from knowable.core.posterior.posterior import Posterior
+from knowable.report.panels import Axes, CurvesPanel, Line, TracesPanel
+from knowable.report.prediction_panels import curves_panel
+from knowable.report.report import Listing
+
+GOOD_RHAT, FAIR_RHAT = 1.01, 1.05
+GOOD_ESS, FAIR_ESS = 400.0, 100.0
+_MOST_CHAINS, _MOST_DRAWS = 6, 250  # of one figure
+
+_TERMS = {
+    "rhat": ("R-hat, the worst", "1 is mixed; above 1.01 the chains still disagree"),
+    "ess_bulk": ("Effective draws, the least", "how many independent draws the chains are worth for a mean"),
+    "ess_tail": ("Effective draws in the tails", "the same for the ends of intervals"),
+    "acceptance": ("Acceptance", "share of proposals taken"),
+    "divergences": ("Divergences", "steps at which the sampler lost the curve; 0 is right"),
+    "ebfmi": ("E-BFMI", "below 0.3 the momenta explore the energies poorly"),
+    "kl": ("KL", "nats between the posterior and the prior"),
+    "log_likelihood": ("Log likelihood", "of all training rows, in nats"),
+    "expected_log_likelihood": ("Expected log likelihood", "of all training rows, in nats"),
+    "noise": ("Noise", "standard deviation, in standardised units"),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judgement.
+
+    Attributes:
+        good: True, False, or None where it is fair or cannot be told.
+        text: The judgement in a sentence or two, with what to do where it is bad.
+    """
+
+    good: bool | None
+    text: str
+
+
+def verdict(diagnostics: Diagnostics) -> Verdict:
+    """Judge a fit by what it says about itself."""
+    if diagnostics.interrupted:
+        return Verdict(False, f"The fit was {diagnostics.message}. Run it again and let it end.")
+    if "rhat" in diagnostics:
+        return _chains(diagnostics)
+    ended = f" ({diagnostics.message})" if diagnostics.message else ""
+    if diagnostics.converged is False:
+        text = f"The training ended before its objective had settled{ended}. Give it more time, or a larger budget."
+        return Verdict(False, text)
+    if diagnostics.converged is None:
+        return Verdict(None, f"Whether the training had settled cannot be told{ended}: look at the curve.")
+    return Verdict(True, f"The training had settled{ended}.")
+
+
+def _chains(terms: Diagnostics) -> Verdict:
+    rhat = terms["rhat"]
+    least = min(terms.get("ess_bulk", math.nan), terms.get("ess_tail", math.nan))
+    numbers = f"R-hat {rhat:.3f}, at least {least:.0f} effective draws"
+    lost = terms.get("divergences", 0.0)
+    more = f" {lost:.0f} transitions diverged: a region may be missing." if lost else ""
+    if rhat <= GOOD_RHAT and least >= GOOD_ESS:
+        return Verdict(not lost, f"The chains have mixed: {numbers}.{more}")
+    if rhat <= FAIR_RHAT and least >= FAIR_ESS:
+        text = f"The chains agree well enough for means, less so for the ends of intervals: {numbers}.{more}"
+        return Verdict(None, text)
+    return Verdict(False, f"The chains have not mixed: {numbers}. Draw longer, or use another method.{more}")
+
+
+def terms_listing(diagnostics: Diagnostics) -> Listing | None:
+    """The fit's terms with what each means; None where there are none."""
+    rows = tuple((*_named(name), f"{value:.5g}") for name, value in diagnostics.items() if math.isfinite(value))
+    rows = tuple((name, value, meaning) for name, meaning, value in rows)
+    return Listing("What the fit says about itself", ("Quantity", "Value", "Meaning"), rows) if rows else None
+
+
+def _named(term: str) -> tuple[str, str]:
+    return _TERMS.get(term, (term.replace("_", " ").capitalize(), ""))
+
+
+def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:
+    """The training curves of a fit; None where there are none."""
+    records = [record for record in diagnostics.history if "epoch" in record]
+    if len(records) < 2:
+        return None
+    panel = curves_panel(
+        "Training",
+        {name: records},
+        caption="Terms of the objective on the scale of the whole data set. Flat at the end means settled.",
+    )
+    return panel if panel.groups[0][1] else None
+
+
+def traces_panel(posterior: Posterior, encoded: Any, lines: list[int]) -> TracesPanel | None:
+    """What each chain says of a few rows, draw by draw; None where the posterior is no set of chains.
+
+    Args:
+        posterior: Of any kind.
+        encoded: A few rows, as the network takes them.
+        lines: Where these rows are in the file.
+    """
+    if not isinstance(posterior, ChainPosterior):
+        return None
+    draws = posterior.function_draws(encoded)  # (chains, draws, rows, ...)
+    draws = draws.reshape(*draws.shape[:3], -1)[..., 0].double()
+    step = max(1, draws.shape[1] // _MOST_DRAWS)
+    places = tuple(float(i) for i in range(0, draws.shape[1], step))
+    groups = tuple(
+        (
+            f"Row at line {line}",
+            tuple(
+                Line(f"chain {chain + 1}", places, tuple(draws[chain, ::step, row].tolist()))
+                for chain in range(min(_MOST_CHAINS, len(draws)))
+            ),
+        )
+        for row, line in enumerate(lines)
+    )
+    return TracesPanel(
+        title="Chains",
+        caption="The network's first output, in standardised units, for a few rows. Chains that have mixed look alike: "
+        "flat bands of noise that cover the same range.",
+        alt=f"Draws of {min(_MOST_CHAINS, len(draws))} of {len(draws)} chains for {len(lines)} rows. "
+        + " ".join(_ranges(line, draws[:, :, row]) for row, line in enumerate(lines)),
+        axes=Axes("draw", "output"),
+        groups=groups,
+    )
+
+
+def _ranges(line: int, draws: Any) -> str:
+    means = draws.mean(1)
+    return f"Line {line}: chain means from {means.min():.3g} to {means.max():.3g}, sd {draws.std():.3g}."

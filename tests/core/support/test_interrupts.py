@@ -1,0 +1,64 @@
+"""Tests of interrupts from the keyboard: none is lost, and handlers are left as they were found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from knowable.core.support.interrupts import noted_interrupts
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Forgetful:
+    """Where an exception goes nowhere: Python prints it and goes on."""
+
+    def __del__(self) -> None:
+        press()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_finaliser_has_swallowed_is_found_again():
+    with noted_interrupts() as look:
+        look()
+        each = Forgetful()
+        del each
+        with pytest.raises(KeyboardInterrupt):
+            look()
+
+
+def test_an_interrupt_is_raised_where_it_comes():
+    with noted_interrupts(), pytest.raises(KeyboardInterrupt):
+        press()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_of_others_are_left_alone():
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+    try:
+        with noted_interrupts() as look:
+            press()
+            look()
+        assert seen == [1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_may_fit_too():
+    found = []
+
+    def work() -> None:
+        with noted_interrupts() as look:
+            look()
+            found.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [True]

@@ -1,0 +1,96 @@
+"""The state of a run: what is kept, and that going back to it goes back to all of it."""
+
+from __future__ import annotations
+
+import torch
+
+import knowable as kn
+from knowable.core.compiling.engine import Engine
+from knowable.core.model.data import as_data
+from knowable.core.support.progress import progress_bar
+from knowable.core.training.run import TrainingRun
+from knowable.core.training.settings import Training
+from knowable.inference.point.point import PointObjective
+
+
+def _run(seed: int) -> TrainingRun:
+    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
+    data = as_data((torch.randn(300, 2), torch.randn(300)), model)
+    objective = PointObjective(model, data.size, use_prior=True)
+    return TrainingRun(objective, data, Training(epochs=80, batch_size=100), None, seed, Engine())
+
+
+def _steps(run: TrainingRun, epochs: int) -> None:
+    with progress_bar("steps", False) as bar:
+        for _ in range(epochs):
+            run.epoch_of_steps(None, bar)
+
+
+def test_going_back_to_the_last_good_state_goes_back_to_all_of_it(seed):
+    run = _run(seed)
+    _steps(run, 40)  # 120 steps: the last window closed at step 100
+    before = {name: value.clone() for name, value in run.good[1].items()}
+    run.restore_good()
+    assert (run.step, run.epoch, run.batch) == (100, 33, 1)
+    content, after = run._snapshot()
+    assert content == run.good[0]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_steps_taken_again_from_a_good_state_are_the_same_steps(seed):
+    run = _run(seed)
+    _steps(run, 60)
+    first = [value.detach().clone() for value in run.params]
+    run.restore_good()
+    _steps(run, 60 - run.epoch)
+    assert run.step == 180
+    assert all(torch.equal(one, two) for one, two in zip(first, run.params, strict=True))
+
+
+def test_the_last_step_ends_the_run_and_closes_its_window(seed):
+    run = _run(seed)
+    _steps(run, 80)
+    assert run.finished
+    assert [record["step"] for record in run.history] == [100, 200, 240]
+
+
+# --- what an objective keeps and says along the way ------------------------------------------------------------------
+
+
+class _Diary(PointObjective):
+    """Keeps its first weight after every epoch."""
+
+    def end_of_epoch(self) -> None:
+        self.album.append(self.values[0].detach().clone())
+
+    def summary(self) -> dict[str, float]:
+        return {"entries": float(len(self.album))}
+
+
+def _diary(seed: int, data: tuple[torch.Tensor, torch.Tensor]) -> TrainingRun:
+    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
+    rows = as_data(data, model)
+    objective = _Diary(model, rows.size, use_prior=True)
+    return TrainingRun(objective, rows, Training(epochs=80, batch_size=100), None, seed, Engine())
+
+
+def test_what_is_kept_goes_back_with_the_rest_and_into_another_run(seed):
+    data = torch.randn(300, 2), torch.randn(300)
+    run = _diary(seed, data)
+    _steps(run, 60)
+    entries = list(run.objective.album)
+    assert len(entries) == 60
+    run.restore_good()  # step 100: in the middle of epoch 33
+    assert len(run.objective.album) == 33
+    other = _diary(seed, data)
+    other._restore(*run.state())
+    assert all(torch.equal(one, two) for one, two in zip(other.objective.album, entries, strict=False))
+    _steps(other, 60 - other.epoch)
+    assert len(other.objective.album) == 60 and len(run.objective.album) == 33
+
+
+def test_a_record_has_the_objectives_own_summary(seed):
+    run = _diary(seed, (torch.randn(300, 2), torch.randn(300)))
+    _steps(run, 80)
+    assert [record["entries"] for record in run.history] == [33.0, 66.0, 80.0]
