@@ -6,10 +6,10 @@ import dataclasses
 import re
 
 import pytest
+from knowable.references import BIBTEX
 
 import knowable as kn
 from knowable.core.method import Method
-from knowable.references import BIBTEX
 from knowable.registry import METHODS, cite, find_method
 
 PUBLIC_METHODS = [

@@ -35,6 +35,7 @@ from knowable.core.posterior.product import ProductPosterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.checkpoint import Checkpoint
 from knowable.core.support.time_limit import time_limit
+from knowable.core.training.settings import Training
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -53,75 +54,14 @@ from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
-from knowable.inference.dropout import (
-    AugmentedPosterior,
-    BatchStatistics,
-    ConcreteDropout,
-    Flip,
-    GaussianDropout,
-    InputNoise,
-    MaskedWeights,
-    MCDropout,
-    MonteCarloBatchNorm,
-    NoisyUnits,
-    NoisyWeights,
-    Shift,
-    SparseVariationalDropout,
-    StructuredDropout,
-    TestTimeAugmentation,
-    VariationalDropout,
-)
-from knowable.inference.ensembles import (
-    SWAG,
-    BayesianBootstrap,
-    DeepEnsemble,
-    Diversity,
-    EnsembleOf,
-    MultiSWAG,
-    SnapshotEnsemble,
-    SWAGPosterior,
-    diversity,
-)
-from knowable.inference.exact import ExactLinear
-from knowable.inference.laplace import Laplace
-from knowable.inference.point import MAP, MaximumLikelihood
-from knowable.inference.sampling import (
-    HMC,
-    MCLMC,
-    NUTS,
-    SGHMC,
-    SGLD,
-    SVGD,
-    CyclicalSGMCMC,
-    ImportanceSampling,
-    Metropolis,
-    SimulatedAnnealing,
-    TemperedChains,
-)
-from knowable.inference.variational import (
-    BernoulliNormal,
-    DiscreteVI,
-    FlowVI,
-    FullRankVI,
-    FunctionSpaceVI,
-    GPyTorchKernel,
-    InformationBottleneck,
-    LinearKernel,
-    LowRankVI,
-    MaternKernel,
-    MatrixNormalVI,
-    MeanFieldVI,
-    MixtureVI,
-    MomentNormal,
-    MomentVI,
-    NaturalVI,
-    NetworkPrior,
-    RandomCode,
-    RBFKernel,
-    families,
-    gradient_variance,
-)
-from knowable.inference.variational.flow.posterior import FlowPosterior
+from knowable.inference import dropout, ensembles, exact, laplace, point, sampling, variational
+from knowable.inference.dropout import *
+from knowable.inference.ensembles import *
+from knowable.inference.exact import *
+from knowable.inference.laplace import *
+from knowable.inference.point import *
+from knowable.inference.sampling import *
+from knowable.inference.variational import *
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from knowable.loading import load
 from knowable.priors import (
@@ -165,79 +105,16 @@ __all__ = [
     "BernoulliPrior",
     "EmpiricalBayes",
     "Flat",
-    # methods
-    "MaximumLikelihood",
-    "MAP",
-    "ExactLinear",
-    "Laplace",
-    "MeanFieldVI",
-    "LowRankVI",
-    "FullRankVI",
-    "MatrixNormalVI",
-    "FlowVI",
-    "MixtureVI",
-    "families",
-    "NaturalVI",
-    "MomentVI",
-    "DiscreteVI",
-    "gradient_variance",
-    "FunctionSpaceVI",
-    "RBFKernel",
-    "MaternKernel",
-    "LinearKernel",
-    "GPyTorchKernel",
-    "NetworkPrior",
-    "InformationBottleneck",
-    "MCDropout",
-    "ConcreteDropout",
-    "GaussianDropout",
-    "VariationalDropout",
-    "SparseVariationalDropout",
-    "StructuredDropout",
-    "MonteCarloBatchNorm",
-    "TestTimeAugmentation",
-    "InputNoise",
-    "Shift",
-    "Flip",
-    "ImportanceSampling",
-    "Metropolis",
-    "HMC",
-    "NUTS",
-    "MCLMC",
-    "SimulatedAnnealing",
-    "TemperedChains",
-    "SGLD",
-    "SGHMC",
-    "CyclicalSGMCMC",
-    "SVGD",
-    "DeepEnsemble",
-    "SnapshotEnsemble",
-    "BayesianBootstrap",
-    "EnsembleOf",
-    "SWAG",
-    "MultiSWAG",
-    "diversity",
-    "Diversity",
     # posteriors and predictions
     "Posterior",
     "Particles",
     "DiagonalNormal",
-    "MomentNormal",
     "FullNormal",
-    "BernoulliNormal",
     "KroneckerNormal",
     "LowRankNormal",
-    "SWAGPosterior",
     "Mixture",
     "ProductPosterior",
-    "FlowPosterior",
     "ChainPosterior",
-    "MaskedWeights",
-    "NoisyWeights",
-    "NoisyUnits",
-    "BatchStatistics",
-    "AugmentedPosterior",
-    "RandomCode",
     "Samples",
     "Prediction",
     "RegressionPrediction",
@@ -249,6 +126,7 @@ __all__ = [
     # running
     "Checkpoint",
     "Engine",
+    "Training",
     "time_limit",
     # tables
     "BayesianRegressor",
@@ -289,6 +167,13 @@ __all__ = [
     "ConvergenceWarning",
     "Interrupted",
 ]
+__all__ += point.__all__
+__all__ += exact.__all__
+__all__ += laplace.__all__
+__all__ += variational.__all__
+__all__ += dropout.__all__
+__all__ += sampling.__all__
+__all__ += ensembles.__all__
 
 _LAZY = {
     "datasets": "knowable.datasets",

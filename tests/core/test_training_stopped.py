@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import knowable as kn
 from knowable.core.model.data import Data
 from knowable.core.storage.checkpoint import Checkpoint
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
 from tests.core.cases import batch_norm_net, same_params
-from tests.core.training_cases import FAR, Cliff, Quadratic, run_quietly, some_data
+from tests.core.training_cases import FAR, Cliff, Quadratic, run_quietly, settings_of, some_data
 
 # --- from the keyboard ----------------------------------------------------------------------------------------------
 
@@ -23,10 +23,10 @@ from tests.core.training_cases import FAR, Cliff, Quadratic, run_quietly, some_d
 def test_a_keyboard_interrupt_returns_the_last_good_state_with_a_warning(generator):
     data = some_data(20, generator)
     whole = Quadratic()
-    run_quietly(whole, data, Training(epochs=50, batch_size=5))  # 200 steps; the interrupted run would have 500
+    run_quietly(whole, data, settings_of(epochs=50, batch_size=5))  # 200 steps; the interrupted run would have 500
     objective = Quadratic(fail_at={250: KeyboardInterrupt()})
     with pytest.warns(kn.Interrupted, match=r"stopped from the keyboard at step 200; this is what it had learned"):
-        result = train(objective, data, Training(epochs=125, batch_size=5))
+        result = train(objective, data, settings_of(epochs=125, batch_size=5))
     assert result.interrupted
     assert result.converged is False
     assert (result.steps, [record["step"] for record in result.history]) == (200, [100, 200])
@@ -54,7 +54,7 @@ def test_an_interrupted_fit_still_gives_a_posterior(monkeypatch):
 
 
 def test_an_interrupted_run_is_taken_up_and_ends_with_the_same_bits(tmp_path, generator):
-    data, training = some_data(20, generator), Training(epochs=125, batch_size=5)
+    data, training = some_data(20, generator), settings_of(epochs=125, batch_size=5)
     whole, halves = Quadratic(), Quadratic(fail_at={250: KeyboardInterrupt()})
     expected = run_quietly(whole, data, training)
     run_quietly(halves, data, training, checkpoint=tmp_path / "run")
@@ -139,7 +139,7 @@ def test_a_shuffling_loader_is_taken_up_between_epochs_with_the_same_bits(saves,
 
 
 def test_a_halved_rate_survives_a_resume(tmp_path, monkeypatch):
-    training = Training(epochs=300, learning_rate=4.0, optimiser="sgd")
+    training = settings_of(epochs=300, learning_rate=4.0, optimiser="sgd")
     whole, resumed = Cliff(), Cliff()
     expected = run_quietly(whole, FAR, training)
     checkpoint = Checkpoint(tmp_path / "run", seconds=0)
@@ -155,7 +155,7 @@ def test_a_run_that_stops_by_itself_stops_at_the_same_step_when_it_was_killed(sa
     # windows of 10 steps: the loss has settled after 10 of them or a few more, and the rate then falls over 150 steps
     monkeypatch.setattr("knowable.core.training.run.WINDOW", 10)
     monkeypatch.setattr("knowable.core.training.schedule._SHORTEST_FALL", 150)
-    data, training = some_data(20, generator), Training(batch_size=5, learning_rate=0.05)
+    data, training = some_data(20, generator), settings_of(batch_size=5, learning_rate=0.05)
     whole, resumed = Quadratic(), Quadratic()
     expected = run_quietly(whole, data, training)
     checkpoint = Checkpoint(tmp_path / "run", seconds=0)
@@ -169,17 +169,17 @@ def test_a_run_that_stops_by_itself_stops_at_the_same_step_when_it_was_killed(sa
 def test_a_finished_run_is_not_run_again(tmp_path, generator):
     data, first, second = some_data(20, generator), Quadratic(), Quadratic()
     for objective in (first, second):
-        result = run_quietly(objective, data, Training(epochs=30, batch_size=5), checkpoint=tmp_path / "run")
+        result = run_quietly(objective, data, settings_of(epochs=30, batch_size=5), checkpoint=tmp_path / "run")
     assert second.calls == 0
     assert torch.equal(second.theta, first.theta)
     assert len(result.history) == 2
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"training": Training(epochs=31, batch_size=5)}, {"identity": {"a": 2}}]
+    "change", [{"seed": 1}, {"training": settings_of(epochs=31, batch_size=5)}, {"identity": {"a": 2}}]
 )
 def test_the_state_of_another_run_is_refused(change, tmp_path, generator):
-    settings = {"training": Training(epochs=30, batch_size=5), "seed": 0, "identity": {"a": 1}}
+    settings = {"training": settings_of(epochs=30, batch_size=5), "seed": 0, "identity": {"a": 1}}
     data = some_data(20, generator)
     train(Quadratic(), data, checkpoint=tmp_path / "run", **settings)
     with pytest.raises(kn.InvalidArgument, match=rf"belongs to another fit: {next(iter(change))}|: a differs"):
@@ -214,7 +214,7 @@ class Noted(Quadratic):
 @pytest.mark.parametrize("epochs", [3, 25, 50])  # 12, 100 and 200 steps: with and without a window at the end
 def test_an_objective_hears_of_every_epochs_and_every_cycles_end(epochs, generator):
     data, objective = some_data(20, generator), Noted()
-    run_quietly(objective, data, Training(epochs=epochs, batch_size=5, cycles=3))
+    run_quietly(objective, data, settings_of(epochs=epochs, batch_size=5, cycles=3))
     assert objective.counts.tolist() == [epochs, 3]
     assert objective.epochs[epochs - 1] == objective.cycles[2] == objective.theta.item()
 
@@ -230,7 +230,7 @@ def test_a_loader_that_gives_fewer_batches_than_it_said_ends_its_epochs_too(gene
             return 4
 
     objective = Noted()
-    run_quietly(objective, Data(Short(), 20), Training(epochs=3))
+    run_quietly(objective, Data(Short(), 20), settings_of(epochs=3))
     assert objective.calls == 12  # six epochs of two steps, of which the last ends with the run
     assert objective.counts[0] == 5
 
@@ -238,7 +238,7 @@ def test_a_loader_that_gives_fewer_batches_than_it_said_ends_its_epochs_too(gene
 @pytest.mark.parametrize("fails", [30, 100, 101, 104, 105, 150])
 def test_what_is_kept_at_the_ends_of_epochs_survives_an_interrupt_exactly(fails, tmp_path, generator):
     # 4 steps an epoch and windows of 100: the 25th epoch and the first window end with the same step
-    data, training = some_data(20, generator), Training(epochs=50, batch_size=5, cycles=4)
+    data, training = some_data(20, generator), settings_of(epochs=50, batch_size=5, cycles=4)
     whole, halves, resumed = Noted(), Noted(fail_at={fails: KeyboardInterrupt()}), Noted()
     run_quietly(whole, data, training)
     run_quietly(halves, data, training, checkpoint=tmp_path / "run")
@@ -280,7 +280,7 @@ class Remembering(Quadratic):
 
 
 def test_an_objective_with_a_step_of_its_own_resumes_with_the_same_bits(tmp_path, generator):
-    data, training = some_data(20, generator), Training(epochs=120, learning_rate=0.1, batch_size=5)
+    data, training = some_data(20, generator), settings_of(epochs=120, learning_rate=0.1, batch_size=5)
     whole, stopped, resumed = Remembering(), Remembering(fail_at={330: KeyboardInterrupt()}), Remembering()
     run_quietly(whole, data, training)
     checkpoint = Checkpoint(tmp_path / "state", seconds=0)

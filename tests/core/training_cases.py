@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.model.data import Data, as_data
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
+from knowable.core.training.settings import Training, TrainingSettings
 from tests.core.cases import linear_model
+
+
+def settings_of(**given: Any) -> TrainingSettings:
+    """Settings of the loop, those of ``kn.Training`` among them."""
+    own = {each.name: given.pop(each.name) for each in fields(Training) if each.name in given}
+    return TrainingSettings(**given, training=Training(**own))
 
 
 class Quadratic(Objective):
@@ -48,7 +57,7 @@ def some_data(rows: int = 10, generator: torch.Generator | None = None) -> Data:
     return as_data((torch.zeros(rows, 2, dtype=torch.float64), y))
 
 
-def run_quietly(objective: Objective, data: Data, training: Training, **settings):
+def run_quietly(objective: Objective, data: Data, training: TrainingSettings, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kn.KnowableWarning)
         return train(objective, data, training, **settings)

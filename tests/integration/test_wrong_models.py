@@ -202,7 +202,7 @@ PARTS: dict[str, Case] = {
         "batch_size must be a whole number >= 1, got 0",
     ),
     "optimiser is a typo": (
-        lambda: kn.MAP(optimiser="adma"),
+        lambda: kn.MAP(training=kn.Training(optimiser="adma")),
         kn.InvalidArgument,
         r"optimiser must be one of 'adam', 'sgd'; got 'adma'\. Did you mean 'adam'\?",
     ),

@@ -19,7 +19,9 @@ def test_subject_names_its_method_and_finds_a_problem_it_can_do():
 
 
 def test_longer_settings_are_those_given_or_more_epochs():
-    assert Subject(kn.MAP(epochs=2, clip=1.0)).longer_method(epochs=7) == kn.MAP(epochs=7, clip=1.0)
+    assert Subject(kn.MAP(epochs=2, training=kn.Training(clip=1.0))).longer_method(epochs=7) == kn.MAP(
+        epochs=7, training=kn.Training(clip=1.0)
+    )
     assert Subject(kn.MAP(), longer=kn.MAP(epochs=99)).longer_method().epochs == 99
 
 

@@ -1,26 +1,76 @@
-"""What a method is: a frozen dataclass of knobs that turns a model and data into a posterior."""
+"""What a method is: a frozen dataclass of settings that turns a model and data into a posterior.
+
+``Method.fit`` is the one door: it checks everything a fit is given, once, makes a :class:`FitJob` of it, and calls the
+method's own ``_fit(job)``.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from abc import ABC, abstractmethod
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, final
 
-from knowable.core.compiling.engine import Engine
+from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
+# What people call settings elsewhere.
+_ELSEWHERE = {
+    "lr": "learning_rate",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "n_chains": "chains",
+    "num_chains": "chains",
+    "n_samples": "draws",
+    "num_samples": "draws",
+    "tune": "warmup",
+    "num_warmup": "warmup",
+    "n_members": "members",
+    "optimizer": "optimiser",
+}
+
 
 class Method(ABC):
-    """An inference method. Concrete methods are frozen dataclasses, one file each."""
+    """An inference method. Concrete methods are frozen dataclasses, one file each.
 
-    @abstractmethod
+    A method describes itself in the class attributes below, from which the registry, the command line and the
+    citations are made.
+    """
+
+    family: ClassVar[str] = ""
+    """Kind of inference: ``"point"``, ``"variational"``, ``"sampling"``, ..."""
+    summary: ClassVar[str] = ""
+    """One line for tables of methods."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Shorter names, beside the snake_case of the class name."""
+    references: ClassVar[tuple[str, ...]] = ()
+    """Keys of ``references.bib``: the papers to cite."""
+    supports_row_weights: ClassVar[bool] = False
+    """Whether rows of the data may have weights."""
+    supports_binary: ClassVar[bool] = False
+    """Whether parameters may be 0 or 1 (a Bernoulli prior)."""
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Settings of earlier versions, and how they are written now."""
+
+    def __new__(cls, *args: Any, **settings: Any):
+        """Refuse settings that do not exist with an error that names the nearest one that does."""
+        if is_dataclass(cls):
+            known = [each.name for each in fields(cls) if each.init]
+            for name in settings:
+                if name not in known:
+                    raise InvalidType(_unknown_setting(cls, name, known))
+        return super().__new__(cls)
+
+    @final
     def fit(
         self,
         model: Model,
@@ -31,7 +81,8 @@ class Method(ABC):
         progress: bool | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
-    ) -> Posterior:
+        start: Any = None,
+    ) -> Any:
         """Fit the posterior of ``model`` given ``data``.
 
         Args:
@@ -42,7 +93,17 @@ class Method(ABC):
             progress: Show a progress bar; None shows it only on a terminal.
             checkpoint: A folder to save to now and then; a fit that finds its own state there goes on from it.
             engine: Precision of the arithmetic.
+            start: Where to begin, for methods with a setting of that name: the same as setting it there.
+
+        Returns:
+            The posterior.
         """
+        method = self if start is None else _with_start(self, start)
+        return method._fit(FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine))
+
+    @abstractmethod
+    def _fit(self, job: FitJob) -> Posterior:
+        """Fit what the job describes; everything in it has been checked."""
 
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
@@ -54,52 +115,125 @@ class Method(ABC):
         return f"{type(self).__name__}({', '.join(changed)})"
 
 
-def admit(
-    model: Any,
-    data: Any,
-    validation: Any,
-    seed: int,
-    *,
-    batch_size: int | None = None,
-    weighted: bool = False,
-    binary: bool = False,
-) -> tuple[Data, Data | None, int]:
-    """Check what every fit is given, once at the door: the data, the held-out data, and the seed.
+@dataclass(frozen=True)
+class FitJob:
+    """One fit: all that a method is given, checked.
 
-    ``weighted`` says that the method heeds weights on rows, ``binary`` that it can do parameters which are 0 or 1;
-    without it they are refused.
+    Attributes:
+        method: The method that fits, for its name and settings.
+        model: The model.
+        rows: The training data.
+        validation: Held-out data, or None.
+        seed: Fixes everything random.
+        progress: Show a progress bar (None: only on a terminal).
+        checkpoint: Where to save now and then, or None.
+        engine: How the arithmetic is carried out.
+        label: What the progress bar says; the method's name where it is empty.
     """
-    if not isinstance(model, Model):
-        raise InvalidType(f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}.")
-    if model.binary_names and not binary:
-        raise Unsupported(
-            f"model has parameters that are 0 or 1 ({', '.join(model.binary_names[:5])}), which this method cannot do. "
-            f"DiscreteVI can; or freeze them."
-        )
-    seed = check_count("seed", seed, at_least=0)
-    training = as_data(data, model, batch_size=batch_size)
-    if training.weights is not None and not weighted:
-        raise Unsupported("data has weights on its rows, which this method does not heed. Trained networks do: MAP.")
-    if training.weights is not None and training.weights.dim() != 1:
-        raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(training.weights.shape)}.")
-    held_out = None if validation is None else as_data(validation, model, name="validation")
-    if held_out is not None and held_out.weights is not None:
-        raise Unsupported("validation has weights on its rows: held-out rows all count the same. Leave weights out.")
-    return training, held_out, seed
+
+    method: Method
+    model: Model
+    rows: Data
+    validation: Data | None = None
+    seed: int = 0
+    progress: bool | None = None
+    checkpoint: Checkpoint | None = None
+    engine: Engine = field(default_factory=Engine)
+    label: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        model: Any,
+        data: Any,
+        validation: Any = None,
+        seed: int = 0,
+        progress: bool | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        engine: Engine | None = None,
+    ) -> FitJob:
+        """Check everything that a fit is given."""
+        if not isinstance(model, Model):
+            raise InvalidType(
+                f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}."
+            )
+        seed = check_count("seed", seed, at_least=0)
+        rows = as_data(data, model, batch_size=getattr(method, "batch_size", None))
+        held_out = None if validation is None else as_data(validation, model, name="validation")
+        if rows.weights is not None and rows.weights.dim() != 1:
+            raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(rows.weights.shape)}.")
+        if held_out is not None and held_out.weights is not None:
+            raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
+        job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
+        return job.for_method(method)
+
+    def for_method(self, method: Method) -> FitJob:
+        """The same fit by another method, which must support what the model and the data are."""
+        binary = self.model.binary_names
+        if binary and not method.supports_binary:
+            raise Unsupported(
+                f"{type(method).__name__} does not support parameters that are 0 or 1 ({', '.join(binary[:5])}). "
+                f"Use DiscreteVI, or freeze them."
+            )
+        if self.rows.weights is not None and not method.supports_row_weights:
+            raise Unsupported(
+                f"{type(method).__name__} does not support row weights. Use a method that trains networks, such as "
+                f"MAP, or drop the weights."
+            )
+        return replace(self, method=method)
+
+    def part(self, name: str, **changes: Any) -> FitJob:
+        """A fit that is one part of this one: its checkpoint is a folder inside this one's."""
+        return replace(self, checkpoint=part_of(self.checkpoint, name), **changes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the training loop is told beside the objective, the data and its settings."""
+        return {
+            "validation": self.validation,
+            "seed": self.seed,
+            "progress": self.progress,
+            "checkpoint": self.checkpoint,
+            "engine": self.engine,
+            "label": self.label or type(self.method).__name__,
+            "identity": self.identity,
+        }
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes a fit this fit, for its checkpoint: a resumed fit must agree in all of it."""
+        model = self.model
+        known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
+        return {
+            "method": repr(self.method),
+            "model": repr(model),
+            "start": tensor_fingerprint(*known),
+            "prior": str(model.log_prior(model.params()).item()),
+            "data": _rows_identity(self.rows),
+            "validation": None if self.validation is None else _rows_identity(self.validation),
+        }
 
 
-def identity_of(method: Method, model: Model, data: Data, validation: Data | None = None) -> dict[str, Any]:
-    """What makes a fit this fit, for its checkpoint: a resumed fit must agree in all of it."""
-    known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
-    return {
-        "method": repr(method),
-        "model": repr(model),
-        "start": tensor_fingerprint(*known),
-        "prior": str(model.log_prior(model.params()).item()),
-        "data": _rows_identity(data),
-        "validation": None if validation is None else _rows_identity(validation),
-    }
+def method_name(cls: type[Method]) -> str:
+    """Snake case of the class name, as on the command line: ``mean_field_vi`` for ``MeanFieldVI``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
 def _rows_identity(data: Data) -> str:
     return tensor_fingerprint(*data.tensors) if data.in_memory else str(data.size)
+
+
+def _with_start(method: Method, start: Any) -> Method:
+    if "start" not in [each.name for each in fields(method)]:  # type: ignore[arg-type]
+        raise Unsupported(f"{type(method).__name__} has no start to choose. Leave start out.")
+    return replace(method, start=start)  # type: ignore[type-var]
+
+
+def _unknown_setting(cls: type[Method], name: str, known: list[str]) -> str:
+    says = f"{cls.__name__} has no setting {name!r}."
+    name = _ELSEWHERE.get(name, name)
+    if name in cls.moved:
+        return f"{says} Write {cls.moved[name]}."
+    near = [name] if name in known else difflib.get_close_matches(name, known, n=1)
+    return f"{says} Did you mean {near[0]!r}?" if near else f"{says} Its settings are {', '.join(known)}."

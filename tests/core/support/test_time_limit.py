@@ -16,12 +16,14 @@ from knowable.core.chains.settings import ChainResult, Sampling
 from knowable.core.method import Method
 from knowable.core.model.data import as_data
 from knowable.core.support.time_limit import ChainTime, Pace, share_of_time, time_left, time_limit
-from knowable.core.training.loop import Training, TrainingResult, train
+from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import Schedule, Settling
+from knowable.core.training.settings import TrainingResult, TrainingSettings
 from tests.core.cases import linear_data, linear_model, mlp
 from tests.core.chain_cases import Counting, normal_target
 from tests.core.clock import Clock, clock
+from tests.core.training_cases import settings_of
 
 __all__ = ["clock"]  # a fixture
 
@@ -201,16 +203,18 @@ class Slow(Objective):
         return torch.zeros(len(x))
 
 
-def trained(objective: Objective, training: Training | None = None) -> tuple[TrainingResult, list[type[Warning]]]:
+def trained(
+    objective: Objective, training: TrainingSettings | None = None
+) -> tuple[TrainingResult, list[type[Warning]]]:
     data = as_data((torch.zeros(10, 2, dtype=torch.float64), torch.ones(10, dtype=torch.float64)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        return train(objective, data, training or Training()), [each.category for each in caught]
+        return train(objective, data, training or settings_of()), [each.category for each in caught]
 
 
-@pytest.mark.parametrize("training", [Training(), Training(epochs=100_000)], ids=["free", "fixed"])
+@pytest.mark.parametrize("training", [settings_of(), settings_of(epochs=100_000)], ids=["free", "fixed"])
 @pytest.mark.parametrize("first", [0.0, 6.0])
-def test_training_keeps_a_limit_and_lets_its_rate_fall(clock: Clock, training: Training, first: float):
+def test_training_keeps_a_limit_and_lets_its_rate_fall(clock: Clock, training: TrainingSettings, first: float):
     began = clock.now
     with time_limit(60):
         result, _ = trained(Slow(clock, 0.1, first), training)

@@ -13,11 +13,12 @@ from knowable.core.compiling.engine import Engine
 from knowable.core.compiling.recorder import traced
 from knowable.core.model.data import as_data
 from knowable.core.training.compiled_objective import RecordedObjective, may_be_recorded
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.inference.point.point import PointObjective
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from tests.core.cases import batch_norm_net, linear_data, mlp
+from tests.core.training_cases import settings_of
 
 
 def objective_of(kind: str, net: nn.Module | None = None) -> Objective:
@@ -175,7 +176,7 @@ def test_recorded_fit_that_is_taken_up_again_ends_with_the_same_bits(tmp_path):
             objective.end_of_epoch = Stop(150)
         saver = None if folder is None else kn.Checkpoint(folder, seconds=0)
         with pytest.raises(RuntimeError, match="stopped") if stops else nullcontext():
-            train(objective, data, Training(epochs=250), checkpoint=saver, engine=Engine(mode="compiled"))
+            train(objective, data, settings_of(epochs=250), checkpoint=saver, engine=Engine(mode="compiled"))
         ends.append(objective.q.detach().clone())
     assert torch.equal(ends[0], ends[2]) and not torch.equal(ends[0], ends[1])
 

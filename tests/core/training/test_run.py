@@ -9,15 +9,15 @@ from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import as_data
 from knowable.core.support.progress import progress_bar
 from knowable.core.training.run import TrainingRun
-from knowable.core.training.settings import Training
 from knowable.inference.point.point import PointObjective
+from tests.core.training_cases import settings_of
 
 
 def _run(seed: int) -> TrainingRun:
     model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
     data = as_data((torch.randn(300, 2), torch.randn(300)), model)
     objective = PointObjective(model, data.size, use_prior=True)
-    return TrainingRun(objective, data, Training(epochs=80, batch_size=100), None, seed, Engine())
+    return TrainingRun(objective, data, settings_of(epochs=80, batch_size=100), None, seed, Engine())
 
 
 def _steps(run: TrainingRun, epochs: int) -> None:
@@ -72,7 +72,7 @@ def _diary(seed: int, data: tuple[torch.Tensor, torch.Tensor]) -> TrainingRun:
     model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian())
     rows = as_data(data, model)
     objective = _Diary(model, rows.size, use_prior=True)
-    return TrainingRun(objective, rows, Training(epochs=80, batch_size=100), None, seed, Engine())
+    return TrainingRun(objective, rows, settings_of(epochs=80, batch_size=100), None, seed, Engine())
 
 
 def test_what_is_kept_goes_back_with_the_rest_and_into_another_run(seed):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from knowable.core.training.settings import Training
 from knowable.errors import InvalidArgument, InvalidType
+from tests.core.training_cases import settings_of
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (1024, 1024), (1025, 128), (60_000, 128)])
 def test_small_data_is_one_batch_and_large_data_many(rows, expected):
-    assert Training().rows_per_step(rows) == expected
+    assert settings_of().rows_per_step(rows) == expected
 
 
 def test_a_batch_is_never_larger_than_the_data():
-    assert Training(batch_size=64).rows_per_step(10) == 10
+    assert settings_of(batch_size=64).rows_per_step(10) == 10
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 0.01), (10_000, 0.01), (40_000, 0.005), (10**7, 0.001)])
 def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
-    assert Training().step_size(size) == pytest.approx(expected)
-    assert Training(learning_rate=0.3).step_size(size) == 0.3
+    assert settings_of().step_size(size) == pytest.approx(expected)
+    assert settings_of(learning_rate=0.3).step_size(size) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
 )
 def test_settings_that_make_no_sense_are_refused_by_name(arguments, error, wanted):
     with pytest.raises(error, match=wanted):
-        Training(**arguments)
+        settings_of(**arguments)

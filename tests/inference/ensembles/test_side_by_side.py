@@ -10,10 +10,11 @@ import knowable as kn
 from knowable.core.chains import target as targets
 from knowable.core.model.data import Data, as_data
 from knowable.core.network.params import Layout, Params
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
 from knowable.inference.point.point import PointObjective
 from tests.core.cases import DTYPE, linear_data, mlp
+from tests.core.training_cases import settings_of
 
 MEMBERS = 3
 HALF = slice(0, 10)  # a batch of 10 of 20 rows
@@ -146,7 +147,7 @@ def test_each_members_gradient_is_clipped_by_itself():
 def test_members_trained_side_by_side_end_where_each_ends_alone(optimiser):
     model, (x, y) = model_of(), linear_data()
     positions = positions_of(model)
-    training = Training(epochs=60, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=2.0)
+    training = settings_of(epochs=60, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=2.0)
     data = as_data((x, y), model)
     together = EnsembleObjective(model, 20, positions.clone())
     train(together, data, training, seed=3)
@@ -175,7 +176,7 @@ def test_the_compiled_step_is_the_step_of_adam(weighted):
     ends, losses = [], []
     for mode in ("traced", "compiled"):
         objective = EnsembleObjective(model, 20, positions.clone(), mode=mode)
-        result = train(objective, data, Training(epochs=20, batch_size=10), seed=1)
+        result = train(objective, data, settings_of(epochs=20, batch_size=10), seed=1)
         ends.append(objective.positions.detach())
         losses.append(result.history[-1]["loss"])
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-7, atol=1e-9)
@@ -201,9 +202,9 @@ def test_a_compiled_run_that_is_taken_up_again_ends_with_the_same_bits(tmp_path)
 
             objective.whole_step = stopping
             with pytest.raises(RuntimeError, match="stopped"):
-                train(objective, data, Training(epochs=250), checkpoint=kn.Checkpoint(checkpoint, seconds=0))
+                train(objective, data, settings_of(epochs=250), checkpoint=kn.Checkpoint(checkpoint, seconds=0))
             continue
         saver = None if checkpoint is None else kn.Checkpoint(checkpoint, seconds=0)
-        train(objective, data, Training(epochs=250), checkpoint=saver)
+        train(objective, data, settings_of(epochs=250), checkpoint=saver)
         ends.append(objective.positions.detach().clone())
     assert torch.equal(*ends)

@@ -31,7 +31,9 @@ def test_snapshots_of_a_quadratic_are_the_iterates_of_gradient_descent_written_o
     # heavy ball on |θ|²/2 with full batches, rate a_t = a (1 + cos(π (t mod L) / L)) / 2, at least a / 1000
     epochs, cycles, rate = 60, 3, 0.02
     x, y = torch.zeros(4, 1, dtype=DTYPE), torch.zeros(4, 2, dtype=DTYPE)
-    method = kn.SnapshotEnsemble(epochs=epochs, cycles=cycles, learning_rate=rate, optimiser="sgd")
+    method = kn.SnapshotEnsemble(
+        epochs=epochs, cycles=cycles, learning_rate=rate, training=kn.Training(optimiser="sgd")
+    )
     posterior = method.fit(_quadratic([3.0, -1.0]), (x, y))
     theta, velocity, expected = torch.tensor([3.0, -1.0], dtype=DTYPE), torch.zeros(2, dtype=DTYPE), []
     for t in range(epochs):

@@ -96,7 +96,11 @@ def test_mini_batches_lead_to_the_same_mode(seed, as_loader):
 
 def test_stochastic_gradient_descent_leads_there_too(seed):
     problem = LinearGaussian.make(seed=seed)
-    mean = kn.MAP(epochs=500, learning_rate=0.03, optimiser="sgd").fit(problem.model(), problem.data).mean()
+    mean = (
+        kn.MAP(epochs=500, learning_rate=0.03, training=kn.Training(optimiser="sgd"))
+        .fit(problem.model(), problem.data)
+        .mean()
+    )
     torch.testing.assert_close(problem.as_flat(mean), problem.mean, rtol=1e-4, atol=1e-4)
 
 
@@ -116,7 +120,7 @@ def test_validation_keeps_the_best_state_and_stops_early(seed):
     x, y = torch.randn(60, 20, generator=generator), torch.randn(60, 1, generator=generator)
     net = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 1))
     model, held_out = kn.Model(net, kn.Gaussian(0.5), kn.Normal(10.0)), (x[30:], y[30:])
-    method = kn.MAP(epochs=4000, patience=3)
+    method = kn.MAP(epochs=4000, training=kn.Training(patience=3))
     posterior = method.fit(model, (x[:30], y[:30]), validation=held_out)
     scores = [record["validation_log_likelihood"] for record in posterior.diagnostics.history]
     found = posterior.predict(held_out[0]).log_prob(held_out[1]).mean().item()

@@ -89,7 +89,7 @@ def test_mini_batches_reach_it_too(seed, as_loader):
 
 def test_accumulated_mini_batches_reach_it_too(seed):
     problem = make(seed, n=60)
-    method = kn.MeanFieldVI(epochs=300, learning_rate=0.03, batch_size=10, accumulate=3)
+    method = kn.MeanFieldVI(epochs=300, learning_rate=0.03, batch_size=10, training=kn.Training(accumulate=3))
     assert shortfall(problem, method.fit(problem.model(), problem.data, seed=seed)) < SLACK
 
 
@@ -438,7 +438,7 @@ def test_validation_keeps_the_best_state(seed):
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randn(60, 10, generator=generator), torch.randn(60, 1, generator=generator)
     model = kn.Model(nn.Linear(10, 1), kn.Gaussian(0.3), kn.Normal(10.0))  # noise taken too small: it overfits
-    method = kn.MeanFieldVI(epochs=3000, patience=3)
+    method = kn.MeanFieldVI(epochs=3000, training=kn.Training(patience=3))
     posterior = method.fit(model, (x[:15], y[:15]), validation=(x[15:], y[15:]), seed=seed)
     scores = [record["validation_log_likelihood"] for record in posterior.diagnostics.history]
     assert scores.index(max(scores)) == len(scores) - 4

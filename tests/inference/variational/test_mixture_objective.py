@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.model.data import as_data
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
 from knowable.testing import LinearGaussian
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, mlp
+from tests.core.training_cases import settings_of
 from tests.inference.variational.oracle import expected_log_likelihood, loss_gradient
 
 COUNT = 3
@@ -162,7 +163,7 @@ def test_whole_steps_are_those_of_autograd(seed, optimiser):
     for clip in (None, 1e9):  # with a limit the loop takes the gradient from autograd
         torch.manual_seed(seed)
         objective = ComponentsTogether(components_of(model))
-        training = Training(epochs=10, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=clip)
+        training = settings_of(epochs=10, batch_size=8, optimiser=optimiser, learning_rate=0.01, clip=clip)
         train(objective, as_data((x, y), model), training, seed=seed)
         found.append([objective.q.detach(), objective.points.detach()])  # type: ignore[union-attr]
     torch.testing.assert_close(*found)

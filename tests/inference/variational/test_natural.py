@@ -123,7 +123,7 @@ def test_point_estimates_and_normals_are_learned_together(seed):
 
 def test_clipped_gradients_still_lead_there(seed):
     problem = make(seed)
-    posterior = kn.NaturalVI(**QUICK, clip=100.0).fit(problem.model(), problem.data, seed=seed)
+    posterior = kn.NaturalVI(**QUICK, training=kn.Training(clip=100.0)).fit(problem.model(), problem.data, seed=seed)
     assert shortfall(problem, posterior) < SLACK
 
 

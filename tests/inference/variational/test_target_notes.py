@@ -50,7 +50,7 @@ def test_early_stopping_in_the_warm_up_is_reported_by_a_fit():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 10, generator=generator), 3 * torch.randn(60, 1, generator=generator)
     model = kn.Model(nn.Linear(10, 1), kn.Gaussian(0.3), kn.Normal(10.0))
-    method = kn.MeanFieldVI(epochs=6000, patience=2, kl_warmup=3000)
+    method = kn.MeanFieldVI(epochs=6000, training=kn.Training(patience=2), kl_warmup=3000)
     posterior = method.fit(model, (x[:15], y[:15]), validation=(x[15:], y[15:]))
     assert any("kl_warmup" in note for note in posterior.diagnostics.notes)
     assert not posterior.diagnostics.bayes

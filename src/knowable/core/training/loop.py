@@ -21,16 +21,14 @@ from knowable.core.support.progress import Bar, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.objective import Objective
 from knowable.core.training.run import TrainingRun
-from knowable.core.training.settings import Training, TrainingResult
+from knowable.core.training.settings import TrainingResult, TrainingSettings
 from knowable.errors import ConvergenceWarning, Interrupted
-
-__all__ = ["Training", "TrainingResult", "train"]
 
 
 def train(
     objective: Objective,
     data: Data,
-    training: Training,
+    settings: TrainingSettings,
     *,
     validation: Data | None = None,
     seed: int = 0,
@@ -45,7 +43,7 @@ def train(
     Args:
         objective: The loss; its parameters and buffers are changed in place.
         data: The training data.
-        training: How.
+        settings: How.
         validation: Held-out data for early stopping on its log predictive density.
         seed: Fixes the order of the data and all noise.
         progress: Show a bar (None: only on a terminal).
@@ -57,9 +55,11 @@ def train(
     saver, engine = as_checkpoint(checkpoint), as_engine(engine)
     started = time.monotonic()
     with own_randomness(derive_seed(seed, "training")), progress_bar(label, progress) as bar:
-        run = TrainingRun(objective, data, training, validation, seed, engine)  # here: it keeps the random state
+        run = TrainingRun(objective, data, settings, validation, seed, engine)  # here: it keeps the random state
         if saver is not None:
-            saver.begin({"seed": seed, "training": repr(training), "size": data.size, **(identity or {})})
+            saver.begin(
+                {"seed": seed, "size": data.size, **({"settings": repr(settings)} if identity is None else identity)}
+            )
             run.resume(saver)
         with noted_interrupts() as look:
             interrupted = _run_to_the_end(run, saver, bar, look)

@@ -34,7 +34,9 @@ class Objective(nn.Module, ABC):
     """
 
     recordable: ClassVar[bool] = False
-    remedy: ClassVar[str] = "Standardise the data, lower learning_rate, or set clip=1.0."
+    remedy: ClassVar[str] = (
+        "Standardise the data, lower learning_rate, or clip the gradient: training=kn.Training(clip=1.0)."
+    )
 
     def __init__(self, model: Model, size: int):
         super().__init__()

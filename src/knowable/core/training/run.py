@@ -22,7 +22,7 @@ from knowable.core.support.time_limit import Pace
 from knowable.core.training.compiled_objective import RecordedObjective, may_be_recorded
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
-from knowable.core.training.settings import Training, TrainingResult
+from knowable.core.training.settings import TrainingResult, TrainingSettings
 from knowable.errors import ConvergenceWarning, Diverged, InvalidData
 
 _MOST_HALVINGS = 8
@@ -35,7 +35,7 @@ class TrainingRun:
 
     objective: Objective
     data: Data
-    training: Training
+    settings: TrainingSettings
     validation: Data | None
     seed: int
     engine: Engine
@@ -51,16 +51,16 @@ class TrainingRun:
     def __post_init__(self) -> None:
         keep_free_memory()
         self.params = [value for value in self.objective.parameters() if value.requires_grad]
-        self.rate = self.training.step_size(self.objective.dimension)
-        self.optimiser = _optimiser(self.training.optimiser, self.params, self.rate)
-        self.rows = self.training.rows_per_step(self.data.size)
-        self.per_epoch = -(-self.data.batches_per_epoch(self.rows) // self.training.accumulate)
+        self.rate = self.settings.step_size(self.objective.dimension)
+        self.optimiser = _optimiser(self.settings.training.optimiser, self.params, self.rate)
+        self.rows = self.settings.rows_per_step(self.data.size)
+        self.per_epoch = -(-self.data.batches_per_epoch(self.rows) // self.settings.training.accumulate)
         self.window = WINDOW if self.data.in_memory else self.per_epoch  # a loader can only be resumed between epochs
-        epochs = self.training.epochs
+        epochs = self.settings.epochs
         tolerance = max(0.01 / self.data.size, 1e-5)  # nats per example in 500 steps
         self.schedule = Schedule(
-            None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.training.schedule,
-            cycles=self.training.cycles,
+            None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.settings.schedule,
+            cycles=self.settings.cycles,
         )  # fmt: skip
         self.pace = Pace.within_limit()
         compiled = self.engine.mode == "compiled" and may_be_recorded(self.objective)
@@ -75,9 +75,9 @@ class TrainingRun:
         """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
         first = self.step
         if self.batch < self.per_epoch:
-            done = self.batch * self.training.accumulate
+            done = self.batch * self.settings.training.accumulate
             batches = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=done)
-            for group in _in_groups(batches, self.training.accumulate):
+            for group in _in_groups(batches, self.settings.training.accumulate):
                 going_on = self._one_step(group)
                 if going_on:
                     self._close_epoch_and_cycle()
@@ -112,7 +112,7 @@ class TrainingRun:
 
     def _gradient_and_update(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor]] | None:
         """The loss and its terms, their means over the rows of all batches; None where it is not finite."""
-        if len(batches) == 1 and self.training.clip is None:
+        if len(batches) == 1 and self.settings.training.clip is None:
             done = self.objective.whole_step(self.optimiser, *batches[0])
             if done is not None:
                 return done if math.isfinite(done[0].item()) else None
@@ -126,8 +126,8 @@ class TrainingRun:
             share = len(batch[0]) / rows
             (loss if len(batches) == 1 else share * loss).backward()
             found.append((share, {"loss": loss.detach(), **terms}))
-        if self.training.clip is not None:
-            self.objective.clip_gradient(self.training.clip)
+        if self.settings.training.clip is not None:
+            self.objective.clip_gradient(self.settings.training.clip)
         self.objective.update(self.optimiser)
         means = found[0][1] if len(found) == 1 else _weighted_mean(found)
         return means.pop("loss"), means
@@ -190,7 +190,7 @@ class TrainingRun:
             self.best = {name: value.detach().clone() for name, value in self.objective.tensors().items()}
         else:
             self.records_since_best += 1
-            self.finished = self.records_since_best >= self.training.patience
+            self.finished = self.records_since_best >= self.settings.training.patience
         return score
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class TrainingRun:
         at = self.step
         halvings = self.halvings + 1
         self.restore_good()
-        if self.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
+        if self.settings.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
             raise Diverged(
                 f"{what} at step {at} with learning rate "
                 f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
@@ -280,7 +280,7 @@ class TrainingRun:
         converged, out_of_time = False if interrupted else self.schedule.converged, False
         if interrupted:
             message = f"stopped from the keyboard at step {self.step}"
-        elif self.best and self.records_since_best >= self.training.patience:
+        elif self.best and self.records_since_best >= self.settings.training.patience:
             message, converged = f"stopped early at step {self.step}: no gain on the validation data", True
         elif self.schedule.timed:
             message, out_of_time = f"ended by the limit of time after {self.step} steps", True

@@ -1,7 +1,6 @@
 """Dropout and other networks that are random in themselves."""
 
 from knowable.inference.dropout.augmentation import (
-    Augmentation,
     AugmentedPosterior,
     Flip,
     InputNoise,
@@ -25,7 +24,6 @@ __all__ = [
     "StructuredDropout",
     "MonteCarloBatchNorm",
     "TestTimeAugmentation",
-    "Augmentation",
     "InputNoise",
     "Shift",
     "Flip",

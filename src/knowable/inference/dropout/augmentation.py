@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, number_of_draws
@@ -165,6 +165,13 @@ class TestTimeAugmentation(Method):
         torch.Size([40, 1])
     """
 
+    family = "dropout"
+    summary = "any method, with inputs that change a little from draw to draw"
+    aliases = ("tta",)
+    references = ("ayhan2018", "wang2019")
+    supports_row_weights = True
+    supports_binary = True
+
     __test__: ClassVar[bool] = False  # whatever its name, it is no test
 
     method: Method = _METHOD
@@ -178,16 +185,11 @@ class TestTimeAugmentation(Method):
                 f"got {self.augment!r}."
             )
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> AugmentedPosterior:
-        """Fit with ``method``; see :meth:`knowable.core.method.Method.fit`."""
-        rows, _, seed = admit(model, data, validation, seed)
+    def _fit(self, job: FitJob) -> AugmentedPosterior:
+        inner_job, seed = job.for_method(self.method), job.seed
         with own_randomness(derive_seed(seed, "augmentation")):  # what cannot be changed is refused before the fit
-            changed(next(iter(rows))[0][:3], self.augment, generator_for(seed, "augment", device=model.device))
-        inner = self.method.fit(
-            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
-        )
+            changed(next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device))
+        inner = self.method._fit(inner_job)
         return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
 
 

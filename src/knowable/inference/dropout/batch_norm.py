@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Params, expand_params, stack_params
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.training.loop import Training
+from knowable.core.training.settings import Trained
 from knowable.errors import InvalidArgument, Unsupported
 from knowable.inference.point.point import fit_point
 
@@ -27,7 +27,7 @@ _MOST_ROWS = 128
 
 
 @dataclass(frozen=True, repr=False)
-class MonteCarloBatchNorm(Method, Training):
+class MonteCarloBatchNorm(Trained, Method):
     r"""A MAP fit whose batch normalisation uses, draw by draw, the statistics of random batches of training data.
 
     .. math:: h \mapsto \gamma\, \frac{h - \mu_B}{\sqrt{\sigma_B^2 + \epsilon}} + \beta,
@@ -39,7 +39,7 @@ class MonteCarloBatchNorm(Method, Training):
     batch: their variances are inversely proportional to the number of its rows.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the network is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the network is
             trained.
         batch_size: Rows of a batch, in training and in the statistics. None: a quarter of the data, at most 128. (All
             rows at once would leave nothing to chance.)
@@ -56,6 +56,11 @@ class MonteCarloBatchNorm(Method, Training):
         True
     """
 
+    family = "dropout"
+    summary = "a MAP fit whose batch normalisation sees random training batches in prediction"
+    aliases = ("mcbn",)
+    references = ("teye2018",)
+
     draws: int = 64
 
     def __post_init__(self) -> None:
@@ -68,21 +73,17 @@ class MonteCarloBatchNorm(Method, Training):
         """The batch size for N rows."""
         return min(size, self.batch_size or min(_MOST_ROWS, max(2, size // 4)))
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> BatchStatistics:
-        """Train to the mode and collect statistics; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
+    def _fit(self, job: FitJob) -> BatchStatistics:
+        """Train to the mode and collect the statistics of random batches."""
+        model, rows, seed = job.model, job.rows, job.seed
         layers = normalisation_layers(model)
         if not layers:
             raise Unsupported(
                 "MonteCarloBatchNorm needs a network with batch normalisation that keeps running statistics and is not "
                 "frozen; this one has none. MCDropout and MeanFieldVI do with any network."
             )
-        found = fit_point(
-            self, model, rows, training=self, use_prior=True, validation=held_out, seed=seed, progress=progress,
-            checkpoint=checkpoint, engine=engine,
-        )  # fmt: skip
+        settings = self.training_settings(batch_size=self.rows_per_step(rows.size))
+        found = fit_point(job, settings)
         params = found.mean()
         with own_randomness(derive_seed(seed, "statistics")):
             batches = random_batches(rows, self.rows_per_step(rows.size), self.draws, seed)

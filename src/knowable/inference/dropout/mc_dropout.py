@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from knowable.core.compiling.engine import Engine
-from knowable.core.method import Method, admit, identity_of
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.method import FitJob, Method
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import Trained, TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.dropout.divergence import check_priors
 from knowable.inference.dropout.dropout_objective import WAYS, DropoutObjective, Learning
@@ -21,19 +19,8 @@ from knowable.inference.dropout.placement import Placement, place_dropout
 from knowable.inference.point.point import training_diagnostics
 
 
-@dataclass(frozen=True)
-class Dropping:
-    """What all kinds of dropout are told: how much.
-
-    Args:
-        rate: Probability of dropping an input.
-    """
-
-    rate: float | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class MCDropout(Method, Training, Dropping):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MCDropout(Trained, Method):
     r"""Dropout in training and in prediction: a distribution over weights whose columns are dropped at random.
 
     .. math:: W = M \operatorname{diag}\Big(\frac{z}{1 - p}\Big), \quad z_j \sim \mathrm{Bernoulli}(1 - p), \qquad
@@ -52,7 +39,7 @@ class MCDropout(Method, Training, Dropping):
     Args:
         rate: Probability of dropping an input. None: the network's own dropout layers at their own rates; 0.1 where it
             has none.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         way: How training draws. ``"activations"``: a mask for each example on the inputs of the layers, as ordinary
             dropout does (recurrent and attention weights, which have no such input, get one mask for each step).
@@ -74,6 +61,12 @@ class MCDropout(Method, Training, Dropping):
         {'2.weight': 0.2}
     """
 
+    family = "dropout"
+    summary = "dropout in training and prediction: weights whose columns are dropped at random"
+    aliases = ("dropout", "mcdropout")
+    references = ("gal2016", "ghahramani2016", "hinton2012", "tompson2015")
+
+    rate: float | None = field(default=None, kw_only=False)
     way: str = "activations"
     where: str | tuple[str, ...] | None = None
     prediction: str = "monte_carlo"
@@ -88,15 +81,8 @@ class MCDropout(Method, Training, Dropping):
         check_choice("prediction", self.prediction, PREDICTIONS)
         check_count("draws", self.draws)
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> MaskedWeights:
-        """Maximise the bound; see :meth:`knowable.core.method.Method.fit`."""
-        return fit_dropout(
-            self, model, data, training=self, rate=self.rate, where=self.where, way=self.way, draws=self.draws,
-            prediction=self.prediction, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint,
-            engine=engine,
-        )  # fmt: skip
+    def _fit(self, job: FitJob) -> MaskedWeights:
+        return fit_dropout(job, self.training_settings(), self, draws=self.draws)
 
 
 def check_where(where: Any, argument: str = "where") -> str | tuple[str, ...] | None:
@@ -113,39 +99,26 @@ def check_where(where: Any, argument: str = "where") -> str | tuple[str, ...] | 
 
 
 def fit_dropout(
-    method: Method,
-    model: Any,
-    data: Any,
+    job: FitJob,
+    settings: TrainingSettings,
+    method: MCDropout | ConcreteDropout,
     *,
-    training: Training,
-    rate: float | None,
-    where: str | tuple[str, ...] | None,
-    way: str,
     draws: int,
-    prediction: str,
     learning: Learning | None = None,
-    validation: Any = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-    engine: Engine | None = None,
 ) -> MaskedWeights:
     """Decide where dropout acts, maximise its bound, and return the distribution over weights."""
-    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size)
+    model, rows, seed = job.model, job.rows, job.seed
     with own_randomness(derive_seed(seed, "start")):
         first = next(iter(rows))[0]
-        placement = place_dropout(model, first, rate=rate, where=where, learned=learning is not None)
+        placement = place_dropout(model, first, rate=method.rate, where=method.where, learned=learning is not None)
     check_priors(model, placement.sites)
-    objective = DropoutObjective(model, rows.size, placement, way=way, draws=draws, learning=learning)
-    result = train(
-        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-        engine=engine, label=type(method).__name__, identity=identity_of(method, model, rows, held_out),
-    )  # fmt: skip
+    objective = DropoutObjective(model, rows.size, placement, way=method.way, draws=draws, learning=learning)
+    result = train(objective, rows, settings, **job.options)
     params = {name: value.detach() for name, value in objective.params().items()}
     found = _with_rates(placement, objective.rates())
     terms = objective.final_bound(rows, seed) | {f"rate.{site.name}": site.rate for site in found.sites}
     return MaskedWeights(
-        model, params, found, prediction=prediction, points={name: params[name] for name in model.point_names},
+        model, params, found, prediction=method.prediction, points={name: params[name] for name in model.point_names},
         buffers=objective.net_buffers, seed=seed,
         diagnostics=training_diagnostics(method, model, result, params, terms, _notes(placement)),
     )  # fmt: skip
@@ -170,8 +143,8 @@ ESTIMATORS = ("concrete", "score")
 _SCORE_DRAWS = 2
 
 
-@dataclass(frozen=True, repr=False)
-class ConcreteDropout(Method, Training, Dropping):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ConcreteDropout(Trained, Method):
     r"""Dropout with a rate for every layer, learned with the weights by maximising the bound.
 
     .. math:: \max_{M, p}\; E_z[\log p(D \mid W)] - \sum_l \Big(\frac{\|M_l\|^2}{2 s^2 (1 - p_l)} - K_l H(p_l)\Big),
@@ -182,7 +155,7 @@ class ConcreteDropout(Method, Training, Dropping):
 
     Args:
         rate: Where the rates begin; None is the rate of the network's own dropout layers, or 0.1.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         estimator: How the bound is differentiated in the rates.
             ``"concrete"``: masks are relaxed to numbers between 0 and 1 (Gal, Hron and Kendall, 2017). Little noise,
@@ -205,6 +178,11 @@ class ConcreteDropout(Method, Training, Dropping):
         True
     """
 
+    family = "dropout"
+    summary = "dropout with a rate for every layer, learned with the weights"
+    references = ("gal2017", "maddison2017", "williams1992")
+
+    rate: float | None = field(default=None, kw_only=False)
     estimator: str = "concrete"
     relaxation: float = 0.1
     way: str = "activations"
@@ -226,13 +204,7 @@ class ConcreteDropout(Method, Training, Dropping):
         if self.estimator == "score" and self.draws == 1:
             raise InvalidArgument("draws must be >= 2 with estimator='score': each draw is compared with the others.")
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> MaskedWeights:
-        """Maximise the bound over weights and rates; see :meth:`knowable.core.method.Method.fit`."""
-        return fit_dropout(
-            self, model, data, training=self, rate=self.rate, where=self.where, way=self.way,
-            draws=self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1), prediction=self.prediction,
-            learning=Learning(self.estimator, self.relaxation), validation=validation, seed=seed, progress=progress,
-            checkpoint=checkpoint, engine=engine,
-        )  # fmt: skip
+    def _fit(self, job: FitJob) -> MaskedWeights:
+        draws = self.draws or (_SCORE_DRAWS if self.estimator == "score" else 1)
+        learning = Learning(self.estimator, self.relaxation)
+        return fit_dropout(job, self.training_settings(), self, draws=draws, learning=learning)

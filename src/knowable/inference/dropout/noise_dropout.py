@@ -221,7 +221,7 @@ class GaussianDropout(NoiseMethod, Strength):
 
     Args:
         alpha: Variance of the noise; 0.25 is dropout at a rate of 0.2.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: Factor on the KL, which is a constant here: it changes nothing.
         kl_warmup: Epochs over which that factor rises to its full value; likewise.
@@ -242,6 +242,10 @@ class GaussianDropout(NoiseMethod, Strength):
         >>> round(posterior.log_alpha()["2.weight"].exp().mean().item(), 3)
         0.1
     """
+
+    family = "dropout"
+    summary = "weights multiplied by Gaussian noise of a set strength, in training and prediction"
+    references = ("wang2013", "kingma2015", "neklyudov2018")
 
     zero_mean: str | tuple[str, ...] | None = None
 
@@ -298,7 +302,7 @@ class VariationalDropout(NoiseMethod, Learned):
         share: What has an α of its own: ``"layer"`` (one for each weight matrix or kernel), ``"neuron"`` (one for each
             output: a weight's first dimension) or ``"weight"``.
         max_alpha: Largest α. 1 is dropout at a rate of one half.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
         kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target.
@@ -316,6 +320,11 @@ class VariationalDropout(NoiseMethod, Learned):
         >>> sorted(name for name in posterior.diagnostics.terms if name.startswith("alpha"))
         ['alpha.0.weight', 'alpha.2.weight']
     """
+
+    family = "dropout"
+    summary = "Gaussian dropout whose strength is learned, by layer, neuron or weight"
+    aliases = ("vdo",)
+    references = ("kingma2015", "molchanov2017")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,7 +42,7 @@ class SparseVariationalDropout(BoundMethod):
     Vetrov, 2017). Prediction uses draws of the weights that all inputs share.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
         kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target, and
@@ -66,6 +66,11 @@ class SparseVariationalDropout(BoundMethod):
         >>> posterior.log_alpha()["weight"][0] > 3  # only the first input matters
         tensor([False,  True,  True,  True,  True,  True,  True,  True,  True,  True])
     """
+
+    family = "dropout"
+    summary = "noise of its own for every weight under a log-uniform prior, in which most weights drown"
+    aliases = ("svdo", "sparse_vd")
+    references = ("molchanov2017", "kingma2015", "lobacheva2017")
 
     kl_warmup: int | None = None
     initial_scale: float = 0.01

@@ -67,7 +67,7 @@ class StructuredDropout(VariationalMethod, Grouping):
 
     Args:
         prior: ``"log_uniform"`` or ``"horseshoe"``.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.method.VariationalMethod` say what is
             maximised, and from where. ``initial_scale`` is the standard deviation of all logarithms of factors, and of
@@ -88,6 +88,11 @@ class StructuredDropout(VariationalMethod, Grouping):
         >>> (posterior.signal_to_noise()["weight"] > 1).tolist()
         [[True, True, False, False, False]]
     """
+
+    family = "dropout"
+    summary = "noise on whole neurons and channels, learned: those that are all noise can be taken out"
+    aliases = ("sbp", "group_horseshoe")
+    references = ("neklyudov2017", "louizos2017")
 
     where: str | tuple[str, ...] | None = None
     span: float = 20.0

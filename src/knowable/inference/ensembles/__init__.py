@@ -8,13 +8,13 @@ from knowable.inference.ensembles.snapshot import SnapshotEnsemble
 from knowable.inference.ensembles.swag import SWAG, SWAGPosterior
 
 __all__ = [
-    "BayesianBootstrap",
     "DeepEnsemble",
-    "Diversity",
-    "EnsembleOf",
-    "MultiSWAG",
-    "SWAG",
-    "SWAGPosterior",
     "SnapshotEnsemble",
+    "BayesianBootstrap",
+    "EnsembleOf",
+    "SWAG",
+    "MultiSWAG",
+    "Diversity",
+    "SWAGPosterior",
     "diversity",
 ]

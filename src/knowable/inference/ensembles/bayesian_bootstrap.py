@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.posterior.particles import Particles
-from knowable.core.storage.checkpoint import as_checkpoint
 from knowable.core.support.checks import check_count, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.core.training.loop import Training
-from knowable.inference.ensembles.members import Ensemble, MemberTraining
+from knowable.core.training.settings import Trained
+from knowable.inference.ensembles.members import fit_members
 
 
-@dataclass(frozen=True, repr=False)
-class BayesianBootstrap(Method, Training, Ensemble):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class BayesianBootstrap(Trained, Method):
     r"""Networks trained on the same rows, each with its own random weights on them.
 
     .. math:: \hat\theta_k = \arg\max_\theta \sum_n w_{kn} \log p(y_n \mid x_n, \theta) + \log p(\theta), \qquad
@@ -35,7 +33,7 @@ class BayesianBootstrap(Method, Training, Ensemble):
 
     Args:
         members: How many networks: as many draws from the posterior.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how each is trained.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how each is trained.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
             it and has up to 100,000 parameters.
 
@@ -49,7 +47,13 @@ class BayesianBootstrap(Method, Training, Ensemble):
         torch.Size([20, 40, 1])
     """
 
-    members: int = 50
+    family = "ensembles"
+    summary = "networks trained with random weights on the rows"
+    aliases = ("bootstrap",)
+    references = ("rubin1981", "newton1994")
+    supports_row_weights = True
+
+    members: int = field(default=50, kw_only=False)
     vectorise: bool | None = None
 
     def __post_init__(self) -> None:
@@ -58,21 +62,18 @@ class BayesianBootstrap(Method, Training, Ensemble):
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Draw weights and train the members; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
+    def _fit(self, job: FitJob) -> Particles:
+        """Draw the weights of the rows, then train the members with them."""
+        rows, model = job.rows, job.model
         if not rows.in_memory:
-            with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
+            with own_randomness(derive_seed(job.seed, "reading")):  # a loader may shuffle
                 x, y = rows.tensors
             rows = Data((x, y), len(x))
         counts = torch.ones(rows.size, dtype=model.dtype) if rows.weights is None else rows.weights.cpu()
-        with own_randomness(derive_seed(seed, "bootstrap")):
+        with own_randomness(derive_seed(job.seed, "bootstrap")):
             weights = dirichlet_weights(counts, self.members).to(device=model.device, dtype=model.dtype)
-        job = MemberTraining(
-            self, self, self.members, self.vectorise, held_out, seed, progress, as_checkpoint(checkpoint),
-            as_engine(engine),
-        )  # fmt: skip
-        return job.fit(model, replace(rows, weights=weights))
+        job = replace(job, rows=replace(rows, weights=weights))
+        return fit_members(job, self.training_settings(), self.members, vectorise=self.vectorise)
 
 
 def dirichlet_weights(counts: Tensor, members: int) -> Tensor:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.posterior.particles import Particles
-from knowable.core.storage.checkpoint import as_checkpoint
 from knowable.core.support.checks import check_count, check_number, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.core.training.loop import Training
+from knowable.core.training.settings import Trained
 from knowable.errors import InvalidData
-from knowable.inference.ensembles.members import Ensemble, MemberTraining
+from knowable.inference.ensembles.members import fit_members
 
 
-@dataclass(frozen=True, repr=False)
-class DeepEnsemble(Method, Training, Ensemble):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DeepEnsemble(Trained, Method):
     r"""Several networks, each trained to a mode of the posterior from its own random start.
 
     .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid x, \hat\theta_k), \qquad
@@ -34,7 +32,7 @@ class DeepEnsemble(Method, Training, Ensemble):
 
     Args:
         members: How many networks.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how each is trained.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how each is trained.
         adversarial: Also train on inputs moved against the network by the fast gradient sign, by this share of each
             input's range (the paper's is 0.01). Half of the likelihood is then that of the moved inputs.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
@@ -50,6 +48,13 @@ class DeepEnsemble(Method, Training, Ensemble):
         3
     """
 
+    family = "ensembles"
+    summary = "several networks from their own random starts, trained in one step where they are small"
+    aliases = ("ensemble",)
+    references = ("lakshminarayanan2017", "fort2019")
+    supports_row_weights = True
+
+    members: int = field(default=5, kw_only=False)
     adversarial: float = 0.0
     vectorise: bool | None = None
 
@@ -60,14 +65,11 @@ class DeepEnsemble(Method, Training, Ensemble):
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Train the members; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
-        job = MemberTraining(
-            self, self, self.members, self.vectorise, held_out, seed, progress, as_checkpoint(checkpoint),
-            as_engine(engine), attack=self._attack(rows, seed), notes=self._notes(),
+    def _fit(self, job: FitJob) -> Particles:
+        return fit_members(
+            job, self.training_settings(), self.members, vectorise=self.vectorise,
+            attack=self._attack(job.rows, job.seed), notes=self._notes(),
         )  # fmt: skip
-        return job.fit(model, rows)
 
     def _attack(self, rows: Data, seed: int) -> Tensor | None:
         if self.adversarial == 0:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.support.checks import check_choice, check_count, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.errors import Interrupted, InvalidArgument, Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
-from knowable.inference.ensembles.members import Ensemble, joint_diagnostics
+from knowable.inference.ensembles.members import joint_diagnostics
 from knowable.inference.ensembles.swag import SWAG
 from knowable.inference.start import fresh_start
 
@@ -60,6 +57,11 @@ class EnsembleOf(Method):
         ['DiagonalNormal', 'DiagonalNormal', 'DiagonalNormal']
     """
 
+    family = "ensembles"
+    summary = "a mixture of any method's posteriors, each from its own start"
+    references = ("wilson2020", "yao2018")
+    supports_row_weights = True
+
     method: Method = _DEFAULT
     members: int = 5
     weights: str = "equal"
@@ -71,12 +73,12 @@ class EnsembleOf(Method):
         check_choice("weights", self.weights, WEIGHTS)
         check_choice("start", self.start, ("fresh", "network"))
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Mixture:
-        """Fit the members one after the other; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, weighted=True)
+    def _fit(self, job: FitJob) -> Mixture:
+        """Fit the members one after the other."""
+        model, rows, held_out, seed = job.model, job.rows, job.validation, job.seed
         if self.weights == "validation" and held_out is None:
             raise InvalidArgument("weights='validation' needs held-out rows: pass validation=(x, y) to fit.")
-        fits = self._fits(model, data, validation, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
+        fits = self._fits(job)
         points = _shared_points(model, fits)
         plain = Mixture(model, fits, points=points)
         log_weights = self._log_weights(plain, held_out)
@@ -88,21 +90,18 @@ class EnsembleOf(Method):
         with own_randomness(derive_seed(seed, "first rows")):  # a loader may shuffle
             return with_diversity(posterior, next(iter(held_out or rows))[0])
 
-    def _fits(
-        self, model: Model, data: Any, validation: Any, seed: int, progress: bool | None, saver: Checkpoint | None,
-        engine: Any,
-    ) -> list[Posterior]:  # fmt: skip
+    def _fits(self, job: FitJob) -> list[Posterior]:
         """The members that were fitted; an interrupt leaves those that are whole, or the first as it is."""
         fits: list[Posterior] = []
+        model, seed = job.model, job.seed
         given = model
         for k in range(self.members):
             start = given if k == 0 or self.start == "network" else given.starting_at(*fresh_start(given, seed, k))
             try:
                 with share_of_time(1 / (self.members - k)):
-                    fit = self.method.fit(
-                        start, data, validation=validation, seed=seed if k == 0 else derive_seed(seed, "member", k),
-                        progress=progress, checkpoint=part_of(saver, f"member {k}"), engine=engine,
-                    )  # fmt: skip
+                    own_seed = seed if k == 0 else derive_seed(seed, "member", k)
+                    member = job.part(f"member {k}", model=start, seed=own_seed).for_method(self.method)
+                    fit = self.method._fit(member)
             except KeyboardInterrupt:  # this member had nothing to return yet
                 if not fits:
                     raise
@@ -208,7 +207,7 @@ def mixture_evidence(members: Sequence[Posterior], log_weights: Tensor) -> LogEv
 
 
 @dataclass(frozen=True, repr=False)
-class MultiSWAG(SWAG, Ensemble):
+class MultiSWAG(SWAG):
     r"""Several SWAG posteriors, each around a mode of its own.
 
     .. math:: q(\theta) = \frac1M \sum_m \mathcal{N}(\theta \mid \bar\theta_m, \Sigma_m)
@@ -231,6 +230,12 @@ class MultiSWAG(SWAG, Ensemble):
         2
     """
 
+    family = "ensembles"
+    summary = "a mixture of SWAG posteriors around several modes"
+    references = ("wilson2020", "maddox2019")
+    supports_row_weights = True
+
+    members: int = field(default=5, kw_only=False)
     weights: str = "equal"
 
     def __post_init__(self) -> None:
@@ -238,11 +243,8 @@ class MultiSWAG(SWAG, Ensemble):
         check_count("members", self.members)
         check_choice("weights", self.weights, tuple(each for each in WEIGHTS if each != "evidence"))
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Mixture:
-        """Fit the members one after the other; see :meth:`knowable.core.method.Method.fit`."""
+    def _fit(self, job: FitJob) -> Mixture:
         one = SWAG(**{each.name: getattr(self, each.name) for each in fields(SWAG)})
-        posterior = EnsembleOf(one, self.members, self.weights).fit(
-            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
-        )
+        posterior = EnsembleOf(one, self.members, self.weights)._fit(job)
         posterior.diagnostics = replace(posterior.diagnostics, method=repr(self))
         return posterior

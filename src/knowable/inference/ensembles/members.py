@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import Engine
-from knowable.core.method import Method, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint, part_of
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import TrainingSettings
 from knowable.errors import Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
@@ -29,61 +28,57 @@ from knowable.inference.start import fresh_start
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one after the other
 
 
-@dataclass(frozen=True)
-class Ensemble:
-    """What ensembles have in common.
+def fit_members(
+    job: FitJob,
+    settings: TrainingSettings,
+    count: int,
+    *,
+    vectorise: bool | None = None,
+    attack: Tensor | None = None,
+    notes: tuple[str, ...] = (),
+) -> Particles:
+    """Train ``count`` networks; the ensemble is atoms of equal weight.
+
+    The first member begins at the network's own weights, the others at new ones. Rows may have weights, the same for
+    all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
 
     Args:
-        members: How many members.
-    """
-
-    members: int = 5
-
-
-@dataclass(frozen=True)
-class MemberTraining:
-    """How the members of one ensemble are trained.
-
-    Attributes:
-        method: The method, for its name and settings.
-        training: How a member is trained.
+        job: The fit.
+        settings: How a member is trained.
         count: How many members.
         vectorise: In one batched step (True), in turn (False), or whichever is quicker (None).
-        validation: Held-out rows.
         attack: How far inputs are moved against a member, see :class:`~knowable.inference.point.point.PointObjective`.
         notes: What the user should know.
     """
+    refuse_learned_prior(job.method, job.model)
+    return _Members(job, settings, count, vectorise, attack, notes).fit()
 
-    method: Method
-    training: Training
+
+@dataclass(frozen=True)
+class _Members:
+    """How the members of one ensemble are trained: the arguments of :func:`fit_members`."""
+
+    job: FitJob
+    settings: TrainingSettings
     count: int
     vectorise: bool | None
-    validation: Data | None
-    seed: int
-    progress: bool | None
-    checkpoint: Checkpoint | None
-    engine: Engine
-    attack: Tensor | None = None
-    notes: tuple[str, ...] = ()
+    attack: Tensor | None
+    notes: tuple[str, ...]
 
-    def fit(self, model: Model, rows: Data) -> Particles:
-        """The ensemble as atoms of equal weight.
-
-        The first member begins at the network's own weights, the others at new ones. Rows may have weights, the same
-        for all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
-        """
-        refuse_learned_prior(self.method, model)
+    def fit(self) -> Particles:
+        model, rows, seed = self.job.model, self.job.rows, self.job.seed
         each_its_own = rows.weights is not None and rows.weights.dim() == 2
         if self.count == 1 and not each_its_own:
-            return self._finished(self._one(model, rows, self.seed, "member 0"), rows)
+            return self._finished(self._one(self.job, "member 0"), rows)
         points, given = {}, model
         if model.point_names:
             with share_of_time(0.3):
-                trained = self._one(model, replace(rows, weights=None) if each_its_own else rows, self.seed, "points")
+                plain = replace(self.job, rows=replace(rows, weights=None)) if each_its_own else self.job
+                trained = self._one(plain, "points")
             if trained.diagnostics.interrupted:
                 return trained
             points, given = trained.points, model.given(trained.points, trained.buffers)
-        starts = [given, *(given.starting_at(*fresh_start(given, self.seed, k)) for k in range(1, self.count))]
+        starts = [given, *(given.starting_at(*fresh_start(given, seed, k)) for k in range(1, self.count))]
         objective = self._objective(given, rows, starts)
         if objective is None:
             return self._finished(self._in_turn(model, starts, rows, points), rows)
@@ -91,10 +86,10 @@ class MemberTraining:
 
     def _finished(self, found: Particles, rows: Data) -> Particles:
         found.diagnostics = replace(found.diagnostics, notes=(*found.diagnostics.notes, *self.notes))
-        return with_diversity(found, self._first(self.validation or rows)[0])
+        return with_diversity(found, self._first(self.job.validation or rows)[0])
 
     def _first(self, rows: Data) -> Batch:
-        with own_randomness(derive_seed(self.seed, "first rows")):  # a loader may shuffle
+        with own_randomness(derive_seed(self.job.seed, "first rows")):  # a loader may shuffle
             return next(iter(rows))
 
     # --- all in one step ---------------------------------------------------------------------------------------------
@@ -106,8 +101,8 @@ class MemberTraining:
             return None
         batch = self._first(rows)
         objective = self._ensemble(model, rows, starts)
-        if self.engine.precision != "full":
-            why = f"precision={self.engine.precision!r} is for one network at a time"
+        if self.job.engine.precision != "full":
+            why = f"precision={self.job.engine.precision!r} is for one network at a time"
         elif not model.network.is_steady(model.network_params(model.params()), batch[0], model.buffers()):
             why = "batch statistics or dropout make its training mode differ from its evaluation mode"
         elif not objective.vectorises(*batch):
@@ -124,24 +119,21 @@ class MemberTraining:
     def _ensemble(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective:
         layout = Layout.of({name: model.params()[name] for name in model.random_names})
         positions = torch.stack([layout.flatten(each.params()) for each in starts])
-        mode = self.engine.mode if self.engine.mode in ("eager", "compiled") else "traced"
+        mode = self.job.engine.mode if self.job.engine.mode in ("eager", "compiled") else "traced"
         return EnsembleObjective(model, rows.size, positions, attack=self.attack, mode=mode)
 
     def _together(
         self, model: Model, given: Model, rows: Data, points: Params, objective: EnsembleObjective
     ) -> Particles:
-        result = train(
-            objective, rows, self.training, validation=self.validation, seed=self.seed, progress=self.progress,
-            checkpoint=part_of(self.checkpoint, "members"), engine=self.engine,
-            label=f"{type(self.method).__name__}, {self.count} members",
-            identity={**identity_of(self.method, given, rows, self.validation), "engine": repr(self.engine)},
-        )  # fmt: skip
+        job = self.job.part("members", model=given, label=f"{type(self.job.method).__name__}, {self.count} members")
+        options = {**job.options, "identity": {**job.identity, "engine": repr(job.engine)}}
+        result = train(objective, rows, self.settings, **options)
         stack = {name: value.clone() for name, value in objective.stack().items()}
         mean = {**points, **{name: value.mean(0) for name, value in stack.items()}}
-        diagnostics = training_diagnostics(self.method, model, result, mean)
+        diagnostics = training_diagnostics(job.method, model, result, mean)
         diagnostics = replace(diagnostics, message=f"{self.count} members together: {result.message}")
         return Particles(
-            model, stack, points=points, buffers=objective.net_buffers, seed=self.seed, diagnostics=diagnostics
+            model, stack, points=points, buffers=objective.net_buffers, seed=job.seed, diagnostics=diagnostics
         )
 
     # --- in turn -----------------------------------------------------------------------------------------------------
@@ -154,7 +146,8 @@ class MemberTraining:
             if rows.weights is not None and rows.weights.dim() == 2:
                 own = replace(rows, weights=rows.weights[:, k].contiguous())
             with share_of_time(1 / (len(starts) - k)):
-                fit = self._one(start, own, self.seed if k == 0 else derive_seed(self.seed, "member", k), f"member {k}")
+                seed = self.job.seed if k == 0 else derive_seed(self.job.seed, "member", k)
+                fit = self._one(replace(self.job, model=start, rows=own, seed=seed), f"member {k}")
             if not fit.diagnostics.interrupted or not fits:
                 fits.append(fit)
             if fit.diagnostics.interrupted:
@@ -166,17 +159,15 @@ class MemberTraining:
         }
         return Particles(
             model, {name: torch.cat([fit.stack[name] for fit in fits]) for name in model.random_names}, points=points,
-            buffers=fits[0].buffers, buffer_stack=buffers, seed=self.seed,
-            diagnostics=joint_diagnostics(self.method, fits, self.count),
+            buffers=fits[0].buffers, buffer_stack=buffers, seed=self.job.seed,
+            diagnostics=joint_diagnostics(self.job.method, fits, self.count),
         )  # fmt: skip
 
-    def _one(self, model: Model, rows: Data, seed: int, name: str) -> Particles:
+    def _one(self, job: FitJob, name: str) -> Particles:
+        objective = PointObjective(job.model, job.rows.size, use_prior=True, attack=self.attack)
         return fit_point(
-            self.method, model, rows, training=self.training, use_prior=True, validation=self.validation, seed=seed,
-            progress=self.progress, checkpoint=part_of(self.checkpoint, name), engine=self.engine,
-            objective=PointObjective(model, rows.size, use_prior=True, attack=self.attack),
-            label=f"{type(self.method).__name__}, {name}",
-        )  # fmt: skip
+            job.part(name, label=f"{type(job.method).__name__}, {name}"), self.settings, objective=objective
+        )
 
 
 def joint_diagnostics(method: Method, fits: Sequence[Posterior], asked: int) -> Diagnostics:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.particles import Particles
-from knowable.core.storage.checkpoint import as_checkpoint, part_of
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import Trained, TrainingSettings
 from knowable.errors import InvalidArgument
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 
 
 @dataclass(frozen=True, repr=False)
-class SnapshotEnsemble(Method, Training):
+class SnapshotEnsemble(Trained, Method):
     r"""One network whose learning rate falls and rises again; it is kept each time it has fallen.
 
     .. math:: \alpha(t) = \frac{\alpha_0}{2} \Big( \cos\frac{\pi\,(t \bmod T/M)}{T/M} + 1 \Big)
@@ -37,7 +36,7 @@ class SnapshotEnsemble(Method, Training):
         epochs: All cycles together. None: the first cycle goes on until the objective has settled, and the others take
             as long as its fall.
         cycles: M, how often the rate falls. The other fields are those of
-            :class:`~knowable.core.training.loop.Training`.
+            :class:`~knowable.core.training.settings.Trained`.
         keep: How many snapshots to keep, the last ones; None keeps all.
 
     Example:
@@ -50,51 +49,52 @@ class SnapshotEnsemble(Method, Training):
         4
     """
 
+    family = "ensembles"
+    summary = "one network, kept each time its learning rate has fallen"
+    aliases = ("snapshot",)
+    references = ("huang2017",)
+    supports_row_weights = True
+
     cycles: int = 5
     keep: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("cycles", self.cycles)
+        if self.epochs is not None and self.cycles > self.epochs:
+            raise InvalidArgument(f"cycles must be at most epochs={self.epochs}, got {self.cycles}.")
         if self.keep is not None:
             check_count("keep", self.keep)
             if self.keep > self.cycles:
                 raise InvalidArgument(f"keep must be at most cycles={self.cycles}, got {self.keep}.")
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Train through all cycles; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
+    def _fit(self, job: FitJob) -> Particles:
+        """Train through all cycles."""
+        model, rows = job.model, job.rows
         refuse_learned_prior(self, model)
-        saver, engine = as_checkpoint(checkpoint), as_engine(engine)
         points, given = {}, model
         if model.point_names:
             with share_of_time(0.3):
-                trained = fit_point(
-                    self, model, rows, training=self._one_fall(), use_prior=True, seed=seed, progress=progress,
-                    checkpoint=part_of(saver, "points"), engine=engine,
-                )  # fmt: skip
+                trained = fit_point(job.part("points", validation=None), self._one_fall())
             if trained.diagnostics.interrupted:
                 return trained
             points = trained.points
             given = model.given(points, trained.buffers).starting_at(trained.mean())
         objective = SnapshotObjective(given, rows.size, self.cycles)
-        result = train(
-            objective, rows, self, seed=seed, progress=progress, checkpoint=part_of(saver, "cycles"), engine=engine,
-            label=type(self).__name__, identity=identity_of(self, given, rows),
-        )  # fmt: skip
+        cycles = job.part("cycles", model=given, validation=None)
+        result = train(objective, rows, self.training_settings(cycles=self.cycles), **cycles.options)
         stack, buffers = objective.kept(self.keep)
         mean = {**points, **{name: value.mean(0) for name, value in stack.items()}}
         posterior = Particles(
-            model, stack, points=points, buffers=objective.net_buffers, buffer_stack=buffers, seed=seed,
+            model, stack, points=points, buffers=objective.net_buffers, buffer_stack=buffers, seed=job.seed,
             diagnostics=training_diagnostics(self, model, result, mean),
         )  # fmt: skip
-        with own_randomness(derive_seed(seed, "first rows")):  # a loader may shuffle
-            return with_diversity(posterior, next(iter(held_out or rows))[0])
+        with own_randomness(derive_seed(job.seed, "first rows")):  # a loader may shuffle
+            return with_diversity(posterior, next(iter(job.validation or rows))[0])
 
-    def _one_fall(self) -> Training:
+    def _one_fall(self) -> TrainingSettings:
         """How point estimates are trained, before the cycles."""
-        plain = Training(**{each.name: getattr(self, each.name) for each in fields(Training)})
-        return replace(plain, cycles=1, epochs=None if self.epochs is None else max(1, self.epochs // self.cycles))
+        return self.training_settings(epochs=None if self.epochs is None else max(1, self.epochs // self.cycles))
 
 
 class SnapshotObjective(PointObjective):

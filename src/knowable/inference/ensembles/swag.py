@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import Engine, as_engine
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.low_rank_normal import LowRankNormal
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, TrainingResult, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
 from knowable.inference.ensembles.constant_rate import constant_rate, lowest_log_likelihood
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
@@ -36,7 +35,7 @@ _LEAST_VARIANCE = 1e-16  # of a weight that never moved
 
 
 @dataclass(frozen=True, repr=False)
-class SWAG(Method, Training):
+class SWAG(Trained, Method):
     r"""A normal distribution with the moments of the weights that SGD visits once it has reached a mode.
 
     .. math:: \bar\theta = \frac1T \sum_i \theta_i, \qquad
@@ -54,9 +53,9 @@ class SWAG(Method, Training):
     training rows, which the posterior keeps and saves.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the mode is found.
-            ``batch_size``, ``clip`` and ``on_divergence`` are also those of what follows, except that an epoch has at
-            least ten batches unless ``batch_size`` is given.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the mode is
+            found. ``batch_size``, ``clip`` and ``on_divergence`` are also those of what follows, except that an epoch
+            has at least ten batches unless ``batch_size`` is given.
         rank: K. 0 keeps the diagonal alone, which then is not halved.
         snapshots: T: epochs at the constant rate. None: from 20 to 100, to make about 5,000 steps.
         rate: The constant rate, of SGD with momentum 0.9. None chooses it, see
@@ -72,6 +71,11 @@ class SWAG(Method, Training):
         >>> posterior.predict(x).mean.shape
         torch.Size([40, 1])
     """
+
+    family = "ensembles"
+    summary = "a normal with the moments of the weights that SGD visits around a mode"
+    references = ("maddox2019", "mandt2017")
+    supports_row_weights = True
 
     rank: int = 20
     snapshots: int | None = None
@@ -92,63 +96,52 @@ class SWAG(Method, Training):
                 raise InvalidType(f"start must be 'map', 'network' or a posterior, got {type(self.start).__name__}.")
             check_choice("start", self.start, ("map", "network"))
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Posterior:
-        """Find the mode and wander around it; see :meth:`knowable.core.method.Method.fit`.
-
-        A fit that is interrupted before there are two snapshots gives the point it was at.
-        """
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size, weighted=True)
+    def _fit(self, job: FitJob) -> Posterior:
+        """Find the mode and follow SGD around it. Interrupted before there are two snapshots, it gives that point."""
+        model, rows, seed = job.model, job.rows, job.seed
         refuse_learned_prior(self, model)
-        saver, engine = as_checkpoint(checkpoint), as_engine(engine)
-        first = self._mode(model, rows, held_out, seed, progress, saver, engine)
+        first = self._mode(job)
         if first.diagnostics.interrupted:
             return first
         given = model.given({name: first.mean()[name] for name in model.point_names}, first.buffers)
         given = given.starting_at(first.mean())
         objective = SWAGObjective(given, rows.size, self.rank)
         try:
-            training = self._wandering(given, rows, seed)
+            settings = self._wandering(given, rows, seed)
             if self.rate is None:
-                objective.lowest = lowest_log_likelihood(given, rows, training.rows_per_step(rows.size), seed=seed)
+                objective.lowest = lowest_log_likelihood(given, rows, settings.rows_per_step(rows.size), seed=seed)
         except KeyboardInterrupt:
             return _stopped_at(first)
-        result = train(
-            objective, rows, training, seed=derive_seed(seed, "swag"), progress=progress,
-            checkpoint=part_of(saver, "swag"), engine=engine, label=type(self).__name__,
-            identity=identity_of(self, given, rows),
-        )  # fmt: skip
+        around = job.part("swag", model=given, validation=None, seed=derive_seed(seed, "swag"))
+        result = train(objective, rows, settings, **around.options)
         points = {name: first.mean()[name] for name in model.point_names}
         return self._posterior(model, given, rows, points, objective, result, seed)
 
     # --- the pieces --------------------------------------------------------------------------------------------------
 
-    def _mode(
-        self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None,
-        saver: Checkpoint | None, engine: Engine,
-    ) -> Posterior:  # fmt: skip
+    def _mode(self, job: FitJob) -> Posterior:
         """Where to begin, as a posterior."""
+        model = job.model
         if isinstance(self.start, Posterior):
-            return _known(model, self.start, seed)
+            return _known(model, self.start, job.seed)
         if self.start == "network":
             start = model.params()
             stack = {name: start[name].unsqueeze(0) for name in model.random_names}
-            return Particles(model, stack, points={name: start[name] for name in model.point_names}, seed=seed)
-        plain = Training(**{each.name: getattr(self, each.name) for each in fields(Training)})
+            return Particles(model, stack, points={name: start[name] for name in model.point_names}, seed=job.seed)
         with share_of_time(0.5):
-            return fit_point(
-                self, model, rows, training=plain, use_prior=True, validation=held_out, seed=seed, progress=progress,
-                checkpoint=part_of(saver, "mode"), engine=engine, label=f"{type(self).__name__}, mode",
-            )  # fmt: skip
+            return fit_point(job.part("mode", label=f"{type(self).__name__}, mode"), self.training_settings())
 
-    def _wandering(self, model: Model, rows: Data, seed: int) -> Training:
+    def _wandering(self, model: Model, rows: Data, seed: int) -> TrainingSettings:
         """How SGD goes on from the mode."""
-        batch_size = self.batch_size or min(self.rows_per_step(rows.size), max(2, rows.size // _BATCHES))
+        batch_size = self.batch_size or min(
+            self.training_settings().rows_per_step(rows.size), max(2, rows.size // _BATCHES)
+        )
         per_epoch = rows.batches_per_epoch(batch_size)
         snapshots = self.snapshots or min(_MOST, max(_FEWEST, round(_STEPS / per_epoch)))
         rate = self.rate or constant_rate(model, rows, batch_size, seed=seed)
-        return Training(
-            epochs=snapshots, learning_rate=rate, batch_size=batch_size, optimiser="sgd", clip=self.clip,
-            on_divergence=self.on_divergence, schedule="constant",
+        return TrainingSettings(
+            epochs=snapshots, learning_rate=rate, batch_size=batch_size, schedule="constant",
+            training=replace(self.training, optimiser="sgd", patience=20, accumulate=1),
         )  # fmt: skip
 
     def _posterior(
@@ -193,7 +186,7 @@ class SWAGObjective(PointObjective):
         lowest: The log likelihood below which SGD has left the mode, where that is watched.
     """
 
-    remedy = "Standardise the data, give a smaller rate=, or set clip=1.0."
+    remedy = "Standardise the data, give a smaller rate=, or clip the gradient: training=kn.Training(clip=1.0)."
     lowest: float = -math.inf
 
     def __init__(self, model: Model, size: int, rank: int):

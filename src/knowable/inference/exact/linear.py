@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
@@ -20,7 +19,6 @@ from knowable.core.posterior.normal import FullNormal
 from knowable.core.posterior.predicting import predict_outputs
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.storage.checkpoint import as_checkpoint
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, Unsupported
@@ -56,17 +54,18 @@ class ExactLinear(Method):
         'exact'
     """
 
+    family = "exact"
+    summary = "closed-form posterior, prediction and evidence where the network is linear in its weights"
+    aliases = ("exact", "blr")
+    references = ("mackay1992", "bishop2006")
+
     max_parameters: int = 5_000
 
     def __post_init__(self) -> None:
         check_count("max_parameters", self.max_parameters)
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> LinearNormal:
-        """Solve for the posterior, in one go; see :meth:`knowable.core.method.Method.fit`."""
-        started = time.monotonic()
-        rows, _, seed = admit(model, data, validation, seed)
-        as_engine(engine)
-        as_checkpoint(checkpoint)
+    def _fit(self, job: FitJob) -> LinearNormal:
+        started, model, rows, seed = time.monotonic(), job.model, job.rows, job.seed
         layout = self._check(model)
         design = Design(model, layout, model.buffers())
         with own_randomness(seed):  # a loader may draw

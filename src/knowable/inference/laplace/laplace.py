@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from knowable.core.compiling.engine import as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import as_checkpoint
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training
+from knowable.core.training.settings import Trained
 from knowable.errors import Interrupted, InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, FullCurvature
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
@@ -45,7 +43,7 @@ _FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, beyond which a
 
 
 @dataclass(frozen=True, repr=False)
-class Laplace(Method, Training):
+class Laplace(Trained, Method):
     r"""A normal distribution around the most probable weights, as wide as the curvature there says.
 
     .. math:: p(\theta \mid D) \approx \mathcal{N}\big(\hat\theta,\ (H + \Lambda_0)^{-1}\big)
@@ -59,7 +57,8 @@ class Laplace(Method, Training):
     is itself a Laplace posterior makes this online Laplace.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the mode is found.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the mode is
+            found.
         structure: What of the curvature is kept. ``"full"``: all of it, for up to ``max_parameters`` weights.
             ``"kron"``: a Kronecker product for each layer. ``"diag"``: its diagonal. ``"lowrank"``: its leading
             directions, beside the prior.
@@ -76,6 +75,9 @@ class Laplace(Method, Training):
         max_parameters: Refuse a ``"full"`` matrix of more.
         polish: Newton steps after training, to be at the mode exactly; None is up to 20 for ``"full"`` (without
             validation data, on which training may stop early for a reason) and none for the others.
+        start: Weights that are trained already: ``"network"`` (the model's own network), a posterior (its means), a
+            network or its ``state_dict()``. None trains first. Without the likelihood's own parameters, these are set
+            where they are most probable.
 
     Example:
         >>> import torch
@@ -87,6 +89,10 @@ class Laplace(Method, Training):
         torch.Size([40, 1])
     """
 
+    family = "laplace"
+    summary = "a normal around the most probable weights, as wide as the curvature there says"
+    references = ("mackay1992", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023")
+
     structure: str = "kron"
     curvature: str = "ggn"
     prediction: str = "linearised"
@@ -95,6 +101,7 @@ class Laplace(Method, Training):
     max_columns: int = 64
     max_parameters: int = 10_000
     polish: int | None = None
+    start: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,45 +119,26 @@ class Laplace(Method, Training):
                 f"curvature='hessian' needs structure='full' or 'diag', got structure={self.structure!r}. Use 'ggn'."
             )
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None, start=None
-    ) -> Posterior:
-        """Find the mode and the curvature there; see :meth:`knowable.core.method.Method.fit`.
-
-        Args:
-            model: The model.
-            data: The data.
-            validation: See there.
-            seed: See there.
-            progress: See there.
-            checkpoint: See there.
-            engine: See there.
-            start: Weights that are trained already: ``"network"`` (the model's own network), a posterior (its means), a
-                network or its ``state_dict()``. None trains first. Without the likelihood's own parameters, these are
-                set where they are most probable.
-        """
+    def _fit(self, job: FitJob) -> Posterior:
+        """Find the mode and the curvature there."""
         started = time.monotonic()
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
-        self._check(model)
-        if start is None:
-            point = self._train(model, rows, held_out, seed, progress, checkpoint, engine)
-        else:
-            as_engine(engine)  # checked, though there is no use for them
-            as_checkpoint(checkpoint)
-            point = self._given(model, rows, start, seed)
+        self._check(job.model)
+        point = self._train(job) if self.start is None else self._given(job.model, job.rows, self.start, job.seed)
         if point.diagnostics.interrupted:
             return point
         try:
-            with own_randomness(derive_seed(seed, "curvature")):  # a loader may draw
-                polish = self._newton_steps if start is None and held_out is None else self.polish or 0
-                return self._around(point, rows, seed, polish, started)
+            with own_randomness(derive_seed(job.seed, "curvature")):  # a loader may draw
+                at_mode = self.start is None and job.validation is None
+                polish = self._newton_steps if at_mode else self.polish or 0
+                return self._around(point, job.rows, job.seed, polish, started)
         except KeyboardInterrupt:
             warnings.warn("Stopped before the curvature was known: this is the mode alone.", Interrupted, stacklevel=2)
             return point
 
     # --- the mode ----------------------------------------------------------------------------------------------------
 
-    def _train(self, model: Model, rows: Data, held_out, seed, progress, checkpoint, engine) -> Particles:
+    def _train(self, job: FitJob) -> Particles:
+        model, rows, seed = job.model, job.rows, job.seed
         open_scales = self._open_scales(model) if self.tune == "during" else []
         if open_scales:
             objective = TuningObjective(
@@ -159,10 +147,7 @@ class Laplace(Method, Training):
         else:
             objective = PointObjective(model, rows.size, use_prior=True, held=model.hyper_names)
         with share_of_time(0.75):  # the rest is for the curvature
-            return fit_point(
-                self, model, rows, training=self, use_prior=True, validation=held_out, seed=seed, progress=progress,
-                checkpoint=checkpoint, engine=engine, objective=objective,
-            )  # fmt: skip
+            return fit_point(job, self.training_settings(), objective=objective)
 
     def _chosen(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> tuple[Params, float]:
         """The scales that maximise the evidence at weights on the way, and what is gained by them."""

@@ -2,4 +2,7 @@
 
 from knowable.inference.point.point import MAP, MaximumLikelihood
 
-__all__ = ["MAP", "MaximumLikelihood"]
+__all__ = [
+    "MaximumLikelihood",
+    "MAP",
+]

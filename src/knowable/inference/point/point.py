@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from knowable.core.compiling.engine import Engine
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
-from knowable.core.storage.checkpoint import Checkpoint
-from knowable.core.training.loop import Training, TrainingResult, train
+from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
+from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
 from knowable.errors import Unsupported
 
 
@@ -86,38 +83,22 @@ class PointObjective(Objective):
 
 
 def fit_point(
-    method: Method,
-    model: Model,
-    data: Any,
-    *,
-    training: Training,
-    use_prior: bool,
-    validation: Any = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-    engine: Engine | None = None,
-    objective: PointObjective | None = None,
-    label: str | None = None,
+    job: FitJob, settings: TrainingSettings, *, use_prior: bool = True, objective: PointObjective | None = None
 ) -> Particles:
     """Train one set of parameters and return it as a posterior with one atom.
 
     A method that has an objective of its own, for the same model and data, passes it in.
     """
-    rows, held_out, seed = admit(model, data, validation, seed, batch_size=training.batch_size, weighted=True)
+    model, method = job.model, job.method
     if objective is None and use_prior:
         refuse_learned_prior(method, model)
-    objective = objective or PointObjective(model, rows.size, use_prior=use_prior)
-    result = train(
-        objective, rows, training, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-        engine=engine, label=label or type(method).__name__,
-        identity=identity_of(method, model, rows, held_out),
-    )  # fmt: skip
+    objective = objective or PointObjective(model, job.rows.size, use_prior=use_prior)
+    result = train(objective, job.rows, settings, **job.options)
     params = {name: value.detach() for name, value in objective.params().items()}
     random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}
     points = {name: params[name] for name in model.point_names}
     return Particles(
-        model, random, points=points, buffers=objective.net_buffers, seed=seed,
+        model, random, points=points, buffers=objective.net_buffers, seed=job.seed,
         diagnostics=training_diagnostics(method, model, result, params),
     )  # fmt: skip
 
@@ -150,7 +131,7 @@ def refuse_learned_prior(method: Method, model: Model) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class MAP(Method, Training):
+class MAP(Trained, Method):
     r"""The most probable weights: ordinary training, with the prior as its regulariser.
 
     .. math:: \hat\theta = \arg\max_\theta \; \log p(D \mid \theta) + \log p(\theta)
@@ -159,7 +140,7 @@ class MAP(Method, Training):
     with one atom: it says nothing about how sure the weights are (see MacKay, 1992, for why that matters).
 
     Args:
-        epochs: See :class:`~knowable.core.training.loop.Training`, whose fields these all are.
+        epochs: See :class:`~knowable.core.training.settings.Trained`, whose fields these all are.
 
     Example:
         >>> import torch
@@ -171,19 +152,20 @@ class MAP(Method, Training):
         1
     """
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Train to the mode; see :meth:`knowable.core.method.Method.fit`."""
-        return fit_point(
-            self, model, data, training=self, use_prior=True, validation=validation, seed=seed, progress=progress,
-            checkpoint=checkpoint, engine=engine,
-        )  # fmt: skip
+    family = "point"
+    summary = "the most probable weights: ordinary training with the prior as regulariser"
+    references = ("mackay1992",)
+    supports_row_weights = True
+
+    def _fit(self, job: FitJob) -> Particles:
+        return fit_point(job, self.training_settings())
 
 
 # --- Maximum likelihood: ordinary training, without a prior ----------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
-class MaximumLikelihood(Method, Training):
+class MaximumLikelihood(Trained, Method):
     r"""The weights under which the data is most probable. The prior is ignored.
 
     .. math:: \hat\theta = \arg\max_\theta \sum_n \log p(y_n \mid x_n, \theta)
@@ -192,7 +174,7 @@ class MaximumLikelihood(Method, Training):
     to stop early.
 
     Args:
-        epochs: See :class:`~knowable.core.training.loop.Training`, whose fields these all are.
+        epochs: See :class:`~knowable.core.training.settings.Trained`, whose fields these all are.
 
     Example:
         >>> import torch
@@ -203,9 +185,11 @@ class MaximumLikelihood(Method, Training):
         'ended after 200 steps'
     """
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Train to the maximum; see :meth:`knowable.core.method.Method.fit`."""
-        return fit_point(
-            self, model, data, training=self, use_prior=False, validation=validation, seed=seed, progress=progress,
-            checkpoint=checkpoint, engine=engine,
-        )  # fmt: skip
+    family = "point"
+    summary = "ordinary training without a prior: the baseline"
+    aliases = ("ml", "mle")
+    references = ("mackay1992",)
+    supports_row_weights = True
+
+    def _fit(self, job: FitJob) -> Particles:
+        return fit_point(job, self.training_settings(), use_prior=False)

@@ -13,15 +13,15 @@ from knowable.inference.sampling.svgd import SVGD
 from knowable.inference.sampling.tempered import TemperedChains
 
 __all__ = [
-    "CyclicalSGMCMC",
-    "HMC",
     "ImportanceSampling",
-    "MCLMC",
     "Metropolis",
+    "HMC",
     "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SVGD",
+    "MCLMC",
     "SimulatedAnnealing",
     "TemperedChains",
+    "SGLD",
+    "SGHMC",
+    "CyclicalSGMCMC",
+    "SVGD",
 ]

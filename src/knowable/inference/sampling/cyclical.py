@@ -52,6 +52,11 @@ class CyclicalSGMCMC(StochasticGradientSampler):
         torch.Size([4, 40, 2])
     """
 
+    family = "sampling"
+    summary = "mini-batch chains whose step rises again and again, to visit several modes"
+    aliases = ("csgmcmc",)
+    references = ("zhang2020",)
+
     cycles: int | None = None
     cycle_steps: int = 500
     proportion: float = 0.5

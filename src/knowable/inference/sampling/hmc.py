@@ -49,6 +49,10 @@ class HMC(TunedSampler):
         torch.Size([4, 100, 2])
     """
 
+    family = "sampling"
+    summary = "Hamiltonian trajectories of a length that tunes itself, all chains in step"
+    references = ("duane1987", "neal2011", "hoffman2021")
+
     steps: int | None = None
     jitter: bool = True
 

@@ -19,14 +19,13 @@ from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.posterior import Samples
 from knowable.core.chains.target import DensityTarget, ModelTarget, Target
 from knowable.core.compiling.engine import Engine, as_engine
-from knowable.core.method import Method, admit
+from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.predicting import parse_memory
-from knowable.core.storage.checkpoint import as_checkpoint
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
@@ -81,6 +80,11 @@ class ImportanceSampling(Method):
         'estimate'
     """
 
+    family = "sampling"
+    summary = "weighted draws from the prior or an approximation, with a warning where the weights are worthless"
+    aliases = ("importance", "psis")
+    references = ("vehtari2024",)
+
     draws: int = 4000
     proposal: str | Posterior = "laplace"
     smooth: bool = True
@@ -104,17 +108,13 @@ class ImportanceSampling(Method):
                 f"{type(self.proposal).__name__} has none."
             )
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Particles:
-        """Draw and weigh; see :meth:`knowable.core.method.Method.fit`."""
-        started = time.monotonic()
-        rows, held_out, seed = admit(model, data, validation, seed)
-        saver, engine = as_checkpoint(checkpoint), _full_precision(engine)
+    def _fit(self, job: FitJob) -> Particles:
+        """Draw and weigh."""
+        started, model, seed, progress = time.monotonic(), job.model, job.seed, job.progress
+        rows, engine = job.rows, _full_precision(job.engine)
         self._check_size(sum(model.params()[name].numel() for name in model.random_names))
         with own_randomness(derive_seed(seed, "importance")):
-            start = starting_points(
-                self, "network" if isinstance(self.proposal, str) else self.proposal, 1, model, rows,
-                validation=held_out, seed=seed, progress=progress, checkpoint=saver,
-            )  # fmt: skip
+            start = starting_points(job, "network" if isinstance(self.proposal, str) else self.proposal, 1)
             target = ModelTarget(model, rows, points=start.points, buffers=start.buffers, mode=engine.mode)
             density = JointDensity(model, rows, start)
             proposal = self._proposal(model, target, density, start, seed)

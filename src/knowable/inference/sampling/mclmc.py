@@ -210,6 +210,11 @@ class MCLMC(TunedSampler):
         torch.Size([4, 100, 2])
     """
 
+    family = "sampling"
+    summary = "microcanonical chains from a deep ensemble: the most draws for a gradient"
+    aliases = ("mile",)
+    references = ("robnik2023", "robnik2025", "sommer2025")
+
     target_acceptance: float = 0.9
     adjusted: bool = True
     length: float | None = None

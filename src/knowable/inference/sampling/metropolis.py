@@ -44,6 +44,10 @@ class Metropolis(Sampler):
         torch.Size([4, 200, 2])
     """
 
+    family = "sampling"
+    summary = "random-walk chains that need no gradient"
+    references = ("metropolis1953",)
+
     proposal: str = "auto"
     steps: int | None = None
     target_acceptance: float | None = None

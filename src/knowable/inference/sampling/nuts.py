@@ -49,6 +49,10 @@ class NUTS(TunedSampler):
         torch.Size([4, 100, 2])
     """
 
+    family = "sampling"
+    summary = "Hamiltonian trajectories that stop where they turn back: the reference for small networks"
+    references = ("hoffman2014", "betancourt2017")
+
     target_acceptance: float = 0.9
     max_depth: int = 10
 

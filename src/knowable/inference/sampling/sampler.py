@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from knowable.core.chains.run import Monitor
 from knowable.core.chains.settings import ChainResult, Mixing, Sampling
 from knowable.core.chains.target import DensityTarget, ModelTarget, Target
 from knowable.core.compiling.engine import Engine, as_engine
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, stack_params
@@ -33,7 +33,8 @@ from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
 from knowable.inference.point.point import fit_point
@@ -55,27 +56,22 @@ class Sampler(Method, Sampling):
     def kernel(self, dimension: int) -> Kernel:
         """The transition of all chains, for positions of ``dimension`` numbers."""
 
-    def fit(
-        self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None
-    ) -> ChainPosterior:
-        """Draw from the posterior of a network; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed)
-        saver, engine = as_checkpoint(checkpoint), as_engine(engine)
+    def _fit(self, job: FitJob) -> ChainPosterior:
+        """Draw from the posterior of a network."""
+        model, seed, engine = job.model, job.seed, job.engine
         _refuse_short_numbers(self, engine)
         self._check_memory(model)
-        rows = self._rows(rows, seed)
-        start = starting_points(
-            self, self.start, self.chains, model, rows, validation=held_out, seed=seed, progress=progress,
-            checkpoint=saver, mode=engine.mode,
-        )  # fmt: skip
+        rows = self._rows(job.rows, seed)
+        job = replace(job, rows=rows)
+        start = starting_points(job, self.start, self.chains)
         target = ModelTarget(
             model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
         )
         result = self._run(
             target, start.positions, FunctionMonitor(model, self._watched_rows(rows), start, target.layout),
-            self.network_mixing, seed, progress, part_of(saver, "chains"),
+            self.network_mixing, seed, job.progress, part_of(job.checkpoint, "chains"),
             {
-                **identity_of(self, model, rows, held_out), "engine": repr(engine),
+                **job.identity, "engine": repr(engine),
                 "positions": tensor_fingerprint(start.positions),
             },
         )  # fmt: skip
@@ -320,20 +316,9 @@ class Start:
     buffers: Buffers
 
 
-def starting_points(
-    method: Method,
-    start: str | Posterior,
-    chains: int,
-    model: Model,
-    data: Data,
-    *,
-    validation: Data | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    checkpoint: Checkpoint | None = None,
-    mode: str = "auto",
-) -> Start:
+def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
     """First positions for ``chains`` chains; the names of ``start`` are those of :class:`Sampling`."""
+    model, data, seed, method = job.model, job.rows, job.seed, job.method
     if model.hyper_names:
         raise Unsupported(
             f"{type(method).__name__} cannot learn the prior's own scale ({model.hyper_names[0]}). Give the prior a "
@@ -345,10 +330,7 @@ def starting_points(
     known: Params = model.params()
     if start == "map" or (points and not isinstance(start, Posterior)):
         with share_of_time(_SHARE):
-            best = fit_point(
-                method, model, data, training=training, use_prior=True, validation=validation, seed=seed,
-                progress=progress, checkpoint=part_of(checkpoint, "points"),
-            )  # fmt: skip
+            best = fit_point(job.part("points", engine=Engine()), training)
         _stop_if(best.diagnostics.interrupted)
         known = best.mean()
         points, buffers = {name: known[name] for name in points}, best.buffers
@@ -362,14 +344,11 @@ def starting_points(
         return Start(layout.flatten(_prior_draws(model, chains, seed)), points, buffers)
     ensemble = EnsembleObjective(
         model, data.size, initial_weights(model, layout, chains, seed), points=points, buffers=buffers,
-        mode="eager" if mode == "eager" else "traced",
+        mode="eager" if job.engine.mode == "eager" else "traced",
     )  # fmt: skip
     with share_of_time(_SHARE):
-        result = train(
-            ensemble, data, training, validation=validation, seed=seed, progress=progress,
-            checkpoint=part_of(checkpoint, "start"), label=f"starting {chains} chains",
-            identity=identity_of(method, model, data, validation),
-        )  # fmt: skip
+        own = job.part("start", engine=Engine(), label=f"starting {chains} chains")
+        result = train(ensemble, data, training, **own.options)
     _stop_if(result.interrupted)
     return Start(ensemble.positions.detach().clone(), points, buffers)
 
@@ -397,11 +376,11 @@ def _draws_of(posterior: Posterior, chains: int, model: Model, seed: int) -> Par
     return {name: drawn[name].to(value) for name, value in model.params().items()}
 
 
-def _training(data: Data) -> Training:
+def _training(data: Data) -> TrainingSettings:
     """About a thousand steps, whatever the size of the data."""
-    settings = Training()
+    settings = TrainingSettings()
     per_epoch = data.batches_per_epoch(settings.rows_per_step(data.size))
-    return Training(epochs=max(1, round(_STEPS / per_epoch)))
+    return TrainingSettings(epochs=max(1, round(_STEPS / per_epoch)))
 
 
 def _stop_if(interrupted: bool) -> None:

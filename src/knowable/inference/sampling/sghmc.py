@@ -63,6 +63,10 @@ class SGHMC(StochasticGradientSampler):
         torch.Size([8, 200, 2])
     """
 
+    family = "sampling"
+    summary = "the same with momentum and friction"
+    references = ("chen2014",)
+
     friction: float = 2.0
 
     def __post_init__(self) -> None:

@@ -88,6 +88,10 @@ class SGLD(StochasticGradientSampler):
         torch.Size([8, 400, 2])
     """
 
+    family = "sampling"
+    summary = "mini-batch gradient steps with noise that makes them draws"
+    references = ("welling2011", "li2016")
+
     schedule: str = "constant"
     decay: float = 1 / 3
     preconditioned: bool = False

@@ -55,6 +55,11 @@ class SimulatedAnnealing(MovedSampler):
         -1.02
     """
 
+    family = "sampling"
+    summary = "chains that cool down from a hot start; also finds the mode"
+    aliases = ("annealing",)
+    references = ("kirkpatrick1983",)
+
     hottest: float = 10.0
     schedule: str = "geometric"
 

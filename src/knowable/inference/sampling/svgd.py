@@ -62,6 +62,10 @@ class SVGD(BeginsNearModes):
         torch.Size([20, 1, 1])
     """
 
+    family = "sampling"
+    summary = "particles that follow the gradient and repel each other"
+    references = ("liu2016",)
+
     chains: int = 64
     draws: int | None = 1
     bandwidth: float | None = None

@@ -56,6 +56,11 @@ class TemperedChains(MovedSampler):
         True
     """
 
+    family = "sampling"
+    summary = "chains at several temperatures that swap places: for posteriors with separate modes"
+    aliases = ("parallel_tempering",)
+    references = ("geyer1991",)
+
     chains: int = 8
     temperatures: tuple[float, ...] | None = None
     hottest: float = 10.0

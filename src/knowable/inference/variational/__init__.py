@@ -5,6 +5,7 @@ from knowable.inference.variational.bottleneck import InformationBottleneck
 from knowable.inference.variational.bottleneck_code import RandomCode
 from knowable.inference.variational.discrete import BernoulliNormal, DiscreteVI
 from knowable.inference.variational.flow.flow import FlowVI
+from knowable.inference.variational.flow.posterior import FlowPosterior
 from knowable.inference.variational.full_rank import FullRankVI
 from knowable.inference.variational.function_space.function_space import FunctionSpaceVI
 from knowable.inference.variational.function_space.priors import (
@@ -23,22 +24,23 @@ from knowable.inference.variational.moment.moment import MomentNormal, MomentVI
 from knowable.inference.variational.natural import NaturalVI
 
 __all__ = [
-    "BernoulliNormal",
-    "DiscreteVI",
-    "FlowVI",
-    "FullRankVI",
-    "FunctionSpaceVI",
-    "GPyTorchKernel",
-    "InformationBottleneck",
-    "LinearKernel",
-    "LowRankVI",
-    "MaternKernel",
-    "MatrixNormalVI",
     "MeanFieldVI",
+    "LowRankVI",
+    "FullRankVI",
+    "MatrixNormalVI",
+    "FlowVI",
     "MixtureVI",
-    "MomentNormal",
-    "MomentVI",
     "NaturalVI",
+    "MomentVI",
+    "DiscreteVI",
+    "FunctionSpaceVI",
+    "InformationBottleneck",
+    "BernoulliNormal",
+    "FlowPosterior",
+    "GPyTorchKernel",
+    "LinearKernel",
+    "MaternKernel",
+    "MomentNormal",
     "NetworkPrior",
     "RBFKernel",
     "RandomCode",

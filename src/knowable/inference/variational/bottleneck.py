@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import Trained
 from knowable.errors import InvalidType
 from knowable.inference.point.point import PointObjective, refuse_learned_prior, training_diagnostics
 from knowable.inference.variational.bottleneck_code import (
@@ -39,7 +40,7 @@ _NOTE = "Weights are point estimates: predictions differ from draw to draw by th
 
 
 @dataclass(frozen=True, repr=False)
-class InformationBottleneck(Method, Training):
+class InformationBottleneck(Trained, Method):
     r"""A random code in the middle of the network that keeps of the input only what helps to predict.
 
     .. math:: \min\; D + \beta R, \qquad D = E\big[-\log p(y \mid z)\big], \quad
@@ -60,7 +61,7 @@ class InformationBottleneck(Method, Training):
         layer: The layer whose output is the code's mean, by its path in the network (``"encoder.3"``). None: what the
             last layer with parameters takes in.
         beta: β, the price of a nat of rate in nats of distortion; 0 charges nothing.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how it is minimised.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how it is minimised.
         scale: ``"head"``: the log variance is a learned linear function of the layer's output. ``"split"``: the first
             half of the layer's features is the mean, the second half the log variance; what follows the layer then
             takes half as many features as the layer gives.
@@ -80,7 +81,12 @@ class InformationBottleneck(Method, Training):
         True
     """
 
-    layer: str | None = None
+    family = "variational"
+    summary = "a random code in the network that keeps of the input only what helps to predict"
+    aliases = ("vib",)
+    references = ("alemi2017", "alemi2018", "chechik2005")
+
+    layer: str | None = field(default=None, kw_only=False)
     beta: float = 1e-3
     scale: str = "head"
     marginal: str = "standard"
@@ -97,15 +103,13 @@ class InformationBottleneck(Method, Training):
         check_count("draws", self.draws)
         check_number("initial_scale", self.initial_scale, above=0)
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> RandomCode:
-        """Minimise distortion and rate; see :meth:`knowable.core.method.Method.fit`."""
-        place = tap = None
-        if isinstance(model, Model):  # what is not is refused by the next line
-            refuse_learned_prior(self, model)
-            place = CodePlace.of(model, self.layer, self.scale)
-            model, tap = tapped(model, place)
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
-        assert place is not None and tap is not None
+    def _fit(self, job: FitJob) -> RandomCode:
+        """Minimise distortion and rate."""
+        rows, seed = job.rows, job.seed
+        refuse_learned_prior(self, job.model)
+        place = CodePlace.of(job.model, self.layer, self.scale)
+        model, tap = tapped(job.model, place)
+        job = replace(job, model=model)
         with own_randomness(derive_seed(seed, "start")):
             shape = code_shape(model, tap, next(iter(rows))[0])
         objective = BottleneckObjective(
@@ -113,10 +117,7 @@ class InformationBottleneck(Method, Training):
             initial_scale=self.initial_scale,
         )  # fmt: skip
         with share_of_time(0.9):  # the rest is for the distortion
-            result = train(
-                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-                engine=engine, label=type(self).__name__, identity=identity_of(self, model, rows, held_out),
-            )  # fmt: skip
+            result = train(objective, rows, self.training_settings(), **job.options)
         params = {name: value.detach() for name, value in objective.params().items()}
         terms = objective.final_terms(rows, seed)
         return RandomCode(

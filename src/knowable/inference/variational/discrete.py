@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ class DiscreteVI(BoundMethod):
     independent gates cannot say so. They settle on one of the two.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of
             :class:`~knowable.inference.variational.method.BoundMethod` and
@@ -72,11 +72,14 @@ class DiscreteVI(BoundMethod):
         torch.Size([8])
     """
 
+    family = "variational"
+    summary = "gates and other parameters that are 0 or 1, by the score function, with normals for the weights"
+    references = ("williams1992", "mnih2016", "kool2019", "titsias2015")
+    supports_binary = True
+
     estimator: str = "auto"
     draws: int | None = None
     initial_probability: float | None = None
-
-    takes_binary: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

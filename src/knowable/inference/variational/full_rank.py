@@ -170,7 +170,7 @@ class FullRankVI(StructuredVI):
     ``random="last_layer"`` it is Bayesian linear regression on the features.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
@@ -188,6 +188,11 @@ class FullRankVI(StructuredVI):
         >>> posterior.covariance.shape
         torch.Size([2, 2])
     """
+
+    family = "variational"
+    summary = "one normal with all correlations between the weights"
+    aliases = ("frvi",)
+    references = ("opper2009", "titsias2014", "kucukelbir2017", "roeder2017")
 
     max_parameters: int = FullRank.max_parameters
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from knowable.core.method import admit
+from knowable.core.method import FitJob
 from knowable.core.model.model import Model
 from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.support.checks import check_choice, check_count, check_type
@@ -142,7 +142,8 @@ def gradient_variance(
         check_choice("estimators", estimator, ESTIMATORS)
     if not estimators:
         raise InvalidArgument(f"estimators must name at least one of {', '.join(ESTIMATORS)}; got none.")
-    rows, _, seed = admit(model, data, None, seed)
+    job = FitJob.of(MeanFieldVI(), model, data, seed=seed)
+    rows, seed = job.rows, job.seed
     x, y = rows.tensors
     if at is not None:
         check_type("at", at, DiagonalNormal, "a posterior fitted by MeanFieldVI, or None")

@@ -170,7 +170,7 @@ class LowRankVI(StructuredVI, Rank):
 
     Args:
         rank: Number of columns of F. Time and memory of a step grow with it.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
@@ -186,6 +186,11 @@ class LowRankVI(StructuredVI, Rank):
         >>> kn.LowRankVI(rank=1, epochs=300).fit(model, (x, 2 * x)).rank
         1
     """
+
+    family = "variational"
+    summary = "one normal whose covariance is a diagonal and a few directions"
+    aliases = ("lrvi",)
+    references = ("ong2018",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

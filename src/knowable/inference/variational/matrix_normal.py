@@ -283,7 +283,7 @@ class MatrixNormalVI(StructuredVI):
     normals. It is exact where the posterior is of that form: a linear layer with equal noise on all outputs.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
@@ -301,6 +301,11 @@ class MatrixNormalVI(StructuredVI):
         >>> len(posterior.blocks)
         4
     """
+
+    family = "variational"
+    summary = "a matrix normal for every weight matrix: correlated rows, correlated columns"
+    aliases = ("mnvi",)
+    references = ("louizos2016",)
 
     full_up_to: int = MatrixNormal.full_up_to
 

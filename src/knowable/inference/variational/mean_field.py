@@ -34,7 +34,7 @@ class MeanFieldVI(FamiliesVI):
     uses weight draws shared by all inputs, whatever the estimator that training used.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
         kl_warmup: Epochs over which the KL's factor rises to its full value. It changes the path and not the target.
@@ -68,6 +68,11 @@ class MeanFieldVI(FamiliesVI):
         >>> posterior.predict(x).mean.shape
         torch.Size([40, 1])
     """
+
+    family = "variational"
+    summary = "an independent normal for every weight, by maximising the evidence lower bound"
+    aliases = ("mfvi", "bbb")
+    references = ("graves2011", "blundell2015", "kingma2015", "ranganath2014", "kool2019")
 
     estimator: str = "auto"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import Engine
-from knowable.core.method import Method, admit, identity_of
+from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
@@ -20,7 +19,8 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.core.training.loop import Training, TrainingResult, train
+from knowable.core.training.loop import train
+from knowable.core.training.settings import Trained, TrainingResult
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.point.point import PointObjective, fit_point, training_diagnostics
 from knowable.inference.start import means_for
@@ -30,7 +30,7 @@ _WARMUP_STEPS = 2_000  # where the warm-up is not given
 
 
 @dataclass(frozen=True, repr=False)
-class VariationalFit(Method, Training):
+class VariationalFit(Trained, Method):
     r"""A distribution q over the weights, fitted by maximising how well it explains the data less a divergence.
 
     Args:
@@ -44,9 +44,6 @@ class VariationalFit(Method, Training):
     beta: float = 1.0
     kl_warmup: int | None = 0
     start: str | Posterior = "network"
-
-    takes_binary: ClassVar[bool] = False
-    """Whether it can do parameters that are 0 or 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,25 +89,18 @@ class VariationalFit(Method, Training):
 
     # --- the fit -----------------------------------------------------------------------------------------------------
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Posterior:
-        """Maximise the objective; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(
-            model, data, validation, seed, batch_size=self.batch_size, binary=self.takes_binary
-        )
+    def _fit(self, job: FitJob) -> Posterior:
+        """Maximise the objective."""
+        model, rows, seed = job.model, job.rows, job.seed
         if self.kl_warmup is None:
-            return replace(self, kl_warmup=self._chosen_warmup(rows)).fit(
-                model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
-            )
+            chosen = replace(self, kl_warmup=self._chosen_warmup(rows))
+            return chosen._fit(replace(job, method=chosen))
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
             target = self.target(model)
-            start = self._start(model, rows, held_out, seed, progress, engine)
-            objective = self._objective_for(target, rows, seed, start)
+            objective = self._objective_for(target, rows, seed, self._start(job))
         with share_of_time(0.9):  # the rest is for the bound
-            result = train(
-                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-                engine=engine, label=type(self).__name__,
-                identity={**identity_of(self, model, rows, held_out), **self._identity(objective)},
-            )  # fmt: skip
+            options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
+            result = train(objective, rows, self.training_settings(), **options)
         evidence, terms = self._evidence(objective, rows, seed)
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
         posterior.diagnostics = training_diagnostics(
@@ -120,26 +110,20 @@ class VariationalFit(Method, Training):
 
     def _chosen_warmup(self, rows: Data) -> int:
         """Epochs that make so many steps."""
-        per_epoch = -(-rows.batches_per_epoch(self.rows_per_step(rows.size)) // self.accumulate)
+        batches = rows.batches_per_epoch(self.training_settings().rows_per_step(rows.size))
+        per_epoch = -(-batches // self.training.accumulate)
         wanted = -(-_WARMUP_STEPS // per_epoch)
         return wanted if self.epochs is None else min(wanted, self.epochs // 3)
 
-    def _start(
-        self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None, engine: Engine | None
-    ) -> Params | None:
+    def _start(self, job: FitJob) -> Params | None:
+        model = job.model
         if isinstance(self.start, Posterior):
             return means_for("start", model, self.start)
         if self.start == "network":
             return None
-        settings = Training(
-            self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience,
-            accumulate=self.accumulate,
-        )  # fmt: skip
-        objective = PointObjective(model, rows.size, use_prior=True, held=model.hyper_names)
-        best = fit_point(
-            self, model, rows, training=settings, use_prior=True, validation=held_out, seed=seed, progress=progress,
-            engine=engine, objective=objective,
-        )  # fmt: skip
+        objective = PointObjective(model, job.rows.size, use_prior=True, held=model.hyper_names)
+        settings = self.training_settings(training=replace(self.training, on_divergence="halve"))
+        best = fit_point(replace(job, checkpoint=None), settings, objective=objective)
         if best.diagnostics.interrupted:
             raise KeyboardInterrupt  # there is no distribution yet to return
         return best.mean()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.engine import Engine, as_engine
-from knowable.core.method import admit, identity_of
+from knowable.core.compiling.engine import Engine
+from knowable.core.method import FitJob
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, index_params
@@ -68,7 +68,7 @@ class MixtureVI(BoundMethod, Components):
 
     Args:
         components: How many normals are mixed.
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of
             :class:`~knowable.inference.variational.method.BoundMethod` and
@@ -93,6 +93,11 @@ class MixtureVI(BoundMethod, Components):
         3
     """
 
+    family = "variational"
+    summary = "several mean-field normals, each around its own mode, trained together"
+    aliases = ("mixture",)
+    references = ("jaakkola1998", "bishop1998", "gershman2012")
+
     estimator: str = "auto"
     draws: int = 1
     vectorise: bool | None = None
@@ -105,21 +110,17 @@ class MixtureVI(BoundMethod, Components):
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Mixture:
-        """Maximise the mean of the bounds; see :meth:`knowable.core.method.Method.fit`."""
-        rows, held_out, seed = admit(model, data, validation, seed, batch_size=self.batch_size)
-        engine = as_engine(engine)
+    def _fit(self, job: FitJob) -> Mixture:
+        """Maximise the mean of the bounds."""
+        model, rows, seed, engine = job.model, job.rows, job.seed, job.engine
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
             x, y = next(iter(rows))[:2]
-            starts = self._starts(model, rows, held_out, seed, progress, engine)
-            components = [self.objective(each, x, rows.size) for each in starts]
+            components = [self.objective(each, x, rows.size) for each in self._starts(job)]
             objective = self._objective(components, x, y, engine)
+        job = replace(job, label=f"{type(self).__name__}, {self.components} components")
         with share_of_time(0.9):  # the rest is for the bound
-            result = train(
-                objective, rows, self, validation=held_out, seed=seed, progress=progress, checkpoint=checkpoint,
-                engine=engine, label=f"{type(self).__name__}, {self.components} components",
-                identity={**identity_of(self, model, rows, held_out), "engine": repr(engine)},
-            )  # fmt: skip
+            options = {**job.options, "identity": {**job.identity, "engine": repr(engine)}}
+            result = train(objective, rows, self.training_settings(), **options)
         trained: Sequence[MeanFieldObjective] = list(objective.components)  # type: ignore[arg-type]
         bound, terms, each = mixture_bound(trained, rows, seed)
         points = trained[0].point_params()
@@ -139,10 +140,9 @@ class MixtureVI(BoundMethod, Components):
     def _single(self) -> MeanFieldVI:
         """The method that fits one component by itself."""
         return MeanFieldVI(
-            self.epochs, self.learning_rate, self.batch_size, self.optimiser, self.clip, self.patience,
-            self.on_divergence, self.schedule, self.cycles, self.accumulate, estimator=self.estimator,
-            draws=self.draws, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup, start=self.start,
-            initial_scale=self.initial_scale,
+            epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size, training=self.training,
+            estimator=self.estimator, draws=self.draws, beta=self.beta, temperature=self.temperature,
+            kl_warmup=self.kl_warmup, start=self.start, initial_scale=self.initial_scale,
         )  # fmt: skip
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
@@ -152,10 +152,9 @@ class MixtureVI(BoundMethod, Components):
             kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
         )  # fmt: skip
 
-    def _starts(
-        self, model: Model, rows: Data, held_out: Data | None, seed: int, progress: bool | None, engine: Engine
-    ) -> list[Model]:
+    def _starts(self, job: FitJob) -> list[Model]:
         """The model, begun where each component begins."""
+        model, seed = job.model, job.seed
         if isinstance(self.start, Posterior):
             return [model.starting_at(each) for each in _centres(self.start, self.components, model, seed)]
         fresh = [model, *(model.starting_at(*fresh_start(model, seed, k)) for k in range(1, self.components))]
@@ -163,7 +162,7 @@ class MixtureVI(BoundMethod, Components):
         for k, each in enumerate(fresh):
             own_seed = seed if k == 0 else derive_seed(seed, "component", k)
             with share_of_time(1 / (self.components - k)):
-                found.append(each.starting_at(self._start(each, rows, held_out, own_seed, progress, engine) or {}))
+                found.append(each.starting_at(self._start(replace(job, model=each, seed=own_seed)) or {}))
         return found
 
     def _objective(

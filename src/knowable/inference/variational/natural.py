@@ -38,7 +38,7 @@ class NaturalVI(BoundMethod):
     ``optimiser``.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised. ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
         beta: This and the other fields of
             :class:`~knowable.inference.variational.method.BoundMethod` and
@@ -62,6 +62,11 @@ class NaturalVI(BoundMethod):
         >>> posterior.predict(x).mean.shape
         torch.Size([40, 1])
     """
+
+    family = "variational"
+    summary = "the same independent normals along the natural gradient: Newton steps at the cost of Adam"
+    aliases = ("ivon", "nvi")
+    references = ("shen2024", "lin2020", "khan2018")
 
     draws: int = 1
     estimator: str = "weight"

@@ -136,7 +136,7 @@ class FlowVI(StructuredVI):
     random.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
             it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
@@ -157,6 +157,11 @@ class FlowVI(StructuredVI):
         >>> posterior.log_prob(posterior.sample(5)).shape
         torch.Size([5])
     """
+
+    family = "variational"
+    summary = "a normal bent by invertible maps, for posteriors of any shape"
+    aliases = ("flow",)
+    references = ("rezende2015", "dinh2017", "roeder2017")
 
     kind: str = Flow.kind
     layers: int | None = None

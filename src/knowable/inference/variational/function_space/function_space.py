@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from knowable.core.method import FitJob
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
@@ -65,7 +66,7 @@ class FunctionSpaceVI(VariationalMethod):
     or take fewer points.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how it is maximised.
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how it is maximised.
         prior: The prior over functions: a kernel
             (:class:`~knowable.inference.variational.function_space.priors.RBFKernel`, ``MaternKernel``,
             ``LinearKernel``, or any of GPyTorch), or a
@@ -99,6 +100,11 @@ class FunctionSpaceVI(VariationalMethod):
         True
     """
 
+    family = "variational"
+    summary = "an independent normal for every weight, held to a prior over functions"
+    aliases = ("fsvi",)
+    references = ("rudner2022", "sun2019", "burt2020")
+
     prior: FunctionPrior | Any = None
     context: str | Tensor | DrawPoints = "auto"
     context_points: int = 16
@@ -122,13 +128,9 @@ class FunctionSpaceVI(VariationalMethod):
                 f"{self.context_points} function values. Take some ten times as many draws as points."
             )
 
-    def fit(self, model, data, *, validation=None, seed=0, progress=None, checkpoint=None, engine=None) -> Posterior:
-        """Maximise the objective; see :meth:`knowable.core.method.Method.fit`."""
-        if isinstance(model, Model):  # what is not is refused by the next line
-            check_model(model)
-        return super().fit(
-            model, data, validation=validation, seed=seed, progress=progress, checkpoint=checkpoint, engine=engine
-        )
+    def _fit(self, job: FitJob) -> Posterior:
+        check_model(job.model)
+        return super()._fit(job)
 
     def objective(
         self,

@@ -47,7 +47,7 @@ class MomentVI(BoundMethod):
     ``log_evidence`` is estimated from weight draws: it is the bound of the fitted normals, whatever was approximate.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.loop.Training` say how the bound is
+        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
             maximised.
         beta: This and the other fields of
             :class:`~knowable.inference.variational.method.BoundMethod` and
@@ -66,6 +66,11 @@ class MomentVI(BoundMethod):
         >>> posterior.output_moments(x).variance.shape
         torch.Size([40, 1])
     """
+
+    family = "variational"
+    summary = "the same independent normals without sampling: moments go through the layers"
+    aliases = ("dvi",)
+    references = ("wu2019", "lobato2015", "clark1961", "knowles2011")
 
     covariance_limit: int = 64
     prediction: str = "moments"

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from knowable.references import BIBTEX
+from knowable.registry import bibliography
+
+BIBTEX = bibliography()
 
 
 @pytest.mark.parametrize("key", BIBTEX)
