@@ -33,7 +33,7 @@ _PICKS = frozenset({"__getitem__", "select", "narrow"})
 
 
 @dataclass(frozen=True)
-class Output:
+class DropoutOutput:
     """One output of a dropout layer.
 
     Attributes:
@@ -61,15 +61,15 @@ class LayerCall:
     """
 
     kind: str
-    places: tuple[Place, ...]
+    places: tuple[WeightAxis, ...]
     inputs: tuple[int, ...]
     entrance: tuple[str, ...]
     by_rows: bool
-    source: Output | None = None
+    source: DropoutOutput | None = None
 
 
 @dataclass
-class Trace:
+class LayerTrace:
     """What was seen.
 
     Attributes:
@@ -81,8 +81,8 @@ class Trace:
 
     calls: list[LayerCall] = field(default_factory=list)
     other_uses: set[str] = field(default_factory=set)
-    outputs: list[Output] = field(default_factory=list)
-    escaped: set[Output] = field(default_factory=set)
+    outputs: list[DropoutOutput] = field(default_factory=list)
+    escaped: set[DropoutOutput] = field(default_factory=set)
 
     def calls_of(self, name: str) -> list[LayerCall]:
         """The uses of one weight."""
@@ -96,11 +96,11 @@ class Trace:
         )
 
 
-def trace_layers(model: Model, x: Tensor) -> Trace:
+def trace_layers(model: Model, x: Tensor) -> LayerTrace:
     """Run the network in training mode on rows like those of ``x``, and watch."""
     network = model.network.copy()
     params = {**model.frozen_params(), **model.network_params(model.params())}
-    watching: list[_Watch] = []
+    watching: list[_LayerRecorder] = []
     for path, module in network.modules(training=True).items():
         if isinstance(module, ELEMENTWISE + BY_CHANNEL):
             module.p = 0.5  # one that is set to 0 would not be seen
@@ -108,14 +108,14 @@ def trace_layers(model: Model, x: Tensor) -> Trace:
     found = []
     for rows in _ROWS:
         inputs = x[torch.arange(rows, device=x.device) % len(x)].clone()
-        watching[:] = [_Watch(params, rows)]
+        watching[:] = [_LayerRecorder(params, rows)]
         with own_randomness(0), torch.no_grad(), watching[0]:
             network(params, inputs, buffers=model.buffers(), training=True)
         found.append(watching[0].trace)
     return _joined(*found)
 
 
-def _joined(first: Trace, second: Trace) -> Trace:
+def _joined(first: LayerTrace, second: LayerTrace) -> LayerTrace:
     """The second trace, with rows that are examples only where they are in both."""
     same = len(first.calls) == len(second.calls)
     pairs = zip(first.calls, second.calls, strict=True) if same else ((None, call) for call in second.calls)
@@ -123,30 +123,30 @@ def _joined(first: Trace, second: Trace) -> Trace:
     return second
 
 
-def _note_output(watching: list[_Watch], path: str, module: nn.Module, args: Any, output: Tensor) -> None:
+def _note_output(watching: list[_LayerRecorder], path: str, module: nn.Module, args: Any, output: Tensor) -> None:
     if module.training:  # a frozen part of the network is in evaluation mode
         channels = output.shape[1] if isinstance(module, BY_CHANNEL) else None
         watching[0].note_output(path, channels, output)
 
 
-class _Watch(TorchFunctionMode):
+class _LayerRecorder(TorchFunctionMode):
     """Follows parameters and outputs of dropout layers through the operations of one forward pass."""
 
     def __init__(self, params: Params, rows: int):
         super().__init__()
-        self.trace = Trace()
+        self.trace = LayerTrace()
         self._rows = rows
         self._names = {id(value): name for name, value in params.items()}
-        self._origin: dict[int, Output] = {}
+        self._origin: dict[int, DropoutOutput] = {}
         self._alive: list[Tensor] = []  # so that no two tensors have the same id
 
     def note_output(self, path: str, channels: int | None, output: Tensor) -> None:
         """Take note of what a dropout layer gave out."""
         call = sum(each.path == path for each in self.trace.outputs)
-        self.trace.outputs.append(Output(path, call, channels))
+        self.trace.outputs.append(DropoutOutput(path, call, channels))
         self._mark(output, self.trace.outputs[-1])
 
-    def _mark(self, value: Tensor, origin: Output) -> None:
+    def _mark(self, value: Tensor, origin: DropoutOutput) -> None:
         self._origin[id(value)] = origin
         self._alive.append(value)
 
@@ -171,7 +171,7 @@ class _Watch(TorchFunctionMode):
             self._follow(func.__name__, origins, result)
         return result
 
-    def _follow(self, operation: str, origins: list[Output], result: Any) -> None:
+    def _follow(self, operation: str, origins: list[DropoutOutput], result: Any) -> None:
         origin = origins[0]
         if origin.channels is None:
             commutes = operation in _HOMOGENEOUS | _SHAPES | _MOVES | _PICKS
@@ -209,9 +209,9 @@ class _Watch(TorchFunctionMode):
         by_rows = x.dim() > 1 and x.shape[0] == self._rows
         source = self._origin.get(id(x))
         if func is LINEAR:
-            return LayerCall("linear", (Place(name),), (weight.shape[1],), (name,), by_rows, source)
+            return LayerCall("linear", (WeightAxis(name),), (weight.shape[1],), (name,), by_rows, source)
         groups = rest.get("groups", 1)
-        place = Place(name, axis=0) if is_transposed(func) else Place(name, groups=groups)
+        place = WeightAxis(name, axis=0) if is_transposed(func) else WeightAxis(name, groups=groups)
         inputs = weight.shape[0] if is_transposed(func) else weight.shape[1] * groups
         return LayerCall("convolution", (place,), (inputs,), (name,), by_rows, source)
 
@@ -224,8 +224,10 @@ def _takes_input(weight: str) -> bool:
     return weight == "weight_ih" or weight.startswith("weight_ih_l0")
 
 
-def _inner_call(kind: str, weights: Params, entrance: tuple[str, ...], source: Output | None = None) -> LayerCall:
-    places = tuple(Place(name) for name in weights)
+def _inner_call(
+    kind: str, weights: Params, entrance: tuple[str, ...], source: DropoutOutput | None = None
+) -> LayerCall:
+    places = tuple(WeightAxis(name) for name in weights)
     return LayerCall(kind, places, tuple(value.shape[1] for value in weights.values()), entrance, False, source)
 
 
@@ -241,7 +243,7 @@ def _inner_call(kind: str, weights: Params, entrance: tuple[str, ...], source: O
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightAxis:
     """A weight that takes the inputs of a site.
 
     Attributes:
@@ -256,7 +258,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Site:
+class DropoutSite:
     """Inputs that are dropped independently of each other, at one rate.
 
     Attributes:
@@ -268,7 +270,7 @@ class Site:
             convolutions alone, on inputs whose rows are the examples.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[WeightAxis, ...]
     units: int
     rate: float
     repeat: int = 1
@@ -279,7 +281,7 @@ class Site:
         """Name of the first weight: what reports call the site."""
         return self.places[0].name
 
-    def on_weight(self, mask: Tensor, place: Place, weight: Tensor) -> Tensor:
+    def on_weight(self, mask: Tensor, place: WeightAxis, weight: Tensor) -> Tensor:
         """Factors on a weight, for masks ``(..., units)``: what broadcasts against ``(..., *weight.shape)``."""
         inputs = self.on_inputs(mask)
         lead, trailing = inputs.shape[:-1], (1,) * (weight.dim() - 2)
@@ -295,7 +297,7 @@ class Site:
         """Factors on the inputs ``(..., inputs)``, for masks ``(..., units)``."""
         return mask.repeat_interleave(self.repeat, dim=-1) if self.repeat > 1 else mask
 
-    def most_by_unit(self, values: Tensor, place: Place) -> Tensor:
+    def most_by_unit(self, values: Tensor, place: WeightAxis) -> Tensor:
         """The largest of numbers of a weight's shape among those that belong to each unit, ``(units,)``."""
         if place.axis == 0:
             inputs = values.flatten(1).amax(1)
@@ -309,6 +311,6 @@ class Site:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Site:
+    def from_json(cls, saved: dict[str, Any]) -> DropoutSite:
         """Back from plain values."""
-        return cls(**{**saved, "places": tuple(Place(**place) for place in saved["places"])})
+        return cls(**{**saved, "places": tuple(WeightAxis(**place) for place in saved["places"])})

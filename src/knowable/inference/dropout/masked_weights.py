@@ -25,7 +25,7 @@ from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.inference.dropout.layer_trace import Place, Site
+from knowable.inference.dropout.layer_trace import DropoutSite, WeightAxis
 from knowable.inference.dropout.placement import Placement
 from knowable.inference.dropout.shared_noise import Axis, SharedNoise, plain_attention, random_axes
 
@@ -42,7 +42,7 @@ class SiteMasks:
         mask: The masks as they were drawn, ``(rows, units)``; None before they are.
     """
 
-    def __init__(self, site: Site, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
+    def __init__(self, site: DropoutSite, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
         self.site, self._draw, self._scale = site, draw, scale
         self.mask: Tensor | None = None
         self._factor: Tensor | None = None
@@ -54,7 +54,7 @@ class SiteMasks:
             self._factor = self.site.on_inputs(self.mask * self._scale)
         return self._factor
 
-    def masked(self, weight: Tensor, place: Place) -> Tensor:
+    def masked(self, weight: Tensor, place: WeightAxis) -> Tensor:
         """A weight with one mask for all examples on it."""
         if self.mask is None or len(self.mask) != 1:
             self.mask = self._draw(1)
@@ -71,11 +71,11 @@ class MaskedWeight(torch.Tensor):
     """
 
     loc: Tensor
-    place: Place
+    place: WeightAxis
     masks: SiteMasks
 
     @staticmethod
-    def __new__(cls, loc: Tensor, place: Place, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
         with torch._C.DisableTorchFunctionSubclass():  # a weight that is random itself is not drawn yet
             self = loc.as_subclass(cls)
         self.loc, self.place, self.masks = loc, place, masks

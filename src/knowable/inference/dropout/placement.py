@@ -27,7 +27,14 @@ from knowable.core.model.model import Model
 from knowable.core.network.network import Network
 from knowable.core.network.params import select_names
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.dropout.layer_trace import LayerCall, Output, Place, Site, Trace, trace_layers
+from knowable.inference.dropout.layer_trace import (
+    DropoutOutput,
+    DropoutSite,
+    LayerCall,
+    LayerTrace,
+    WeightAxis,
+    trace_layers,
+)
 from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
 
 DEFAULT_RATE = 0.1
@@ -45,7 +52,7 @@ class Placement:
         noisy: Whether something else in the network draws random numbers.
     """
 
-    sites: tuple[Site, ...]
+    sites: tuple[DropoutSite, ...]
     own_rates: dict[str, float]
     noisy: bool = False
 
@@ -70,7 +77,9 @@ class Placement:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Placement:
         """Back from plain values."""
-        return cls(tuple(Site.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"])
+        return cls(
+            tuple(DropoutSite.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"]
+        )
 
 
 def place_dropout(
@@ -120,7 +129,7 @@ def place_noise(model: Model, x: Tensor, *, where: str | Iterable[str] | None) -
     return Placement(tuple(_sites_at(_some(names), trace, 0.0)), dict.fromkeys(_own_rates(model.network), 0.0))
 
 
-def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str, float]) -> Placement:
+def _with_noise(model: Model, x: Tensor, sites: list[DropoutSite], own_rates: dict[str, float]) -> Placement:
     """A placement, once it is known whether the network draws random numbers besides."""
     noisy = Placement(tuple(sites), own_rates, noisy=True)
     params = model.network_params(model.params())
@@ -131,14 +140,14 @@ def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str,
 # --- sites before layers ---------------------------------------------------------------------------------------------
 
 
-def _weights(trace: Trace, model: Model) -> list[str]:
+def _weights(trace: LayerTrace, model: Model) -> list[str]:
     """Random weights whose inputs can be dropped, in order of use."""
     random = set(model.random_names)
     names = [place.name for call in trace.calls for place in call.places if place.name in random]
     return list(dict.fromkeys(names))
 
 
-def _named_weights(where: str | Iterable[str], trace: Trace, model: Model) -> list[str]:
+def _named_weights(where: str | Iterable[str], trace: LayerTrace, model: Model) -> list[str]:
     names = _weights(trace, model)
     chosen = select_names("where", where, names, model.net)
     return [name for name in names if name in chosen]
@@ -153,30 +162,30 @@ def _some(names: list[str]) -> list[str]:
     return names
 
 
-def _channels_of_images(trace: Trace) -> tuple[str, ...]:
+def _channels_of_images(trace: LayerTrace) -> tuple[str, ...]:
     """The first convolution, if it is the first layer and takes few channels."""
     first = trace.calls[0] if trace.calls else None
     few = first is not None and first.kind == "convolution" and first.inputs[0] < _FEWEST_CHANNELS
     return first.entrance if first is not None and few else ()
 
 
-def _default_weights(trace: Trace, model: Model) -> list[str]:
+def _default_weights(trace: LayerTrace, model: Model) -> list[str]:
     """All of them but those that take the network's input, unless there are no others."""
     names = _weights(trace, model)
     first = trace.calls[0].entrance if trace.calls else ()
     return [name for name in names if name not in first] or names
 
 
-def _sites_at(names: list[str], trace: Trace, rate: float) -> list[Site]:
+def _sites_at(names: list[str], trace: LayerTrace, rate: float) -> list[DropoutSite]:
     """A site of its own for every weight."""
     found = []
     for name in names:
         place, inputs = _place_of(name, trace.calls_of(name)[0])
-        found.append(Site((place,), inputs, rate, by_example=trace.by_example(name)))
+        found.append(DropoutSite((place,), inputs, rate, by_example=trace.by_example(name)))
     return found
 
 
-def _place_of(name: str, call: LayerCall) -> tuple[Place, int]:
+def _place_of(name: str, call: LayerCall) -> tuple[WeightAxis, int]:
     return next((place, n) for place, n in zip(call.places, call.inputs, strict=True) if place.name == name)
 
 
@@ -193,10 +202,10 @@ def _own_rates(network: Network) -> dict[str, float]:
     return {path: rate for path, rate in rates.items() if rate > 0.0}
 
 
-def _own_sites(trace: Trace, model: Model, rates: dict[str, float]) -> tuple[list[Site], set[str]]:
+def _own_sites(trace: LayerTrace, model: Model, rates: dict[str, float]) -> tuple[list[DropoutSite], set[str]]:
     """Sites for the network's own dropout layers, and which of the layers are replaced by them."""
     outputs = {path: [each for each in trace.outputs if each.path == path] for path in rates}
-    sites: list[Site] = []
+    sites: list[DropoutSite] = []
     moved = set()
     for path, rate in rates.items():
         if _between_recurrent_layers(path, model):
@@ -217,7 +226,7 @@ def _belongs(name: str, path: str) -> bool:
     return name.rpartition(".")[0] == path
 
 
-def _can_move(output: Output, trace: Trace) -> bool:
+def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
     """Whether a mask on this output is a mask on the inputs of layers that do nothing else."""
     calls = [call for call in trace.calls if call.source == output]
     return (
@@ -229,7 +238,7 @@ def _can_move(output: Output, trace: Trace) -> bool:
     )
 
 
-def _units(call: LayerCall, output: Output) -> tuple[int, int] | None:
+def _units(call: LayerCall, output: DropoutOutput) -> tuple[int, int] | None:
     """How many inputs of a layer are dropped independently, and how many neighbours together."""
     inputs = _place_of(call.entrance[0], call)[1]
     if output.channels is None:
@@ -237,7 +246,7 @@ def _units(call: LayerCall, output: Output) -> tuple[int, int] | None:
     return (output.channels, inputs // output.channels) if inputs % output.channels == 0 else None
 
 
-def _site_of(output: Output, trace: Trace, model: Model, rate: float) -> list[Site]:
+def _site_of(output: DropoutOutput, trace: LayerTrace, model: Model, rate: float) -> list[DropoutSite]:
     """The site of an output: one mask for all layers that take it. None where no weight of these is random."""
     calls = [call for call in trace.calls if call.source == output]
     random = set(model.random_names)
@@ -246,7 +255,7 @@ def _site_of(output: Output, trace: Trace, model: Model, rate: float) -> list[Si
     if not places or units is None:
         return []
     by_example = all(trace.by_example(place.name) for place in places)
-    return [Site(tuple(places), units[0], rate, units[1], by_example)]
+    return [DropoutSite(tuple(places), units[0], rate, units[1], by_example)]
 
 
 def _rate(module: nn.Module) -> float:

@@ -45,7 +45,7 @@ def random_axes(network: Network, params: Params, x: Tensor, buffers: Buffers) -
     """
     seen = []
     for rows in _ROWS:
-        watch = _Watch()
+        watch = _RandomShapes()
         with own_randomness(0), torch.no_grad(), plain_attention(), watch:
             network(params, x[torch.arange(rows, device=x.device) % len(x)], buffers=buffers)
         seen.append(watch.shapes)
@@ -94,7 +94,7 @@ class SharedNoise(TorchDispatchMode):
         return func(*args, **kwargs)  # each row draws its own
 
 
-class _Watch(TorchDispatchMode):
+class _RandomShapes(TorchDispatchMode):
     """Notes the shapes that random operations draw."""
 
     def __init__(self) -> None:

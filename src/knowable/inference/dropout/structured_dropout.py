@@ -15,12 +15,11 @@ from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.training.loop import TrainingResult
 from knowable.errors import Unsupported
-from knowable.inference.dropout.divergence import check_priors
+from knowable.inference.dropout.dropout_divergence import check_priors
 from knowable.inference.dropout.masked_weights import SiteMasks, masked_params
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.dropout.noisy_units import NoisyUnits, times_noise
+from knowable.inference.dropout.noisy_units import GroupNoise, HorseshoeNoise, LogUniformNoise, NoisyUnits, times_noise
 from knowable.inference.dropout.placement import Placement, place_noise
-from knowable.inference.dropout.unit_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
 from knowable.inference.variational.gaussian_weight import GaussianWeight, local_rule, trace_usage
 from knowable.inference.variational.method import VariationalMethod, final_bound, tempering_notes
 from knowable.inference.variational.objective import VariationalObjective, first_values

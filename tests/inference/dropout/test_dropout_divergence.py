@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.dropout.divergence import Divergence, HalfSquares, check_priors, cross_entropy
-from knowable.inference.dropout.layer_trace import Place, Site
-from knowable.inference.dropout.masks import entropy
+from knowable.inference.dropout.dropout_divergence import (
+    DropoutDivergence,
+    HalfSquares,
+    check_priors,
+    cross_entropy,
+    entropy,
+)
+from knowable.inference.dropout.layer_trace import DropoutSite, WeightAxis
 from tests.core.cases import diagonal_posterior, full_posterior
 
 WIDTH = 1e-3  # of the narrow normals, in the integral
@@ -56,7 +61,7 @@ def one_layer(prior: object = None, **settings: object) -> kn.Model:
     return kn.Model(nn.Linear(3, 2).double(), kn.Gaussian(0.1), prior, **settings)  # type: ignore[arg-type]
 
 
-SITE = Site((Place("weight"),), 3, 0.2)
+SITE = DropoutSite((WeightAxis("weight"),), 3, 0.2)
 
 
 def enumerated(model: kn.Model, params: dict[str, Tensor], rate: float) -> float:
@@ -78,24 +83,27 @@ def test_divergence_is_the_expectation_over_all_masks(prior, generator):
         prior = full_posterior(one_layer(), generator)
     model = one_layer(prior)
     params = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in model.params().items()}
-    found = Divergence(model, [SITE])(params, logits(0.2))
+    found = DropoutDivergence(model, [SITE])(params, logits(0.2))
     assert math.isclose(found.item(), enumerated(model, params, 0.2), rel_tol=1e-10)
 
 
 def test_a_mask_that_two_weights_share_has_its_entropy_once(generator):
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 1)).double()
     model = kn.Model(net, kn.Gaussian(0.1))
-    apart = [Site((Place("0.weight"),), 3, 0.2), Site((Place("1.weight"),), 3, 0.2)]
-    shared = [Site((Place("0.weight"), Place("1.weight")), 3, 0.2)]
+    apart = [DropoutSite((WeightAxis("0.weight"),), 3, 0.2), DropoutSite((WeightAxis("1.weight"),), 3, 0.2)]
+    shared = [DropoutSite((WeightAxis("0.weight"), WeightAxis("1.weight")), 3, 0.2)]
     params = model.params()
-    one, two = Divergence(model, shared)(params, logits(0.2)), Divergence(model, apart)(params, logits(0.2, 0.2))
+    one, two = (
+        DropoutDivergence(model, shared)(params, logits(0.2)),
+        DropoutDivergence(model, apart)(params, logits(0.2, 0.2)),
+    )
     assert torch.allclose(one - two, 3 * entropy(logits(0.2)))
 
 
 def test_divergence_has_the_gradient_of_its_definition(generator):
     model = one_layer({"bias": kn.LaplacePrior(0.4), "*": kn.Normal(0.3)})
     layout = Layout.of(model.params())
-    divergence = Divergence(model, [SITE])
+    divergence = DropoutDivergence(model, [SITE])
 
     def value(flat: Tensor, where: Tensor) -> Tensor:
         return divergence(layout.views(flat), where)
@@ -116,7 +124,7 @@ def test_the_l2_term_is_the_one_of_gal_and_ghahramani():
     # (1 - p) / (2 s²) ‖kept weights‖², with kept weights m / (1 - p)
     model = one_layer(kn.Normal(0.5))
     params, zero = model.params(), {k: torch.zeros_like(v) for k, v in model.params().items()}
-    divergence = Divergence(model, [SITE])
+    divergence = DropoutDivergence(model, [SITE])
     change = divergence(params, logits(0.2)) - divergence(zero, logits(0.2))
     kept = params["weight"] / 0.8
     expected = 0.8 / (2 * 0.25) * kept.square().sum() + params["bias"].square().sum() / (2 * 0.25)

@@ -1,4 +1,4 @@
-r"""The divergence that makes dropout a variational bound.
+r"""KL divergence of dropout from the prior: what makes the loss of dropout an evidence lower bound (ELBO).
 
 Gal and Ghahramani (2016) read dropout as the distribution in which each input's column of weights is a mixture of two
 narrow normals, one at zero and one at the value it has when the input is kept. With K weights in the column, mean m,
@@ -18,10 +18,10 @@ Its entropy is that of the choice between the two, and of the normals:
 .. math:: \mathrm{KL} \simeq -E_q[\log p(w)] - H(p)
 
 Two things are approximate in it. The entropy of the mixture is that of two components that do not overlap, which holds
-where σ is small beside the weights. And the entropy of the narrow normals is left out: for a fixed σ it is a constant,
-which moves nothing, but it means that the bound is known only up to that constant (as σ goes to 0, it goes to minus
-infinity). The term is on the scale of the full data, so there is no weight decay to choose: the usual one, in the loss
-per example, is :math:`\frac{1}{2 s^2 (1 - p) N}` for the mean weights m, or :math:`\frac{1 - p}{2 s^2 N}` for
+where σ is small beside the weights. And the entropy of the narrow normals is left out: for a fixed σ it is a constant
+without a gradient, but it means that the ELBO is known only up to that constant (as σ goes to 0, it goes to minus
+infinity). The term is on the full-data scale, so there is no weight decay to choose: the usual one, in the loss per
+example, is :math:`\frac{1}{2 s^2 (1 - p) N}` for the mean weights m, or :math:`\frac{1 - p}{2 s^2 N}` for
 :math:`m / (1 - p)`.
 """
 
@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -37,11 +38,10 @@ from knowable.core.model.model import Model
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Layout, Params
 from knowable.errors import Unsupported
-from knowable.inference.dropout.layer_trace import Site
-from knowable.inference.dropout.masks import entropy
+from knowable.inference.dropout.layer_trace import DropoutSite
 
 
-class Divergence:
+class DropoutDivergence:
     """KL of masked weights to the prior of a model, up to the constant of the narrow normals.
 
     Args:
@@ -49,7 +49,7 @@ class Divergence:
         sites: Where dropout acts.
     """
 
-    def __init__(self, model: Model, sites: Sequence[Site]):
+    def __init__(self, model: Model, sites: Sequence[DropoutSite]):
         self.model, self.sites = model, sites
         start = model.params()
         like = {"dtype": model.dtype, "device": model.device}
@@ -63,7 +63,7 @@ class Divergence:
         self._others = {name: site_of.get(name) for name, precision in centred.items() if precision is None}
         self._precision = torch.tensor([centred[name] for name in self._quadratic], **like)
         self._site = torch.tensor([site_of.get(n, len(sites)) for n in self._quadratic], device=model.device).long()
-        self._fixed: tuple[Tensor, Tensor] | None = None  # once it is seen that rates are not learned
+        self._fixed: tuple[Tensor, Tensor] | None = None  # kept where rates are not learned
         self._constant = -sum(_log_density_at_zero(priors[name]) * start[name].numel() for name in self._quadratic)
 
     def __call__(self, params: Params, logits: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Divergence:
         return total
 
     def _of_rates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What depends on rates alone: the constant and the entropies, and the factors on squared means."""
+        """The terms that depend on rates alone: constant less entropies, and the factors on squared means."""
         if self._fixed is not None:
             return self._fixed
         scale = torch.cat([1 + torch.exp(logits), logits.new_ones(1)])[self._site]  # 1 / (1 - p); 1 without masks
@@ -109,6 +109,12 @@ class Divergence:
             vectors = self._layout.flatten(named)  # (units, D)
             total = total + rate / (1 - rate) * ((vectors @ precision) * vectors).sum()
         return 0.5 * total
+
+
+def entropy(logit: Tensor) -> Tensor:
+    r"""Entropy of one mask in nats, :math:`-p \log p - (1 - p) \log(1 - p)`, from the logit of the rate p."""
+    rate = torch.sigmoid(logit)
+    return rate * F.softplus(-logit) + (1 - rate) * F.softplus(logit)
 
 
 def cross_entropy(prior: Prior, loc: Tensor, rate: Tensor | None) -> Tensor:
@@ -148,11 +154,11 @@ def _log_density_at_zero(prior: Prior | None) -> float:
     return 0.0 if prior is None else prior.log_prob(torch.zeros((), dtype=torch.float64)).item()
 
 
-def check_priors(model: Model, sites: Sequence[Site]) -> None:
-    """Refuse priors that have no finite density where dropout puts its mass, and scales that would be learned."""
+def check_priors(model: Model, sites: Sequence[DropoutSite]) -> None:
+    """Refuse priors with an infinite density at 0 on weights that are dropped, and priors with learned scales."""
     if model.hyper_names:
         raise Unsupported(
-            "Dropout cannot learn the prior's own scale: its bound grows without end as weights and scale shrink "
+            "Dropout cannot learn the prior's own scale: its ELBO grows without bound as weights and scale shrink "
             "together. Use a method that has a width for every weight, such as MeanFieldVI, or give the prior a fixed "
             "scale."
         )
