@@ -206,7 +206,7 @@ def mixture_evidence(members: Sequence[Posterior], log_weights: Tensor) -> LogEv
 # --- MultiSWAG: a mixture of SWAG posteriors (Wilson and Izmailov, 2020) ---------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MultiSWAG(SWAG):
     r"""Several SWAG posteriors, each around a mode of its own.
 
