@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from knowable.decisions.compress.rewrite import Plan
+from knowable.decisions.compress.rewrite import RewritePlan
 from knowable.decisions.compress.saving import export_onnx, export_program, save_network
-from knowable.decisions.compress.sparse_code import Code
+from knowable.decisions.compress.sparse_code import SparseCode
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Compressed:
     value_bits: int
     notes: tuple[str, ...]
     _example: Tensor = field(default_factory=lambda: Tensor())
-    _plan: Plan = field(default_factory=Plan)
-    _codes: Mapping[str, tuple[Code, Tensor]] = field(default_factory=dict)
+    _plan: RewritePlan = field(default_factory=RewritePlan)
+    _codes: Mapping[str, tuple[SparseCode, Tensor]] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:

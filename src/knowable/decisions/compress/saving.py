@@ -22,16 +22,17 @@ from knowable.core.network.network import check_module
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.files import as_file
 from knowable.core.support.randomness import own_randomness
-from knowable.decisions.compress.precision import Grid
-from knowable.decisions.compress.rewrite import Plan
-from knowable.decisions.compress.sparse_code import Code, decode, encode
+from knowable.decisions.compress.rewrite import RewritePlan
+from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode, decode, encode
 from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError, MissingExtra
 
 KIND = "compressed network"
 _WHOLE = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds whole numbers is taken
 
 
-def encode_weights(net: nn.Module, plan: Plan, grids: Mapping[str, Grid]) -> dict[str, tuple[Code, Tensor]]:
+def encode_weights(
+    net: nn.Module, plan: RewritePlan, grids: Mapping[str, QuantisationGrid]
+) -> dict[str, tuple[SparseCode, Tensor]]:
     """All matrices and kernels of a rewritten network, each in its shortest code, by name.
 
     Args:
@@ -52,8 +53,8 @@ def save_network(
     net: nn.Module,
     *,
     original: nn.Module,
-    plan: Plan,
-    codes: Mapping[str, tuple[Code, Tensor]],
+    plan: RewritePlan,
+    codes: Mapping[str, tuple[SparseCode, Tensor]],
 ) -> Path:
     """Write a rewritten network to a folder, atomically.
 
@@ -93,8 +94,8 @@ def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) 
     content, tensors = read_folder(path, KIND)
     try:
         own = _original(content, net)
-        made = Plan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
-        _fill(made, {name: Code.from_json(code) for name, code in content["codes"].items()}, tensors)
+        made = RewritePlan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
+        _fill(made, {name: SparseCode.from_json(code) for name, code in content["codes"].items()}, tensors)
         return made
     except KnowableError:
         raise
@@ -128,7 +129,7 @@ def _original(content: dict[str, Any], net: nn.Module | None) -> nn.Module:
 
 
 @torch.no_grad()
-def _fill(net: nn.Module, codes: Mapping[str, Code], tensors: Mapping[str, Tensor]) -> None:
+def _fill(net: nn.Module, codes: Mapping[str, SparseCode], tensors: Mapping[str, Tensor]) -> None:
     for name, value in _tensors(net):
         if name in codes:
             if codes[name].shape != tuple(value.shape):
@@ -160,7 +161,9 @@ def dense_bytes(net: nn.Module) -> int:
     return len(as_safetensors({name: value.detach().cpu().clone().contiguous() for name, value in _tensors(net)}))
 
 
-def sparse_bytes(net: nn.Module, *, original: nn.Module, plan: Plan, codes: Mapping[str, tuple[Code, Tensor]]) -> int:
+def sparse_bytes(
+    net: nn.Module, *, original: nn.Module, plan: RewritePlan, codes: Mapping[str, tuple[SparseCode, Tensor]]
+) -> int:
     """Size of the folder that :func:`save_network` writes, by writing it."""
     with TemporaryDirectory() as folder:
         made = save_network(Path(folder) / "network", net, original=original, plan=plan, codes=codes)

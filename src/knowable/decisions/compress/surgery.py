@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.network.gates import Gates
-from knowable.decisions.compress.graph import Columns, Constants, Shift, zeros_only
-from knowable.decisions.compress.module_operations import BATCH_NORMS, TRANSPOSED, pads_with_zeros
+from knowable.decisions.compress.graph import ChannelShift, ColumnSelection, Constants, zeros_only
+from knowable.decisions.compress.node_operations import BATCH_NORMS, TRANSPOSED, pads_with_zeros
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _counts_of(module: nn.Module) -> tuple[str, ...]:
         return ("num_features",)
     if isinstance(module, nn.PReLU):
         return ("num_parameters",)
-    if isinstance(module, Shift):
+    if isinstance(module, ChannelShift):
         return ()
     return ("units",) if isinstance(module, Gates) else ("in_channels", "out_channels", "groups")
 
@@ -115,7 +115,7 @@ def unread_columns(layer: nn.Linear) -> Tensor | None:
 def put_columns(layer: nn.Linear, index: Tensor) -> nn.Sequential:
     """The layer behind a choice of its inputs."""
     _put(layer, layer.weight.detach()[:, index], None if layer.bias is None else layer.bias.detach())
-    return nn.Sequential(Columns(index), layer)
+    return nn.Sequential(ColumnSelection(index), layer)
 
 
 # --- A layer's weight as a matrix over units: which inputs each output reads, and what a constant input adds to it ---

@@ -1,4 +1,4 @@
-"""From a posterior to a network that is really smaller."""
+"""Compress a posterior: prune its mean by the signal-to-noise ratio, and rewrite the network without dead units."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from knowable.decisions.compress.compressed import (
     latencies,
     multiply_adds,
 )
-from knowable.decisions.compress.precision import Grid, check_bits, choose_grids
-from knowable.decisions.compress.rewrite import Rewritten, agrees, rewrite
+from knowable.decisions.compress.rewrite import Rewritten, largest_difference, rewrite
 from knowable.decisions.compress.saving import dense_bytes, encode_weights, sparse_bytes
-from knowable.decisions.compress.sparse_code import Code
+from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode, check_bits, choose_grids
 from knowable.errors import InvalidArgument
 from knowable.evaluation.scores import accuracy, nll, rmse
 
@@ -47,24 +46,25 @@ def compress(
     bits: str | int | None = None,
     repeats: int = 20,
 ) -> Compressed:
-    r"""Turn a posterior into one small network: its mean, without the weights that are lost in their own noise.
+    r"""Compress a posterior to one small network: its mean, without the weights that are mostly noise.
 
     Weights whose :math:`\log \alpha = \log \sigma^2 / \mu^2` is above a threshold become zero (Molchanov, Ashukha and
     Vetrov, 2017). Then the network is rewritten: units that nothing reads, and units that are the same for every input,
-    are cut out of all layers they run through, through sums and concatenations too. What is left computes the same as
-    the network with zeros, in ordinary dense layers. With ``bits``, weights are rounded to no more than the posterior
-    knows of them (Louizos, Ullrich and Welling, 2017).
+    are removed from all layers they run through, through sums and concatenations too. The rewritten network computes
+    the same as the network with zeros, in ordinary dense layers. With ``bits``, weights are quantised to the precision
+    that their posterior standard deviations allow (Louizos, Ullrich and Welling, 2017).
 
     Args:
-        posterior: Any posterior with means and spreads; those of sparse methods have much to prune.
-        threshold: What separates signal from noise; None is ``posterior.log_alpha_threshold``, 3 for most.
-        by: ``"log_alpha"``: weights above the threshold go. ``"snr"``: weights with \|mean\| / sd below it go.
-        where: Names or globs of the weights that may go; None is all matrices and kernels.
-        example: A batch of inputs, for shapes, multiply-adds, latency and a last check; None takes it from ``data``.
+        posterior: Any posterior with means and standard deviations; those of sparse methods have much to prune.
+        threshold: Pruning threshold on log α or the signal-to-noise ratio; None is ``posterior.log_alpha_threshold``, 3
+            for most posteriors.
+        by: ``"log_alpha"``: prune weights above the threshold. ``"snr"``: prune weights with \|mean\| / sd below it.
+        where: Names or globs of the weights that may be pruned; None is all matrices and kernels.
+        example: A batch of inputs, for shapes, multiply-adds, latency and a final check; None takes it from ``data``.
         data: ``(x, y)``, a Dataset or a DataLoader, to score the network before and after.
-        bits: None leaves weights as they are. ``"posterior"`` rounds each tensor to a grid no finer than its average
-            spread (:func:`knowable.decisions.compress.precision.bits_needed`). A number from 2 to 16 is the bits of
-            all.
+        bits: None leaves weights as they are. ``"posterior"`` quantises each tensor with a step no finer than its
+            average standard deviation (:func:`knowable.decisions.compress.sparse_code.bits_needed`). A number from 2 to
+            16 is the bits of every weight.
         repeats: Forward passes of each network to measure latency; 0 does not measure.
 
     Raises:
@@ -94,7 +94,7 @@ def compress(
     grids = choose_grids(params, masks, posterior.std(), bits)
     original = network_at(posterior.model, params, posterior.buffers)
     masked = network_at(posterior.model, {**params, **_pruned(params, masks, grids)}, posterior.buffers)
-    small, difference = _rewritten(masked, inputs, carry=not grids)
+    small, difference = _rewritten(masked, inputs, merge_constants=not grids)
     codes = encode_weights(small.net, small.plan, grids)
     times = latencies((original, small.net), inputs, repeats) if repeats else None
     return Compressed(
@@ -123,21 +123,21 @@ def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
         model.network.probe(inputs, model.network_params(posterior.mean()), posterior.buffers)
         return inputs
     if rows is None:
-        raise InvalidArgument("compress needs a batch of inputs to follow through the network: give example= or data=.")
+        raise InvalidArgument("compress needs a batch of inputs to trace the network: give example= or data=.")
     return next(iter(rows))[0][:_ROWS]
 
 
-def _pruned(params: Params, masks: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> Params:
-    """Means, rounded to their grids, zero where they were pruned."""
+def _pruned(params: Params, masks: Mapping[str, Tensor], grids: Mapping[str, QuantisationGrid]) -> Params:
+    """Means, quantised, zero where they were pruned."""
     rounded = {name: grids[name].rounded(params[name]) if name in grids else params[name] for name in masks}
-    return {name: torch.where(mask, rounded[name], torch.zeros_like(rounded[name])) for name, mask in masks.items()}
+    return {name: rounded[name].where(mask, 0.0) for name, mask in masks.items()}
 
 
-def _rewritten(masked: nn.Module, inputs: Tensor, *, carry: bool) -> tuple[Rewritten, float]:
+def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> tuple[Rewritten, float]:
     """The smaller network, or the one with zeros if on the example the two should differ."""
-    found = rewrite(masked, inputs, carry=carry)
+    found = rewrite(masked, inputs, merge_constants=merge_constants)
     found.net.requires_grad_(False)
-    difference = agrees(masked, found.net, inputs)
+    difference = largest_difference(masked, found.net, inputs)
     if difference <= _TOLERANCE.get(inputs.dtype if inputs.is_floating_point() else torch.float32, _COARSE):
         return found, difference
     note = f"the rewritten network differed by {difference:.1e} on the example, so no unit was removed"
@@ -152,7 +152,7 @@ def _scores(original: nn.Module, net: nn.Module, posterior: Posterior, rows: Dat
 
 
 def _table(
-    masked: nn.Module, small: Rewritten, masks: Mapping[str, Tensor], codes: Mapping[str, tuple[Code, Tensor]]
+    masked: nn.Module, small: Rewritten, masks: Mapping[str, Tensor], codes: Mapping[str, tuple[SparseCode, Tensor]]
 ) -> tuple[CompressedLayer, ...]:
     left, values = dict(small.net.named_parameters()), dict(masked.named_parameters())
     rows = []
@@ -168,16 +168,11 @@ def _table(
     return tuple(rows)
 
 
-# --- Which weights go: those of which the posterior cannot say that they differ from zero ----------------------------
+# --- which weights are pruned ----------------------------------------------------------------------------------------
 
 
 def prunable_names(posterior: Posterior, where: str | Iterable[str] | None = None) -> list[str]:
-    """Weights that may go: the network's random ones, by default those of two and more dimensions.
-
-    Args:
-        posterior: The posterior.
-        where: Names or globs of weights, to choose others.
-    """
+    """Weights that may be pruned: random ones that ``where`` names, by default all matrices and kernels."""
     model = posterior.model
     shapes = {name: value.shape for name, value in model.network_params(posterior.signal_to_noise()).items()}
     if where is None:
@@ -196,17 +191,10 @@ def find_masks(
     by: str = "log_alpha",
     where: str | Iterable[str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    r"""True for the weights that stay.
+    r"""Pruning masks, True for the weights that stay; arguments as in :func:`compress`.
 
-    With :math:`\alpha = \sigma^2 / \mu^2` (Molchanov, Ashukha and Vetrov, 2017), a weight goes if
+    With :math:`\alpha = \sigma^2 / \mu^2` (Molchanov, Ashukha and Vetrov, 2017), a weight is pruned if
     :math:`\log \alpha = -2 \log(|\mu| / \sigma)` is above the threshold.
-
-    Args:
-        posterior: The posterior.
-        threshold: None is the posterior's own, ``posterior.log_alpha_threshold``.
-        by: ``"log_alpha"``: weights with a log alpha above the threshold go. ``"snr"``: weights with a signal-to-noise
-            ratio below the threshold go.
-        where: Names or globs of the weights that may go; None is all matrices and kernels.
     """
     check_choice("by", by, ("log_alpha", "snr"))
     if threshold is None:
@@ -239,7 +227,7 @@ def network_at(model: Model, params: Params, buffers: Buffers) -> nn.Module:
     return made.requires_grad_(False)
 
 
-# --- How good one network is on data, by the model's likelihood ------------------------------------------------------
+# --- scores of a single network --------------------------------------------------------------------------------------
 
 
 def score(net: nn.Module, posterior: Posterior, data: Data) -> dict[str, float]:

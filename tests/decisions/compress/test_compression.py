@@ -1,14 +1,16 @@
-"""Tests of the whole of compression: what is left, what it costs, and what it says."""
-
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.decisions.compress import compress as compressing
-from tests.core.cases import Tied
+from knowable.core.model.data import as_data
+from knowable.decisions.compress import compression
+from knowable.decisions.compress.compression import find_masks, mean_params, network_at, prunable_names, score
+from tests.core.cases import Tied, diagonal_posterior, full_posterior
 from tests.decisions.compress.cases import NETWORKS, make, posterior_of, random_masks
 
 
@@ -84,7 +86,7 @@ def test_scores_are_those_of_the_networks_before_and_after(bits, generator):
 def test_networks_that_differ_on_the_example_are_not_handed_out(generator, monkeypatch):
     net, x = make("mlp", generator=generator)
     posterior = posterior_of(net, random_masks(net, 0.8, generator=generator))
-    monkeypatch.setattr(compressing, "agrees", lambda *_: 0.1)
+    monkeypatch.setattr(compression, "largest_difference", lambda *_: 0.1)
     compressed = kn.compress(posterior, example=x, repeats=0)
     assert compressed.net is compressed.masked
     assert "differed by 1.0e-01 on the example" in compressed.notes[0]
@@ -175,3 +177,116 @@ def test_a_network_that_cannot_be_traced_is_masked_and_says_so(generator):
     assert compressed.parameters.before == compressed.parameters.after
     assert compressed.notes == ("Looking cannot be traced by torch.fx: no unit was removed",)
     assert compressed.compression_by_bits > 1.3
+
+
+# --- pruning ----------------------------------------------------------------------------------------------------------
+
+
+def _posterior(generator: torch.Generator) -> kn.DiagonalNormal:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    return diagonal_posterior(kn.Model(net, kn.Gaussian(), frozen="3.bias"), generator)
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 3.0])
+def test_weights_go_whose_log_alpha_is_above_the_threshold(threshold, generator):
+    posterior = _posterior(generator)
+    masks = find_masks(posterior, threshold=threshold)
+    assert list(masks) == ["0.weight", "3.weight"]
+    for name, mask in masks.items():
+        mean, std = posterior.loc[name].flatten().tolist(), posterior.scale[name].flatten().tolist()
+        expected = [math.log(s**2 / m**2) <= threshold for m, s in zip(mean, std, strict=True)]
+        assert mask.flatten().tolist() == expected
+
+
+def test_thresholds_of_ratio_and_of_log_alpha_are_the_same_thing(generator):
+    posterior = _posterior(generator)
+    by_alpha = find_masks(posterior, threshold=0.5)
+    by_ratio = find_masks(posterior, threshold=math.exp(-0.25), by="snr")
+    assert all(torch.equal(by_alpha[name], by_ratio[name]) for name in by_alpha)
+    posterior.log_alpha_threshold = 0.5
+    for by in ("snr", "log_alpha"):
+        assert all(torch.equal(by_alpha[name], mask) for name, mask in find_masks(posterior, by=by).items())
+
+
+def test_a_mean_of_zero_goes_and_a_weight_without_spread_stays():
+    model = kn.Model(nn.Linear(3, 1, bias=False), kn.Gaussian(0.1))
+    loc = {"weight": torch.tensor([[0.0, 1e-9, 0.0]])}
+    posterior = kn.DiagonalNormal(model, loc, {"weight": torch.tensor([[1e-9, 0.0, 0.0]])})
+    assert find_masks(posterior, threshold=50.0)["weight"].tolist() == [[False, True, True]]
+
+
+def test_other_weights_may_be_named(generator):
+    posterior = _posterior(generator)
+    assert prunable_names(posterior, "0.*") == ["0.weight", "0.bias"]
+    assert prunable_names(posterior, ["3.weight"]) == ["3.weight"]
+    with pytest.raises(kn.InvalidArgument, match="where='conv' matches no parameter"):
+        prunable_names(posterior, "conv")
+    with pytest.raises(kn.InvalidArgument, match="no random weight matrix"):
+        prunable_names(diagonal_posterior(kn.Model(nn.Linear(2, 1), kn.Gaussian(), random="bias"), generator))
+
+
+def test_a_posterior_with_correlations_is_pruned_by_its_marginals(generator):
+    posterior = full_posterior(kn.Model(nn.Linear(3, 2), kn.Gaussian(0.1)), generator)
+    ratio = posterior.mean()["weight"].abs() / posterior.std()["weight"]
+    assert torch.equal(find_masks(posterior, threshold=1.0, by="snr")["weight"], ratio >= 1.0)
+
+
+def test_a_network_at_given_values_is_a_copy_with_buffers_and_frozen_ones(generator):
+    posterior = _posterior(generator)
+    net = posterior.model.net
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    posterior.buffers["1.running_mean"].fill_(7.0)
+    made = network_at(posterior.model, mean_params(posterior), posterior.buffers)
+    assert torch.equal(made[0].weight, posterior.loc["0.weight"])
+    assert torch.equal(made[3].bias, net[3].bias)
+    assert (made[1].running_mean == 7).all() and not made.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"threshold": "high"}, "threshold must be a number"),
+        ({"threshold": math.nan}, "threshold must be a finite number"),
+        ({"threshold": -1.0, "by": "snr"}, "threshold must be a finite number >= 0"),
+        ({"where": 3}, "where must be a name"),
+    ],
+)
+def test_wrong_thresholds_are_named(settings, error, generator):
+    with pytest.raises(kn.KnowableError, match=error):
+        find_masks(_posterior(generator), **settings)
+
+
+# --- scoring ----------------------------------------------------------------------------------------------------------
+
+
+CASES = [
+    (kn.Gaussian(), 1, "rmse"),
+    (kn.HeteroscedasticGaussian(), 2, "rmse"),
+    (kn.Categorical(), 3, "accuracy"),
+    (kn.Bernoulli(), 1, "accuracy"),
+    (kn.Poisson(), 1, "rmse"),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "first"), CASES, ids=lambda value: str(value))
+def test_a_network_is_scored_as_the_posterior_with_this_atom_is(likelihood, outputs, first, generator):
+    posterior = diagonal_posterior(kn.Model(nn.Linear(2, outputs), likelihood), generator)
+    x = torch.randn((50, 2), generator=generator)
+    kinds = {3: torch.arange(50) % 3, 2: torch.randn((50, 1), generator=generator)}
+    y = kinds.get(outputs, (torch.arange(50) % 2).float().unsqueeze(1))
+    net = network_at(posterior.model, mean_params(posterior), posterior.buffers)
+    found = score(net, posterior, as_data((x, y), posterior.model))
+    atom = {name: value.unsqueeze(0) for name, value in posterior.mean().items()}
+    expected = kn.evaluate(kn.Particles(posterior.model, atom, torch.zeros(1)).predict(x), y)
+    assert list(found) == [first, "nll"]
+    assert found == pytest.approx({name: expected[name] for name in found})
+
+
+def test_data_that_comes_in_batches_is_scored_whole(generator):
+    posterior = diagonal_posterior(kn.Model(nn.Linear(2, 3), kn.Categorical()), generator)
+    x, y = torch.randn((50, 2), generator=generator), torch.arange(50) % 3
+    net = network_at(posterior.model, mean_params(posterior), posterior.buffers)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    whole = score(net, posterior, as_data((x, y), posterior.model))
+    assert score(net, posterior, as_data(loader, posterior.model)) == pytest.approx(whole)
