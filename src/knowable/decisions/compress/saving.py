@@ -37,8 +37,8 @@ def encode_weights(
 
     Args:
         net: The rewritten network.
-        plan: How it came about.
-        grids: The grids of weights, by their names in the original.
+        plan: How it differs from the original.
+        grids: The quantisation grids of weights, by their names in the original.
     """
     found = {plan.new_name(name): grid for name, grid in grids.items()}
     return {
@@ -61,8 +61,8 @@ def save_network(
     Args:
         path: The folder.
         net: The rewritten network.
-        original: The network it was made from: its structure is saved where it can be described.
-        plan: How the one was made from the other.
+        original: The network it was made from: its structure is saved if it consists of plain ``torch.nn`` layers.
+        plan: How ``net`` differs from ``original``.
         codes: The matrices and kernels of ``net``.
     """
     content = {
@@ -81,7 +81,7 @@ def save_network(
 
 
 def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
-    """Load a network saved by ``compressed.save(path)``: dense again, in evaluation mode. No code in it is ever run.
+    """Load a network saved by ``compressed.save(path)``, dense, in evaluation mode. The folder contains no code.
 
     Args:
         path: The folder.
@@ -170,7 +170,7 @@ def sparse_bytes(
         return sum(file.stat().st_size for file in made.iterdir())
 
 
-# --- A compressed network for other runtimes: torch.export programs and ONNX files, for batches of any size ----------
+# --- other runtimes: torch.export programs and ONNX files, for batches of any size -----------------------------------
 
 
 def export_program(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> Path:
@@ -214,7 +214,7 @@ def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporter says about itself and about packages it would have liked to find."""
+    """Without the exporter's log messages and warnings about optional packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -239,7 +239,7 @@ def _any_batch() -> dict[int, Any]:
 
 
 def _two_rows(example: Tensor) -> Tensor:
-    """At least two rows: a batch of one would be taken for a constant."""
+    """Two rows: torch.export would specialise on a batch of one."""
     return example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:]).contiguous()
 
 
