@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from knowable.inference.laplace.weight_uses import Recorder
+from knowable.core.network.jacobian import differentiable_operations
 
 SETTINGS = [
     {}, {"num_layers": 2}, {"bidirectional": True}, {"num_layers": 2, "bidirectional": True}, {"bias": False},
@@ -28,7 +28,7 @@ def test_outputs_and_states_are_those_of_the_layer(kind, settings):
 def test_a_state_to_begin_with_is_used():
     layer, x = nn.LSTM(3, 4).double(), torch.randn(5, 6, 3, dtype=torch.float64)
     state = tuple(torch.randn(1, 6, 4, dtype=torch.float64) for _ in range(2))
-    with Recorder():
+    with differentiable_operations():
         found = layer(x, state)[0]
     torch.testing.assert_close(found, layer(x, state)[0])
 
@@ -37,20 +37,20 @@ def test_a_state_to_begin_with_is_used():
 def test_packed_sequences_are_left_to_the_layer(kind):
     layer, x = kind(3, 4, batch_first=True).double(), torch.randn(2, 5, 3, dtype=torch.float64)
     packed = pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True)
-    with Recorder():
+    with differentiable_operations():
         found = layer(packed)[0].data
     torch.testing.assert_close(found, layer(packed)[0].data)
 
 
 def test_projections_are_left_to_the_layer():
     layer, x = nn.LSTM(3, 4, proj_size=2).double(), torch.randn(5, 6, 3, dtype=torch.float64)
-    with Recorder():
+    with differentiable_operations():
         found = layer(x)[0]
     torch.testing.assert_close(found, layer(x)[0])
 
 
 def _by_steps(layer: nn.Module, x: torch.Tensor):
-    with Recorder():
+    with differentiable_operations():
         return layer(x)
 
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.laplace.layers import Anatomy, RowAxis
+from knowable.core.network.layers import NetworkLayers, RowAxis
 from tests.inference.laplace.oracle import case_expansion
 
 
-def anatomy_of(net: nn.Module, x: Tensor, **settings) -> Anatomy:
+def layers_of(net: nn.Module, x: Tensor, **settings) -> NetworkLayers:
     model = kn.Model(net, kn.Gaussian(1.0), **settings)
-    return Anatomy.of(model, tuple(model.random_names), model.params(), x, model.buffers())
+    return NetworkLayers.of(model.network, tuple(model.random_names), model.params(), x, model.buffers())
 
 
 def test_layers_are_told_from_other_parameters():
-    found = case_expansion("batchnorm_cnn").anatomy
+    found = case_expansion("batchnorm_cnn").layers
     assert [layer.names[0] for layer in found.layers] == ["0.weight", "4.weight", "8.weight", "10.weight"]
     assert found.others == ("1.weight", "1.bias", "5.weight", "5.bias")
     assert [layer.positions for layer in found.layers] == [64, 4, 1, 1]
@@ -25,18 +25,18 @@ def test_layers_are_told_from_other_parameters():
 
 
 def test_a_weight_used_as_matrix_and_as_embedding_is_no_layer():
-    found = case_expansion("tied").anatomy
+    found = case_expansion("tied").layers
     assert [layer.names for layer in found.layers] == [("mix.weight", "mix.bias")]
     assert found.others == ("embed.weight",)
 
 
 def test_uses_of_a_shared_layer_are_positions():
-    found = case_expansion("shared").anatomy
+    found = case_expansion("shared").layers
     assert {layer.names[0]: (len(layer.uses), layer.positions) for layer in found.layers}["2.weight"] == (2, 2)
 
 
 def test_recurrent_and_attention_weights_are_layers():
-    lstm, transformer = case_expansion("lstm").anatomy, case_expansion("transformer").anatomy
+    lstm, transformer = case_expansion("lstm").layers, case_expansion("transformer").layers
     assert {layer.names[0]: layer.positions for layer in lstm.layers} == {
         "lstm.weight_ih_l0": 5, "lstm.weight_hh_l0": 5, "head.weight": 1,
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_a_bias_shared_by_two_layers_makes_neither_a_layer():
         def forward(self, x: Tensor) -> Tensor:
             return self.second(torch.tanh(self.first(x)))
 
-    found = anatomy_of(SharedBias(), torch.randn(4, 3))
+    found = layers_of(SharedBias(), torch.randn(4, 3))
     assert found.layers == ()
     assert set(found.others) == {"first.weight", "first.bias", "second.weight"}
 
@@ -89,7 +89,7 @@ class Arranged(nn.Module):
 )
 def test_rows_are_found_wherever_they_are(way, axis, steps):
     x = torch.randn(7, steps, 2)
-    found = anatomy_of(Arranged(way), x)
+    found = layers_of(Arranged(way), x)
     assert found.axes == (axis,)
     assert found.layers[0].positions == steps
 
@@ -112,9 +112,9 @@ def test_rows_that_influence_each_other_are_refused():
             return self.layer(x) - self.layer(x).mean()
 
     with pytest.raises(kn.Unsupported, match=r"rows that do not influence each other.*layer\.weight"):
-        anatomy_of(Centred(), torch.randn(4, 2))
+        layers_of(Centred(), torch.randn(4, 2))
 
 
 def test_a_single_row_is_enough_to_look_at():
-    found = anatomy_of(Arranged("steps, then rows"), torch.randn(1, 4, 2))
+    found = layers_of(Arranged("steps, then rows"), torch.randn(1, 4, 2))
     assert found.axes == (RowAxis(0, True),)
