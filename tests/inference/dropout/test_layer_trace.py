@@ -19,7 +19,7 @@ def traced(net: nn.Module, *shape: int, likelihood: object = None, **settings: o
 
 
 def names(trace: LayerTrace) -> list[str]:
-    return [place.name for call in trace.calls for place in call.places]
+    return [name for call in trace.calls for name in call.axes]
 
 
 def test_layers_are_found_in_the_order_of_their_use():
@@ -45,35 +45,35 @@ def test_linear_layers_and_convolutions_have_rows_that_are_examples(name):
 
 def test_inputs_are_counted_with_their_groups():
     calls = traced(images(groups=2), 1, 8, 8, likelihood=kn.Categorical()).calls
-    assert [call.inputs for call in calls] == [(1,), (4,), (16,)]
-    assert [call.places[0].groups for call in calls] == [1, 2, 1]
+    assert [list(call.inputs.values()) for call in calls] == [[1], [4], [16]]
+    assert [axis.groups for call in calls for axis in call.axes.values()] == [1, 2, 1]
     transposed = traced(nn.Sequential(nn.ConvTranspose1d(3, 2, 2)), 3, 4).calls[0]
-    assert transposed.inputs == (3,) and transposed.places[0].axis == 0
+    assert transposed.inputs == {"0.weight": 3} and transposed.axes["0.weight"].axis == 0
 
 
 def test_recurrent_layers_show_all_their_matrices_and_which_take_the_input():
     trace = traced(Recurrent(), 5, 2)
     recurrent = trace.calls[0]
     assert recurrent.kind == "recurrent"
-    assert [place.name for place in recurrent.places] == [
+    assert list(recurrent.axes) == [
         "lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1",
     ]  # fmt: skip
-    assert recurrent.inputs == (2, 4, 4, 4) and recurrent.entrance == ("lstm.weight_ih_l0",)
-    assert not any(trace.by_example(place.name) for place in recurrent.places)
+    assert tuple(recurrent.inputs.values()) == (2, 4, 4, 4) and recurrent.first == ("lstm.weight_ih_l0",)
+    assert not any(trace.by_example(name) for name in recurrent.axes)
     assert trace.by_example("head.weight")
 
 
 def test_a_cell_in_a_loop_is_used_at_every_step():
     trace = traced(CellLoop(), 5, 2)
     assert len(trace.calls_of("cell.weight_hh")) == 5
-    assert trace.calls[0].entrance == ("cell.weight_ih",)
+    assert trace.calls[0].first == ("cell.weight_ih",)
 
 
 def test_attention_shows_its_matrices():
     call = traced(Attention(), 6, 4).calls[0]
     assert call.kind == "attention"
-    assert {place.name for place in call.places} == {"attention.in_proj_weight", "attention.out_proj.weight"}
-    assert call.entrance == ("attention.in_proj_weight",)
+    assert set(call.axes) == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert call.first == ("attention.in_proj_weight",)
 
 
 def test_a_weight_that_is_an_embedding_too_is_used_otherwise():
@@ -101,7 +101,7 @@ def test_time_first_is_not_mistaken_for_rows():
 
 def sources(trace: LayerTrace) -> dict[str, tuple[str, int | None] | None]:
     return {
-        call.places[0].name: None if call.source is None else (call.source.path, call.source.channels)
+        next(iter(call.axes)): None if call.source is None else (call.source.path, call.source.channels)
         for call in trace.calls
     }
 
@@ -213,11 +213,11 @@ def test_many_masks_at_once_are_each_by_itself(case, generator):
 
 @pytest.mark.parametrize("repeat", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_the_most_by_unit_is_over_all_weights_that_the_unit_masks(case, repeat, generator):
+def test_the_max_by_unit_is_over_all_weights_that_the_unit_masks(case, repeat, generator):
     *_, w_shape, place = CASES[case]
     values = torch.rand(w_shape, generator=generator)
     site = DropoutSite((place,), 6 // repeat, 0.5, repeat)
-    found = site.most_by_unit(values, place)
+    found = site.max_by_unit(values, place)
     for unit, mask in enumerate(torch.eye(site.units)):
         assert found[unit] == (values * site.on_weight(mask, place, values)).max()
 

@@ -124,7 +124,7 @@ class NoisyUnits(Posterior):
             if site.name not in self.scale:
                 found.append(spread.rsqrt())
                 continue
-            ratios = [site.most_by_unit((self.loc[p.name] / self.scale[p.name]).square(), p) for p in site.places]
+            ratios = [site.max_by_unit((self.loc[p.name] / self.scale[p.name]).square(), p) for p in site.places]
             ratio = torch.stack(ratios).amax(0)  # of v: its largest squared mean over its variance
             found.append((ratio / (spread * ratio + 1 + spread)).sqrt())
         return found

@@ -32,7 +32,6 @@ from knowable.inference.dropout.layer_trace import (
     DropoutSite,
     LayerCall,
     LayerTrace,
-    WeightAxis,
     trace_layers,
 )
 from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
@@ -143,7 +142,7 @@ def _with_noise(model: Model, x: Tensor, sites: list[DropoutSite], own_rates: di
 def _weights(trace: LayerTrace, model: Model) -> list[str]:
     """Random weights whose inputs can be dropped, in order of use."""
     random = set(model.random_names)
-    names = [place.name for call in trace.calls for place in call.places if place.name in random]
+    names = [name for call in trace.calls for name in call.axes if name in random]
     return list(dict.fromkeys(names))
 
 
@@ -165,14 +164,14 @@ def _some(names: list[str]) -> list[str]:
 def _channels_of_images(trace: LayerTrace) -> tuple[str, ...]:
     """The first convolution, if it is the first layer and takes few channels."""
     first = trace.calls[0] if trace.calls else None
-    few = first is not None and first.kind == "convolution" and first.inputs[0] < _FEWEST_CHANNELS
-    return first.entrance if first is not None and few else ()
+    few = first is not None and first.kind == "convolution" and min(first.inputs.values()) < _FEWEST_CHANNELS
+    return first.first if first is not None and few else ()
 
 
 def _default_weights(trace: LayerTrace, model: Model) -> list[str]:
     """All of them but those that take the network's input, unless there are no others."""
     names = _weights(trace, model)
-    first = trace.calls[0].entrance if trace.calls else ()
+    first = trace.calls[0].first if trace.calls else ()
     return [name for name in names if name not in first] or names
 
 
@@ -180,13 +179,9 @@ def _sites_at(names: list[str], trace: LayerTrace, rate: float) -> list[DropoutS
     """A site of its own for every weight."""
     found = []
     for name in names:
-        place, inputs = _place_of(name, trace.calls_of(name)[0])
-        found.append(DropoutSite((place,), inputs, rate, by_example=trace.by_example(name)))
+        call = trace.calls_of(name)[0]
+        found.append(DropoutSite((call.axes[name],), call.inputs[name], rate, by_example=trace.by_example(name)))
     return found
-
-
-def _place_of(name: str, call: LayerCall) -> tuple[WeightAxis, int]:
-    return next((place, n) for place, n in zip(call.places, call.inputs, strict=True) if place.name == name)
 
 
 # --- the network's own dropout layers --------------------------------------------------------------------------------
@@ -232,7 +227,7 @@ def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
     return (
         bool(calls)
         and output not in trace.escaped
-        and all(len(trace.calls_of(name)) == 1 and name not in trace.other_uses for c in calls for name in c.entrance)
+        and all(len(trace.calls_of(name)) == 1 and name not in trace.other_uses for c in calls for name in c.first)
         and len({_units(call, output) for call in calls}) == 1
         and None not in {_units(call, output) for call in calls}
     )
@@ -240,7 +235,7 @@ def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
 
 def _units(call: LayerCall, output: DropoutOutput) -> tuple[int, int] | None:
     """How many inputs of a layer are dropped independently, and how many neighbours together."""
-    inputs = _place_of(call.entrance[0], call)[1]
+    inputs = call.inputs[call.first[0]]
     if output.channels is None:
         return inputs, 1
     return (output.channels, inputs // output.channels) if inputs % output.channels == 0 else None
@@ -250,7 +245,7 @@ def _site_of(output: DropoutOutput, trace: LayerTrace, model: Model, rate: float
     """The site of an output: one mask for all layers that take it. None where no weight of these is random."""
     calls = [call for call in trace.calls if call.source == output]
     random = set(model.random_names)
-    places = [_place_of(name, call)[0] for call in calls for name in call.entrance if name in random]
+    places = [call.axes[name] for call in calls for name in call.first if name in random]
     units = _units(calls[0], output)
     if not places or units is None:
         return []
