@@ -3,16 +3,16 @@
 Three cases:
 
 - The user names weights (``where``): their inputs are dropped. The network's own dropout layers are turned off.
-- The network has dropout of its own. One whose output goes to the input of a linear layer, a convolution or a
-  recurrent layer and nowhere else is moved there, which changes nothing (but see below), and becomes a distribution
-  over that layer's weights. The others, and calls of ``F.dropout`` in the network's own code, stay where they are and
-  are drawn as random numbers (see :mod:`~knowable.inference.dropout.shared_noise`).
+- The network has dropout layers of its own. A dropout layer that feeds only linear layers, convolutions or recurrent
+  layers is moved to their inputs, which is the same function (but see below), and becomes a distribution over their
+  weights. Other dropout layers, and calls of ``F.dropout`` in the network's own code, stay where they are and are drawn
+  as random numbers (:mod:`~knowable.inference.dropout.shared_noise`).
 - It has none: inputs of every linear layer, convolution, attention and recurrent layer are dropped, except those of the
   network's first layer.
 
 A weight that acts at several positions of an example (pixels, tokens, steps in time) has one mask for all of them:
 spatial dropout for convolutions, one mask for a sequence in recurrent networks. An ``nn.Dropout`` before such a layer,
-which would drop each position by itself, is read that way.
+which would drop each position independently, is replaced by one mask for all positions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Placement:
     def network(self, model: Model, *, noise: bool = False) -> Network:
         """The model's network with its own dropout layers at their rates.
 
-        With ``noise``, what is random in it beside the sites is random in evaluation mode too.
+        With ``noise``, other random operations of the network are random in evaluation mode too.
         """
         network = model.network.copy()
         for training in (True, False):
@@ -129,7 +129,7 @@ def place_noise(model: Model, x: Tensor, *, where: str | Iterable[str] | None) -
 
 
 def _with_noise(model: Model, x: Tensor, sites: list[DropoutSite], own_rates: dict[str, float]) -> Placement:
-    """A placement, once it is known whether the network draws random numbers besides."""
+    """A placement that knows whether the network draws random numbers besides those of the sites."""
     noisy = Placement(tuple(sites), own_rates, noisy=True)
     params = model.network_params(model.params())
     found = random_axes(noisy.network(model, noise=True), params, x, model.buffers())
@@ -169,7 +169,7 @@ def _channels_of_images(trace: LayerTrace) -> tuple[str, ...]:
 
 
 def _default_weights(trace: LayerTrace, model: Model) -> list[str]:
-    """All of them but those that take the network's input, unless there are no others."""
+    """All random weights but those that take the network's input, unless there are no others."""
     names = _weights(trace, model)
     first = trace.calls[0].first if trace.calls else ()
     return [name for name in names if name not in first] or names
@@ -193,7 +193,7 @@ def _own_rates(network: Network) -> dict[str, float]:
     rates = {path: _rate(module) for path, module in modules.items() if module.training}
     for path, rate in rates.items():
         if rate >= 1.0:
-            raise InvalidArgument(f"net drops everything at {path!r} (rate {rate:g}). Give it a rate below 1.")
+            raise InvalidArgument(f"net has a dropout layer {path!r} with rate {rate:g}, which drops everything. Use a rate below 1.")
     return {path: rate for path, rate in rates.items() if rate > 0.0}
 
 
@@ -222,7 +222,7 @@ def _belongs(name: str, path: str) -> bool:
 
 
 def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
-    """Whether a mask on this output is a mask on the inputs of layers that do nothing else."""
+    """Whether a mask on this output is the same as a mask on the inputs of the layers that take it."""
     calls = [call for call in trace.calls if call.source == output]
     return (
         bool(calls)
@@ -234,7 +234,7 @@ def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
 
 
 def _units(call: LayerCall, output: DropoutOutput) -> tuple[int, int] | None:
-    """How many inputs of a layer are dropped independently, and how many neighbours together."""
+    """Number of inputs of a layer that are dropped independently, and number of neighbours dropped together."""
     inputs = call.inputs[call.first[0]]
     if output.channels is None:
         return inputs, 1
@@ -242,7 +242,7 @@ def _units(call: LayerCall, output: DropoutOutput) -> tuple[int, int] | None:
 
 
 def _site_of(output: DropoutOutput, trace: LayerTrace, model: Model, rate: float) -> list[DropoutSite]:
-    """The site of an output: one mask for all layers that take it. None where no weight of these is random."""
+    """The site of an output: one mask for all layers that take it. Empty if none of their weights is random."""
     calls = [call for call in trace.calls if call.source == output]
     random = set(model.random_names)
     places = [call.axes[name] for call in calls for name in call.first if name in random]
