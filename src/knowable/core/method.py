@@ -107,10 +107,9 @@ class Method(ABC):
 
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
-        positional_first = sorted(fields(self), key=lambda each: each.kw_only)  # type: ignore[arg-type]
         changed = [
             f"{each.name}={getattr(self, each.name)!r}"
-            for each in positional_first
+            for each in sorted(fields(self), key=lambda each: each.kw_only)  # type: ignore[arg-type]
             if each.repr and getattr(self, each.name) != each.default
         ]
         return f"{type(self).__name__}({', '.join(changed)})"

@@ -113,8 +113,9 @@ def test_accumulated_batches_are_the_step_of_one_large_batch(rows, clip, optimis
     settings = {"epochs": 40, "learning_rate": 0.05}
     model = kn.Model(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double(), kn.Gaussian())
     small, large = (
-        kn.MAP(batch_size=size, training=kn.Training(accumulate=count, clip=clip, optimiser=optimiser), **settings)
-        .fit(model, (x, y))
+        kn.MAP(batch_size=size, training=kn.Training(accumulate=count, clip=clip, optimiser=optimiser), **settings).fit(
+            model, (x, y)
+        )
         for size, count in ((5, 4), (20, 1))
     )
     torch.testing.assert_close(small.mean(), large.mean(), rtol=1e-8, atol=1e-10)
