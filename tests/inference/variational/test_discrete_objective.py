@@ -58,7 +58,7 @@ def test_beta_and_temperature_weigh_divergence_and_entropy():
         )
         torch.manual_seed(0)
         losses[knobs] = objective(x, x)[0].item()
-        kl = objective.divergence().item()
+        kl = objective.kl_divergence().item()
         parts = torch.distributions.Bernoulli(torch.tensor(0.3)), torch.distributions.Normal(0.0, 0.4)
         entropy = sum(float(part.entropy()) for part in parts)
         assert objective.entropy().item() == pytest.approx(entropy, rel=1e-6)

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import knowable as kn
-from knowable.inference.variational.family import check_families, group_weights
+from knowable.inference.variational.structured import check_families, group_weights
 
 FULL, LOW, MEAN = kn.families.FullRank(), kn.families.LowRank(2), kn.families.MeanField()
 

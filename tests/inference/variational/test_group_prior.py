@@ -8,8 +8,8 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.divergence import GroupPrior
 from knowable.inference.variational.family import Drawn
+from knowable.inference.variational.structured import GroupPrior
 from tests.inference.variational.oracle import integrated_kl
 
 MEANS = torch.tensor([0.3, -0.5, 0.0, 1.2, 0.4], dtype=torch.float64)

@@ -13,6 +13,7 @@ from knowable.core.model.data import as_data
 from knowable.core.training.loop import train
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
+from knowable.inference.variational.objective import expected_log_likelihood as mean_log_likelihood
 from knowable.testing import LinearGaussian
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, mlp
 from tests.core.training_cases import settings_of
@@ -63,16 +64,9 @@ def test_losses_and_gradients_are_those_of_each_component_alone(seed, prior, ran
     expected_by_points = []
     for k, component in enumerate(components):
         points = component.point_params()
-        component.noise = inputs[2][k].clone  # type: ignore[method-assign]
-        fit, kl = component.reparameterised(x, y, points)
-        kl = (
-            kl
-            + component.divergence()
-            - sum(
-                stretch.value(component.q[0], component.q[1], component.q[1].exp())
-                for stretch in component.plan.stretches
-            )
-        )  # what no stretch covers
+        kl, _, _, thetas = component.normals.draw(component.q, inputs[2][k].clone())
+        fit = mean_log_likelihood(component, x, y, points, thetas)
+        kl = kl + component.normals.remaining_kl(component.q, model, points, 64)
         loss = 0.8 / 20 * kl - fit
         torch.testing.assert_close(torch.stack([fits[k], kls[k], losses[k]]), torch.stack([fit, kl, loss]).detach())
         total = loss - component.log_prior_of_points(points) / 20
@@ -111,14 +105,14 @@ def test_loss_and_gradient_are_right_in_the_mean_where_layers_are_sampled_locall
     with torch.no_grad():
         for each in components:
             each.q.add_(0.3 * torch.randn_like(each.q))
-    assert components[0].local.size == 3  # all of it
+    assert components[0].normals.local.size == 3  # all of it
     objective, repeats = kind(components), 300
     found = [gradients_of(objective, *problem.data) for _ in range(repeats)]
     losses = torch.stack([loss for loss, _ in found])
     bounds = []
     for k, component in enumerate(components):
         loc, std = (problem.as_flat(each) for each in component.loc_and_scale())
-        bounds.append(expected_log_likelihood(problem, loc, std) - component.divergence().item())
+        bounds.append(expected_log_likelihood(problem, loc, std) - component.kl_divergence().item())
         gradients = torch.stack([each[k] for _, each in found])
         views = [component.layout.views(part) for part in gradients.unbind(1)]
         flat = torch.cat([problem.as_flat(each) for each in views], dim=1)
@@ -146,7 +140,7 @@ def test_a_recording_does_what_it_was_made_from(seed, estimator):
 def test_in_turn_and_together_are_the_same_on_the_same_noise(seed, random, monkeypatch):
     model, (x, y) = kn.Model(mlp().to(DTYPE), kn.Gaussian(0.1), random=random), linear_data()
     components = components_of(model, estimator="weight")
-    noise = torch.randn(COUNT, components[0].drawn.size, dtype=DTYPE)
+    noise = torch.randn(COUNT, components[0].normals.drawn.size, dtype=DTYPE)
     rows = iter(noise.unsqueeze(1))
     together = ComponentsTogether(components)
     monkeypatch.setattr("knowable.inference.variational.mixture_objective.fast_randn", lambda *_, like: noise.clone())

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.natural import NaturalObjective, adaptive_change, natural_step
+from knowable.inference.variational.mean_field import MeanFieldObjective
+from knowable.inference.variational.natural import adaptive_change, natural_step
 from knowable.testing import LinearGaussian
 
 STEP = {"step": 1, "scale": 1.0, "rate": 0.01, "decay": 0.0, "radius": 0.1}
@@ -27,14 +28,14 @@ def online_newton(
     return loc - rate * (gradient + decay * loc) / (h + decay), 1.0 / (size * (h + decay)).sqrt()
 
 
-def drawn_like(objective: NaturalObjective, seed: int) -> Tensor:
+def drawn_like(objective: MeanFieldObjective, seed: int) -> Tensor:
     """The weights that the next forward pass will draw, if the generator has that seed."""
     torch.manual_seed(seed)
     noise = torch.randn((1, objective.layout.size), dtype=objective.q.dtype)
     return (objective.q[0] + objective.q[1].exp() * noise[0]).detach()
 
 
-def likelihood_gradient(objective: NaturalObjective, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def likelihood_gradient(objective: MeanFieldObjective, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Gradient of minus the mean log likelihood at the drawn weights, by plain autograd."""
     flat = flat.clone().requires_grad_()
     loss = -objective.model.log_likelihood(objective.layout.views(flat), x, y).mean()
@@ -44,9 +45,8 @@ def likelihood_gradient(objective: NaturalObjective, flat: Tensor, x: Tensor, y:
 @pytest.mark.parametrize("rows", [24, 6], ids=["all rows", "a batch"])
 def test_step_is_that_of_variational_online_newton(seed, rows):
     problem = LinearGaussian.make(n=24, seed=seed)
-    objective = NaturalObjective(
-        problem.model(), problem.x, 24, initial_scale=0.3, momentum=0.0, curvature_rate=0.05, radius=1e3
-    )
+    method = kn.NaturalVI(initial_scale=0.3, momentum=0.0, curvature_rate=0.05, radius=1e3)
+    objective = method.objective(problem.model(), problem.x, 24)
     optimiser = torch.optim.Adam(objective.parameters(), lr=20.0)  # the paper's rate: 20 / 1e3
     x, y = problem.x[:rows], problem.y[:rows]
     for number in range(3):
@@ -126,7 +126,7 @@ def test_estimates_that_are_zero_change_nothing():
 def test_points_move_by_the_optimiser_and_nothing_else_does(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), random="weight")
-    objective = NaturalObjective(model, problem.x, 20)
+    objective = kn.NaturalVI().objective(model, problem.x, 20)
     optimiser = torch.optim.Adam(objective.parameters(), lr=0.01)
     assert objective.layout == Layout.of({"weight": problem.model().net.weight})
     bias = objective.points[0].detach().clone()
@@ -141,10 +141,10 @@ def test_points_move_by_the_optimiser_and_nothing_else_does(seed):
 def test_all_that_a_step_remembers_is_in_the_optimisers_state(seed):
     # a second objective that takes over parameters and state goes on with the same bits
     problem = LinearGaussian.make(n=20, seed=seed)
-    first, second = (NaturalObjective(problem.model(), problem.x, 20) for _ in range(2))
+    first, second = (kn.NaturalVI().objective(problem.model(), problem.x, 20) for _ in range(2))
     optimisers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (first, second)]
 
-    def steps(objective: NaturalObjective, optimiser: torch.optim.Optimizer, seeds: range) -> None:
+    def steps(objective: MeanFieldObjective, optimiser: torch.optim.Optimizer, seeds: range) -> None:
         for number in seeds:
             torch.manual_seed(number)
             objective(*problem.data)[0].backward()

@@ -8,8 +8,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.family import Group
-from knowable.inference.variational.structured import KL_GRADIENTS, StructuredObjective
+from knowable.inference.variational.structured import KL_GRADIENTS, Group, StructuredObjective
 from knowable.testing import LinearGaussian, network_case
 from tests.inference.variational.family_oracle import dense_moments, moved, normal_divergence
 
@@ -57,7 +56,7 @@ def test_divergence_has_no_noise_under_a_normal_prior(seed, groups):
     layout = Layout.of(problem.model().params())
     loc, covariance = dense_moments(objective.posterior(), layout)
     expected = normal_divergence(loc, covariance, torch.zeros(4), torch.eye(4))
-    assert objective.divergence().item() == pytest.approx(expected, rel=1e-8)
+    assert objective.kl_divergence().item() == pytest.approx(expected, rel=1e-8)
     assert objective(*problem.data)[1]["kl"].item() == pytest.approx(expected, rel=1e-8)
     objective.kl_gradient = "path"  # the entropy is still exact
     found = torch.stack([objective(*problem.data)[1]["kl"] for _ in range(100)])
@@ -146,7 +145,7 @@ def test_prior_over_all_weights_is_sampled_as_a_whole(seed):
     exact = kn.ExactLinear().fit(problem.model(), problem.data)
     model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), exact)
     objective = objective_of(problem, *SPLIT, model=model)
-    found = torch.stack([objective.divergence().detach() for _ in range(400)])
+    found = torch.stack([objective.kl_divergence().detach() for _ in range(400)])
     loc, covariance = dense_moments(objective.posterior(), Layout.of(problem.model().params()))
     expected = normal_divergence(loc, covariance, problem.mean, problem.precision)
     assert abs(found.mean().item() - expected) < 4.5 * found.std().item() / 20
@@ -192,7 +191,7 @@ def test_weights_are_not_drawn_in_low_precision():
         loss.backward()
         assert terms["kl"].dtype == torch.float32
         with torch.no_grad():
-            assert terms["kl"].item() == pytest.approx(objective.divergence().item(), rel=1e-5)
+            assert terms["kl"].item() == pytest.approx(objective.kl_divergence().item(), rel=1e-5)
 
 
 def test_everything_that_training_changes_is_listed():

@@ -18,17 +18,17 @@ from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.variational.divergence import entropy_of_normals, fixed_normal, other_divergence, stretches_of
-from knowable.inference.variational.method import BoundMethod
-from knowable.inference.variational.objective import VariationalObjective, first_values
+from knowable.inference.variational.divergence import entropy_of_normals, prior_segments, remaining_kl
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.objective import VariationalObjective, first_values, negative_elbo
 from knowable.inference.variational.score_function import centred
 
 _SCORE_DRAWS = 8
 _BY_DIFFERENCES = 16  # gates at the most, where it is not said how
 
 
-@dataclass(frozen=True, repr=False)
-class DiscreteVI(BoundMethod):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DiscreteVI(VariationalMethod):
     r"""An independent Bernoulli for every parameter that is 0 or 1, an independent normal for every other.
 
     .. math:: q(z, w) = \prod_j \pi_j^{z_j} (1 - \pi_j)^{1 - z_j} \prod_d \mathcal{N}(w_d \mid m_d, s_d^2), \qquad
@@ -43,13 +43,20 @@ class DiscreteVI(BoundMethod):
     independent gates cannot say so. They settle on one of the two.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
-            where; but there is no ``start="map"`` for zeros and ones.
-        estimator: How the bound is differentiated in the probabilities.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means) or a fitted posterior. There is no
+            ``"map"`` for zeros and ones.
+        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
+            point estimate.
+        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
+            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        estimator: How the ELBO is differentiated in the probabilities.
             ``"auto"``: ``"local_expectation"`` up to 16 gates, ``"score"`` beyond.
             ``"score"``: log-derivative with a leave-one-out baseline; ``draws`` forward passes a step. A gate that is
             hardly ever closed is hardly ever compared: such probabilities stay a little away from 0 and 1.
@@ -77,12 +84,15 @@ class DiscreteVI(BoundMethod):
     references = ("williams1992", "mnih2016", "kool2019", "titsias2015")
     supports_binary = True
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
     estimator: str = "auto"
     draws: int | None = None
     initial_probability: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_choice("estimator", self.estimator, ("auto", *ESTIMATORS))
         if self.draws is not None:
             check_count("draws", self.draws)
@@ -119,7 +129,7 @@ class DiscreteVI(BoundMethod):
         self, objective: DiscreteObjective, rows: Data, seed: int
     ) -> tuple[LogEvidence | None, dict[str, float]]:
         bound, terms = super()._evidence(objective, rows, seed)
-        return bound, {**terms, "kl_of_gates": objective.divergence_of_gates().item()}
+        return bound, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 
 # --- The evidence lower bound of independent Bernoullis and normals, with the gradient estimator of one's choice -----
@@ -190,8 +200,7 @@ class DiscreteObjective(VariationalObjective):
         loc = self.layout.flatten(params).to(like)
         scale = torch.full_like(loc, math.log(initial_scale))
         self.q = nn.Parameter(torch.stack([loc, scale]), requires_grad=self.layout.size > 0)
-        self.stretches = stretches_of(self.layout, model)
-        self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
+        self.segments, self.others = prior_segments(self.layout, model)
 
     def _log_prior_of_gates(self, value: float) -> Tensor:
         """Log prior probability that each gate is 0, or 1."""
@@ -216,17 +225,16 @@ class DiscreteObjective(VariationalObjective):
     def posterior(self, **common: Any) -> BernoulliNormal:
         """Bernoullis and normals."""
         loc, scale = self.loc_and_scale()
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
-        return BernoulliNormal(self.model, self.probabilities(), loc, scale, **about)
+        return BernoulliNormal(self.model, self.probabilities(), loc, scale, **self.shared(common))
 
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of gates and weights."""
         settings = self.settings(count)
         return [{**self._weights(), **self.gates.views(setting)} for setting in settings]
 
-    def divergence(self) -> Tensor:
+    def kl_divergence(self) -> Tensor:
         """KL of Bernoullis and normals."""
-        return self.divergence_of_gates() + self.divergence_of_weights()
+        return self.kl_of_gates() + self.kl_of_weights()
 
     def entropy(self) -> Tensor:
         """H[q] of Bernoullis and normals, in closed form."""
@@ -242,7 +250,7 @@ class DiscreteObjective(VariationalObjective):
         each = F.binary_cross_entropy_with_logits(self.logits.expand_as(settings), settings, reduction="none")
         return -each.sum(1)
 
-    def divergence_of_gates(self) -> Tensor:
+    def kl_of_gates(self) -> Tensor:
         r"""KL of the Bernoullis, in closed form.
 
         .. math:: \sum_j \pi_j \log \frac{\pi_j}{p_j} + (1 - \pi_j) \log \frac{1 - \pi_j}{1 - p_j}
@@ -254,12 +262,13 @@ class DiscreteObjective(VariationalObjective):
         """Log probabilities of a 0 and of a 1, ``(2, G)``."""
         return torch.stack([F.logsigmoid(-self.logits), F.logsigmoid(self.logits)])
 
-    def divergence_of_weights(self) -> Tensor:
+    def kl_of_weights(self) -> Tensor:
         """KL of the normals, with as little Monte Carlo as the priors allow."""
         flat = self.q[0], self.q[1], self.q[1].exp()
-        closed = sum(stretch.value(*flat) for stretch in self.stretches)
-        loc, scale = self.loc_and_scale()
-        return closed + other_divergence(self.model, self.others, loc, scale, self.point_params(), _PRIOR_DRAWS)
+        closed = sum(segment.value(*flat) for segment in self.segments)
+        return closed + remaining_kl(
+            self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS
+        )  # fmt: skip
 
     # --- the bound ---------------------------------------------------------------------------------------------------
 
@@ -268,8 +277,8 @@ class DiscreteObjective(VariationalObjective):
         points = self.point_params()
         params = {**points, **self._weights()}
         log_likelihood = self._expected_score(x, y, params)
-        kl, kl_of_gates = self.divergence_of_weights(), self.divergence_of_gates()
-        loss, terms = self.loss_and_terms(log_likelihood, kl + kl_of_gates, points)
+        kl, kl_of_gates = self.kl_of_weights(), self.kl_of_gates()
+        loss, terms = negative_elbo(self, log_likelihood, kl + kl_of_gates, points)
         return loss, {**terms, "kl_of_gates": kl_of_gates.detach()}
 
     def _weights(self) -> Params:
@@ -286,7 +295,8 @@ class DiscreteObjective(VariationalObjective):
 
     def _mean_score(self, x: Tensor, y: Tensor, params: Params, setting: Tensor | None = None) -> Tensor:
         """Mean log likelihood of a batch for one setting of the gates."""
-        return self.log_likelihood_of(x, y, params if setting is None else {**params, **self.gates.views(setting)})
+        own = {} if setting is None else self.gates.views(setting)
+        return self.log_likelihood(x, y, {**params, **own}).mean()
 
     def _by_score(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         settings = self.settings(self.draws)

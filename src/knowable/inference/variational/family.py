@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout, select_names
+from knowable.core.network.params import Layout
 from knowable.core.posterior.posterior import Posterior
-from knowable.errors import InvalidArgument, InvalidType
 
 
 class Family(ABC):
-    """A kind of distribution over a group of weights; concrete families are frozen dataclasses of their knobs.
+    """A kind of distribution over a group of weights; concrete families are frozen dataclasses of their settings.
 
     Every family has means ``loc`` and standard deviations ``initial_scale`` when training begins (a flow: nearly), so
     that one can be exchanged for another without tuning.
@@ -33,7 +31,7 @@ class Family(ABC):
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draws of a family, and all that the bound needs of it beside them, differentiable.
+    """Draws of a family and the terms of the ELBO that belong to it, differentiable.
 
     Attributes:
         values: Reparameterised draws, ``(K, D)``.
@@ -106,58 +104,3 @@ class FamilyModule(nn.Module, ABC):
     def prefers_path(self) -> bool:
         """Whether the gradient of :meth:`held_log_density` is better to train with, if nothing was asked for."""
         return False
-
-
-# --- Which weights get which family: globs over the names of parameters, the first that matches wins -----------------
-
-
-@dataclass(frozen=True)
-class Group:
-    """Weights that share one distribution.
-
-    Attributes:
-        family: Of what kind it is.
-        names: The weights, in the model's order.
-    """
-
-    family: Family
-    names: tuple[str, ...]
-
-
-def check_families(argument: str, families: Any) -> None:
-    """Refuse what is not a mapping from globs to families; ``argument`` is what messages call it."""
-    if not isinstance(families, Mapping):
-        raise InvalidType(
-            f"{argument} must map names or globs to families, such as {{'head.*': FullRank()}}; got {families!r:.60}."
-        )
-    if not families:
-        raise InvalidArgument(f"{argument} must name at least one glob, got an empty mapping. Leave it out.")
-    for glob, family in families.items():
-        if not isinstance(glob, str):
-            raise InvalidType(f"{argument} must map names or globs to families; {glob!r} is not a name.")
-        if isinstance(family, type) and issubclass(family, Family):
-            raise InvalidType(f"{argument}[{glob!r}] must be an instance: write {family.__name__}() with parentheses.")
-        if not isinstance(family, Family):
-            raise InvalidType(f"{argument}[{glob!r}] must be a family such as FullRank(), got {family!r:.60}.")
-
-
-def group_weights(families: Mapping[str, Family], others: Family, model: Model) -> list[Group]:
-    """Cut the random weights of a model into groups, one for each glob.
-
-    Args:
-        families: Globs, or ``"last_layer"``, in order of precedence.
-        others: The family of the weights that none of them names, all together.
-        model: The model.
-
-    Raises:
-        InvalidArgument: If a glob matches none of the random weights.
-    """
-    left = list(model.random_names)
-    groups = []
-    for glob, family in families.items():
-        chosen = select_names("families", glob, model.random_names, model.net)
-        names = tuple(name for name in left if name in chosen)
-        left = [name for name in left if name not in chosen]
-        if names:
-            groups.append(Group(family, names))
-    return [*groups, Group(others, tuple(left))] if left else groups

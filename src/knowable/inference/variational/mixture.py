@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,26 +27,15 @@ from knowable.errors import Unsupported
 from knowable.inference.point.point import training_diagnostics
 from knowable.inference.start import fresh_start, means_for
 from knowable.inference.variational.mean_field import MeanFieldObjective, MeanFieldVI
-from knowable.inference.variational.method import BoundMethod, final_bound
+from knowable.inference.variational.method import VariationalMethod, check_normals, final_elbo, start_values
 from knowable.inference.variational.mixture_objective import ComponentsInTurn, ComponentsTogether
 
 ESTIMATORS = ("auto", "local", "weight")
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one component after the other
 
 
-@dataclass(frozen=True)
-class Components:
-    """What comes first among the settings of a mixture.
-
-    Args:
-        components: How many normals are mixed.
-    """
-
-    components: int = 5
-
-
-@dataclass(frozen=True, repr=False)
-class MixtureVI(BoundMethod, Components):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MixtureVI(VariationalMethod):
     r"""Several mean-field normals of equal weight, each around a mode of its own, trained together.
 
     .. math:: q(\theta) = \frac1K \sum_k q_k(\theta), \qquad q_k(\theta) = \prod_d \mathcal{N}(m_{kd}, s_{kd}^2)
@@ -68,15 +57,20 @@ class MixtureVI(BoundMethod, Components):
 
     Args:
         components: How many normals are mixed.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
-            where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
         start: Where the components begin. ``"network"``: the first at the network's own weights, the others at new
             initial ones. ``"map"``: at the modes that MAP fits from there find. A posterior: at its members' means (a
             mixture) or its atoms (an ensemble), as far as there are any, else at its mean, and then at draws.
+        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
+            point estimate.
+        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
+            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
         estimator: ``"auto"``, ``"local"`` or ``"weight"``, see
             :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
         draws: Weight draws of each component per step.
@@ -98,12 +92,16 @@ class MixtureVI(BoundMethod, Components):
     aliases = ("mixture",)
     references = ("jaakkola1998", "bishop1998", "gershman2012")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
     estimator: str = "auto"
     draws: int = 1
+    components: int = field(default=5, kw_only=False)
     vectorise: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_count("components", self.components)
         check_choice("estimator", self.estimator, ESTIMATORS)
         check_count("draws", self.draws)
@@ -148,9 +146,8 @@ class MixtureVI(BoundMethod, Components):
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
         """The loss of one component by itself; :meth:`fit` minimises the mean of all components' losses."""
         return MeanFieldObjective(
-            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, temperature=self.temperature,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
-        )  # fmt: skip
+            model, x, size, estimator=self.estimator, draws=self.draws, **self.elbo_settings(start)
+        )
 
     def _starts(self, job: FitJob) -> list[Model]:
         """The model, begun where each component begins."""
@@ -162,7 +159,7 @@ class MixtureVI(BoundMethod, Components):
         for k, each in enumerate(fresh):
             own_seed = seed if k == 0 else derive_seed(seed, "component", k)
             with share_of_time(1 / (self.components - k)):
-                found.append(each.starting_at(self._start(replace(job, model=each, seed=own_seed)) or {}))
+                found.append(each.starting_at(start_values(self, replace(job, model=each, seed=own_seed)) or {}))
         return found
 
     def _objective(
@@ -233,7 +230,7 @@ def mixture_bound(
     components' bounds, and the gain between the two.
     """
     each = [
-        final_bound(component, data, seed if k == 0 else derive_seed(seed, "component", k))
+        final_elbo(component, data, seed if k == 0 else derive_seed(seed, "component", k))
         for k, component in enumerate(components)
     ]
     mean = {name: sum(terms[name] for _, terms in each) / len(each) for name in each[0][1]}

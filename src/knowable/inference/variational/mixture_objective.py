@@ -21,7 +21,7 @@ from knowable.core.network.network import no_hidden_loops
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import fast_randn
 from knowable.core.training.objective import Objective
-from knowable.inference.variational.divergence import entropy_of_normals, other_divergence
+from knowable.inference.variational.divergence import entropy_of_normals, remaining_kl
 from knowable.inference.variational.gaussian_weight import GaussianWeight, plain_local_rule
 from knowable.inference.variational.mean_field import MeanFieldObjective
 
@@ -193,9 +193,9 @@ class ComponentsTogether(Objective):
     def _inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         first, count = self._components[0], len(self.q)
         first.epoch = self.epoch
-        shape = count, first.draws, first.drawn.size
-        noise = fast_randn(count * first.draws, first.drawn.size, like=self.q).view(shape)
-        weight = torch.full((), first.beta * first.warmth() / self.size, dtype=self.q.dtype, device=self.q.device)
+        shape = count, first.draws, first.normals.drawn.size
+        noise = fast_randn(count * first.draws, first.normals.drawn.size, like=self.q).view(shape)
+        weight = torch.full((), first.kl_weight() / self.size, dtype=self.q.dtype, device=self.q.device)
         points = self.q.new_zeros(0) if self.points is None else self.points.detach()
         return self.q.detach(), points, noise, weight, x, y
 
@@ -233,15 +233,15 @@ class ComponentsTogether(Objective):
         loc, log_scale = q[0], q[1]
         scale = log_scale.exp()
         fixed = self.point_layout.views(points)
-        kl = torch.stack([stretch.value(loc, log_scale, scale) for stretch in first.plan.stretches]).sum()
-        if first.others:
+        kl = torch.stack([segment.value(loc, log_scale, scale) for segment in first.normals.segments]).sum()
+        if first.normals.others:
             views = first.layout.views
-            kl = kl + other_divergence(self.model, first.others, views(loc), views(scale), fixed, first.draws)
-        cut = first.drawn.size
+            kl = kl + remaining_kl(self.model, first.normals.others, views(loc), views(scale), fixed, first.draws)
+        cut = first.normals.drawn.size
         fits = []
         for each in noise.unbind(0):
-            drawn = first.drawn.views(loc[:cut] + scale[:cut] * each)
-            local = self._local_weights(first.local, loc[cut:], scale[cut:].square())
+            drawn = first.normals.drawn.views(loc[:cut] + scale[:cut] * each)
+            local = self._local_weights(first.normals.local, loc[cut:], scale[cut:].square())
             fits.append(self._mean_score({**fixed, **drawn, **local}, x, y))
         return torch.stack(fits).mean(), kl, entropy_of_normals(log_scale)
 

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from knowable.core.network.params import Params
-from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, output_moments
+from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, local_weights, output_moments
+from knowable.inference.variational.normals import standard_noise
 
 if TYPE_CHECKING:
     from knowable.inference.variational.mean_field import MeanFieldObjective
@@ -41,20 +42,21 @@ def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points:
     """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL.
 
     Args:
-        objective: Holds ``q`` and its plan: parameters that are drawn as weights, and those whose layers' outputs are.
+        objective: Holds ``q`` and its layout: parameters drawn as weights, and those whose layers' outputs are drawn.
         x: Inputs of the batch.
         y: Targets.
         points: Point estimates, which get the ordinary gradient at what was drawn.
     """
-    noise = objective.noise()
+    normals, recording = objective.normals, objective.recording
+    noise = standard_noise(objective.draws, normals.drawn.size, like=objective.q, recording=recording)
     standard = noise.clone()
-    kl, loc, variance, draws = objective.draw(noise)
+    kl, loc, variance, draws = normals.draw(objective.q, noise, recording=recording)
     values, scores = [], []
     for draw in draws:
         fixed = {name: value.detach() for name, value in draw.items()}  # no gradient passes through
         outputs = DrawnOutputs()
-        local = objective.with_rule(loc, variance, outputs)
-        values.append(objective.scores_of(x, y, {**points, **fixed, **local}))
+        local = local_weights(loc, variance, outputs, recording=recording)
+        values.append(objective.log_likelihood(x, y, {**points, **fixed, **local}))
         scores.append(outputs.score)
     rows = torch.stack(values)  # (draws, rows)
     surrogate = _log_density_gradient(objective.q, standard, centred(rows.detach().mean(1)))

@@ -76,11 +76,6 @@ def test_a_flow_may_have_some_of_the_weights(seed):
 
 
 def test_settings_reach_the_family():
-    assert kn.FlowVI(kind="radial", layers=3).own_family == kn.families.Flow("radial", 3)
-    assert kn.FlowVI().own_family == kn.families.Flow()
-
-
-@pytest.mark.parametrize("knobs", [{"kind": "glow"}, {"layers": 0}, {"hidden": -1}, {"draws": 0}], ids=str)
-def test_settings_that_make_no_sense_are_refused_by_name(knobs):
-    with pytest.raises((kn.InvalidArgument, kn.InvalidType), match=next(iter(knobs))):
-        kn.FlowVI(**knobs)
+    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
+    (part,) = kn.FlowVI(kind="radial", layers=3).objective(model, torch.zeros(3, 2), 3).parts
+    assert [layer.kind for layer in part.flow.layers] == ["radial"] * 3  # type: ignore[attr-defined]

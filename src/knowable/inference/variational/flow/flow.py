@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout
+from knowable.core.network.params import Layout, Params
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.inference.variational.family import Family, FamilyModule
 from knowable.inference.variational.flow.layers import KINDS, CouplingLayer, PlanarLayer, make_layers
 from knowable.inference.variational.flow.posterior import FlowPosterior, NormalisingFlow
-from knowable.inference.variational.structured import StructuredVI
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.structured import StructuredObjective, check_groups, group_weights
 
 # --- Normalising flows over a group of weights, as a variational family ----------------------------------------------
 
@@ -123,8 +125,8 @@ def _hidden_for(size: int) -> int:
 # --- Variational inference with normalising flows (Rezende and Mohamed, 2015; Dinh et al., 2017) ---------------------
 
 
-@dataclass(frozen=True, repr=False)
-class FlowVI(StructuredVI):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class FlowVI(VariationalMethod):
     r"""A normal distribution bent by invertible maps into any shape, fitted by maximising the evidence lower bound.
 
     .. math:: \theta = m + s \odot f_L(\cdots f_1(\epsilon)), \qquad \epsilon \sim \mathcal{N}(0, I)
@@ -136,13 +138,28 @@ class FlowVI(StructuredVI):
     random.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
-            it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod`, say what is maximised, how
-            and from where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
+            point estimate.
+        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
+            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        draws: Weight draws per step; None is one.
+        families: Families for groups of weights by name, glob or ``"last_layer"``, such as
+            ``{"head.*": kn.families.FullRank()}``; the first match wins, and groups are independent. All other weights
+            have the method's own family.
+        kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
+            ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
+            two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
+            family, which is ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All
+            aim at the same optimum.
         kind: ``"planar"``, ``"radial"`` or ``"real_nvp"``, see
             :class:`~knowable.inference.variational.flow.flow.Flow`.
         layers: How many maps; None is 8, and 4 of real NVP or for more than 10,000 weights.
@@ -163,15 +180,24 @@ class FlowVI(StructuredVI):
     aliases = ("flow",)
     references = ("rezende2015", "dinh2017", "roeder2017")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
+    draws: int | None = None
+    families: Mapping[str, Family] | None = None
+    kl_gradient: str = "auto"
     kind: str = Flow.kind
     layers: int | None = None
     hidden: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
+        check_groups(self.draws, self.families, self.kl_gradient)
         Flow(self.kind, self.layers, self.hidden)  # which checks them
 
-    @property
-    def own_family(self) -> Flow:
-        """A flow."""
-        return Flow(self.kind, self.layers, self.hidden)
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
+        groups = group_weights(self.families or {}, Flow(self.kind, self.layers, self.hidden), model)
+        return StructuredObjective(
+            model, size, groups, kl_gradient=self.kl_gradient, draws=self.draws or 1, **self.elbo_settings(start)
+        )

@@ -8,10 +8,9 @@ import torch
 
 import knowable as kn
 from knowable.core.model.data import as_data
-from knowable.inference.variational.family import Group
 from knowable.inference.variational.mean_field import MeanFieldObjective
-from knowable.inference.variational.method import final_bound
-from knowable.inference.variational.structured import StructuredObjective
+from knowable.inference.variational.method import final_elbo
+from knowable.inference.variational.structured import Group, StructuredObjective
 from knowable.testing import LinearGaussian
 
 
@@ -28,7 +27,7 @@ def test_bound_is_that_of_the_distribution_whatever_the_factor_on_the_divergence
     problem = LinearGaussian.make(n=20, seed=seed)
     model = problem.model()
     objective = of_kind(kind, model, problem, beta=beta)
-    bound, terms = final_bound(objective, as_data(problem.data, model), seed)
+    bound, terms = final_elbo(objective, as_data(problem.data, model), seed)
     loc = problem.as_flat(model.params())
     exact = problem.elbo(loc, torch.full_like(loc, 0.1))
     assert abs(bound - exact) < 4.5 * bound.standard_error
@@ -41,13 +40,13 @@ def test_bound_is_that_of_the_distribution_whatever_the_factor_on_the_divergence
 def test_error_counts_the_noise_of_a_sampled_divergence(seed, monkeypatch):
     # noise so large that the data say next to nothing: all that varies is the divergence. The spread of 30 estimates is
     # known to 1 / sqrt(2 * 29) = 13%: within 5 of those of the error they state
-    monkeypatch.setattr("knowable.inference.variational.method._BOUND_ROWS", 100)
+    monkeypatch.setattr("knowable.inference.variational.method._ELBO_ROWS", 100)
     problem = LinearGaussian.make(n=20, seed=seed)
     stated, spread = {}, {}
     for name, prior in {"closed": kn.Normal(1.0), "sampled": kn.ScaleMixture(0.5, 1.0, 0.1)}.items():
         model = kn.Model(problem.model().net, kn.Gaussian(1e4), prior)
         objective, data = of_kind("structured", model, problem), as_data(problem.data, model)
-        bounds = [final_bound(objective, data, 1000 * seed + number)[0] for number in range(30)]
+        bounds = [final_elbo(objective, data, 1000 * seed + number)[0] for number in range(30)]
         stated[name] = statistics.fmean(bound.standard_error for bound in bounds)
         spread[name] = statistics.stdev(map(float, bounds))
     assert stated["closed"] < 1e-3 * stated["sampled"]
@@ -57,7 +56,7 @@ def test_error_counts_the_noise_of_a_sampled_divergence(seed, monkeypatch):
 def test_improper_prior_has_terms_but_no_bound(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     model = kn.Model(problem.model().net, kn.Gaussian(problem.noise), kn.Flat())
-    bound, terms = final_bound(of_kind("structured", model, problem), as_data(problem.data, model), seed)
+    bound, terms = final_elbo(of_kind("structured", model, problem), as_data(problem.data, model), seed)
     assert bound is None and math.isfinite(terms["elbo"])
 
 
@@ -66,7 +65,7 @@ def test_random_numbers_of_the_caller_are_left_alone(seed):
     model = problem.model()
     objective, data = of_kind("mean field", model, problem), as_data(problem.data, model)
     state = torch.get_rng_state()
-    first = final_bound(objective, data, seed)[0]
+    first = final_elbo(objective, data, seed)[0]
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
-    assert float(final_bound(objective, data, seed)[0]) == float(first)
+    assert float(final_elbo(objective, data, seed)[0]) == float(first)
