@@ -240,7 +240,7 @@ def test_the_predictive_density_is_that_of_all_masks(seed, monkeypatch):
 def test_the_final_bound_is_that_of_all_masks(seed):
     objective, x, y = small(seed)
     objective.size = len(x)
-    terms = objective.final_bound(Data((x, y), len(x)), seed)
+    terms = objective.final_elbo(Data((x, y), len(x)), seed)
     exact = len(x) * exact_log_likelihood(objective, x, y, objective.logits).item()
     assert abs(terms["expected_log_likelihood"] - exact) < 4.5 * terms["elbo_standard_error"]
     assert math.isclose(terms["elbo"], terms["expected_log_likelihood"] - terms["kl"])

@@ -244,7 +244,7 @@ def test_what_has_left_its_range_is_put_back():
     with torch.no_grad():
         noise.loc.copy_(torch.tensor([-100.0, -1.0, 100.0]))
         noise.log_scale.copy_(torch.tensor([-50.0, 0.0, 50.0]))
-    noise.settle()
+    noise.clamp_parameters()
     assert noise.loc.tolist() == [-10.0, -1.0, 5.0]
     assert torch.allclose(noise.log_scale.exp(), torch.tensor([1e-4, 1.0, 50.0], dtype=torch.float64))
 

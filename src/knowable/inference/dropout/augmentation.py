@@ -27,7 +27,7 @@ from knowable.inference.dropout.mc_dropout import MCDropout
 
 
 class Augmentation(ABC):
-    """A random transformation of inputs. Concrete ones are frozen dataclasses of plain numbers, so that they can be saved."""
+    """A random transformation of inputs. Subclasses are frozen dataclasses of plain numbers, which can be saved."""
 
     @abstractmethod
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -62,7 +62,9 @@ class InputNoise(Augmentation):
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """``x`` with noise."""
         if not x.is_floating_point():
-            raise Unsupported("InputNoise needs floating-point inputs, got integers (words, classes). Use another augmentation.")
+            raise Unsupported(
+                "InputNoise needs floating-point inputs, got integers (words, classes). Use another augmentation."
+            )
         noise = torch.randn(x.shape[1:], generator=generator, dtype=x.dtype, device=x.device)
         return x + self.scale * noise
 
@@ -153,7 +155,8 @@ class TestTimeAugmentation(Method):
             transformations small: the network has seen no others.
         augment: One of :mod:`~knowable.inference.dropout.augmentation` (``InputNoise``, ``Shift``, ``Flip``), or any
             function ``(x, generator) -> x``. It should draw one transformation and apply it to all rows: a prediction
-            then does not depend on the other rows of the batch. A posterior with a function of your own cannot be saved.
+            then does not depend on the other rows of the batch. A posterior whose augmentation is a function cannot be
+            saved.
 
     Example:
         >>> import torch
@@ -188,7 +191,9 @@ class TestTimeAugmentation(Method):
     def _fit(self, job: FitJob) -> AugmentedPosterior:
         inner_job, seed = job.for_method(self.method), job.seed
         with own_randomness(derive_seed(seed, "augmentation")):  # an augmentation that fails is refused before the fit
-            transformed(next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device))
+            transformed(
+                next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device)
+            )
         inner = self.method._fit(inner_job)
         return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
 

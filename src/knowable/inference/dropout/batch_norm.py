@@ -179,7 +179,9 @@ def random_batches(data: Data, rows: int, number: int, seed: int) -> Iterator[Te
             if given == number:
                 return
         if given == before:
-            raise InvalidArgument("data is a loader whose batches all have one row, which has no variance. Use larger batches.")
+            raise InvalidArgument(
+                "data is a loader whose batches all have one row, which has no variance. Use larger batches."
+            )
 
 
 def batch_statistics(

@@ -25,12 +25,12 @@ from knowable.inference.dropout.dropout_divergence import DropoutDivergence, che
 from knowable.inference.dropout.masked_weights import PREDICTIONS, MaskedWeights, SiteMasks, masked_params
 from knowable.inference.dropout.placement import Placement, place_dropout
 from knowable.inference.point.point import training_diagnostics
+from knowable.inference.variational.method import mean_and_error, passes_over
 
 WAYS = ("activations", "weights")
 ESTIMATORS = ("concrete", "score")
 _SCORE_DRAWS = 2
 _VALIDATION_DRAWS = 8
-_BOUND_ROWS = 200_000  # forward passes of single rows spent on the final estimate of the ELBO
 _SMALLEST = 1e-7  # distance of the uniform numbers of relaxed masks from 0 and 1
 
 
@@ -196,7 +196,7 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     params = {name: value.detach() for name, value in objective.params().items()}
     sites = zip(placement.sites, objective.rates(), strict=True)
     found = replace(placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
-    terms = objective.final_bound(rows, seed) | {f"rate.{site.name}": site.rate for site in found.sites}
+    terms = objective.final_elbo(rows, seed) | {f"rate.{site.name}": site.rate for site in found.sites}
     return MaskedWeights(
         model, params, found, prediction=method.prediction, points={name: params[name] for name in model.point_names},
         buffers=objective.net_buffers, seed=seed,
@@ -334,14 +334,13 @@ class DropoutObjective(Objective):
         output = self._evaluating(self.model.network_params(given), x, buffers=self.net_buffers)
         return self.model.score(output, y, params)
 
-    def final_bound(self, data: Data, seed: int) -> dict[str, float]:
+    def final_elbo(self, data: Data, seed: int) -> dict[str, float]:
         """The ELBO over all rows and its terms, up to a constant, with the standard error of Monte Carlo."""
-        draws = int(min(256, max(4, _BOUND_ROWS // data.size)))
+        passes = range(passes_over(data.size))
         with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
             kl = self.divergence().item()
-            fits = [sum(self.log_likelihood_of_draw(x, y).sum().item() for x, y in data) for _ in range(draws)]
-        fit = sum(fits) / draws
-        error = math.sqrt(sum((each - fit) ** 2 for each in fits) / (draws - 1) / draws)
+            fits = [sum(self.log_likelihood_of_draw(x, y).sum().item() for x, y in data) for _ in passes]
+        fit, error = mean_and_error(fits)
         return {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl, "elbo_standard_error": error}
 
 

@@ -47,7 +47,7 @@ class NoisyUnits(Posterior):
     """
 
     family = "noisy_units"
-    log_alpha_threshold = 0.0  # a unit goes where its signal-to-noise ratio is below 1
+    log_alpha_threshold = 0.0  # units with a signal-to-noise ratio below 1 are pruned
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class NoisyUnits(Posterior):
                 found[place.name] = mean_of * variance.sqrt()
         return found
 
-    # --- what the units are worth ------------------------------------------------------------------------------------
+    # --- signal-to-noise ratios --------------------------------------------------------------------------------------
 
     def signal_to_noise(self) -> Params:
         r"""The signal-to-noise ratio of every weight's unit, in the shape of the weight; infinite where none is random.
 
         .. math:: \mathrm{SNR}_i = \max_j \frac{|E[w_{ij}]|}{\mathrm{sd}[w_{ij}]}
 
-        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (Weights
-        into outputs that are themselves noise say nothing, which is why it is not a mean.) Where v are point estimates
+        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (It is no
+        mean, because weights into outputs that are noise themselves are not informative.) Where v are point estimates,
         this is the ratio of mean and standard deviation of the factor.
         """
         found = {name: torch.full_like(value, torch.inf) for name, value in self.loc.items()}
@@ -170,7 +170,7 @@ def times_noise(values: Params, sites: Sequence[DropoutSite], factors: Sequence[
 
 
 def noise_from(settings: dict[str, Any], units: int, state: Params) -> GroupNoise:
-    """Factors as they were saved."""
+    """Restore saved factors."""
     like = state["loc"]
     kinds = {"log_uniform": LogUniformNoise, "horseshoe": HorseshoeNoise}
     own = {name: value for name, value in settings.items() if name != "prior"}
@@ -196,7 +196,7 @@ class GroupNoise(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def total_divergence(cls, noises: Sequence[Any]) -> Tensor:
-        """The divergence of all units of several layers, in one go."""
+        """KL(q ‖ p), summed over the units of several layers."""
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -204,14 +204,14 @@ class GroupNoise(nn.Module, ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Plain values that make another one, beside its tensors."""
+        """Plain values that, with its tensors, restore it."""
 
     def log_prior_scale(self) -> Tensor | None:
-        """Logs ``(units,)`` of the weights' standard deviation under their prior, where that is part of the noise."""
+        """Log standard deviations ``(units,)`` of the weights' prior, or None if the noise does not set them."""
         return None
 
-    def settle(self) -> None:
-        """Called after every step: put back what has left the range in which it means something."""
+    def clamp_parameters(self) -> None:
+        """Clamp parameters to their valid range; called after every step."""
 
 
 class LogUniformNoise(GroupNoise):
@@ -252,10 +252,10 @@ class LogUniformNoise(GroupNoise):
         return {"prior": "log_uniform", "span": self.span}
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """The location at most a length of the interval outside it, the scale at most ten lengths.
+    def clamp_parameters(self) -> None:
+        """Clamp the location to one length of the interval outside it, and the scale to ten lengths.
 
-        Beyond, the distribution is a point or the prior, and nothing would pull it back.
+        Beyond, the distribution is a point or the prior, and gradients vanish.
         """
         self.loc.clamp_(-2 * self.span, self.span)
         self.log_scale.clamp_(math.log(_NARROWEST), math.log(_WIDEST * self.span))
@@ -289,7 +289,9 @@ class HorseshoeNoise(GroupNoise):
         super().__init__()
         self.global_scale = global_scale
         lift = 2 * math.log(initial_median / global_scale)
-        begin = [0.0, lift] if lift > 0 else [lift, 0.0]  # the part that has a tail on this side
+        begin = (
+            [0.0, lift] if lift > 0 else [lift, 0.0]
+        )  # the gamma part has its tail at 0, the inverse gamma part at infinity
         self.global_loc = nn.Parameter(like.new_tensor(begin))  # of log s_a and log s_b
         self.global_log_scale = nn.Parameter(like.new_full((2,), math.log(initial_scale)))
         self.loc = nn.Parameter(like.new_zeros(2, units))  # of log α and log β
@@ -332,7 +334,7 @@ class HorseshoeNoise(GroupNoise):
         return 0.25 * torch.exp(2 * self.global_log_scale).sum(), 0.25 * torch.exp(2 * self.log_scale).sum(0)
 
 
-# --- Log-normal distributions of squared scales, and their divergence from the two parts of a half-Cauchy prior ------
+# --- KL of log-normal distributions from the two parts of a squared half-Cauchy variable -----------------------------
 #
 # The square of a half-Cauchy variable is the product of a gamma and an inverse gamma variable (Louizos, Ullrich and
 # Welling, 2017; Neville, Ormerod and Wand, 2014):

@@ -193,7 +193,9 @@ def _own_rates(network: Network) -> dict[str, float]:
     rates = {path: _rate(module) for path, module in modules.items() if module.training}
     for path, rate in rates.items():
         if rate >= 1.0:
-            raise InvalidArgument(f"net has a dropout layer {path!r} with rate {rate:g}, which drops everything. Use a rate below 1.")
+            raise InvalidArgument(
+                f"net has a dropout layer {path!r} with rate {rate:g}, which drops everything. Use a rate below 1."
+            )
     return {path: rate for path, rate in rates.items() if rate > 0.0}
 
 
