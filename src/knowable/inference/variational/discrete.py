@@ -24,7 +24,7 @@ from knowable.inference.variational.objective import VariationalObjective, first
 from knowable.inference.variational.score_function import centred
 
 _SCORE_DRAWS = 8
-_BY_DIFFERENCES = 16  # gates at the most, where it is not said how
+_BY_DIFFERENCES = 16  # most gates for which "auto" is "local_expectation"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -48,14 +48,12 @@ class DiscreteVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means) or a fitted posterior. There is no
             ``"map"`` for zeros and ones.
-        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
-            point estimate.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         estimator: How the ELBO is differentiated in the probabilities.
             ``"auto"``: ``"local_expectation"`` up to 16 gates, ``"score"`` beyond.
             ``"score"``: log-derivative with a leave-one-out baseline; ``draws`` forward passes a step. A gate that is
@@ -121,15 +119,14 @@ class DiscreteVI(VariationalMethod):
         draws = self.draws or (_SCORE_DRAWS if estimator == "score" else 1)
         return DiscreteObjective(
             model, size, estimator=estimator, draws=max(2, draws) if estimator == "score" else draws,
-            beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale,
-            initial_probability=self.initial_probability, start=start,
+            initial_probability=self.initial_probability, **self.elbo_settings(start),
         )  # fmt: skip
 
     def _evidence(
         self, objective: DiscreteObjective, rows: Data, seed: int
     ) -> tuple[LogEvidence | None, dict[str, float]]:
-        bound, terms = super()._evidence(objective, rows, seed)
-        return bound, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
+        evidence, terms = super()._evidence(objective, rows, seed)
+        return evidence, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 
 # --- The evidence lower bound of independent Bernoullis and normals, with the gradient estimator of one's choice -----
@@ -137,7 +134,7 @@ class DiscreteVI(VariationalMethod):
 ESTIMATORS = ("score", "local_expectation", "enumerate")
 MOST_ENUMERATED = 10
 _NEAREST = 0.05  # to 0 or 1 that a probability begins
-_PRIOR_DRAWS = 8  # of weights, where their divergence has no closed form
+_PRIOR_DRAWS = 8  # of weights, for a KL without a closed form
 
 
 class DiscreteObjective(VariationalObjective):
@@ -156,12 +153,10 @@ class DiscreteObjective(VariationalObjective):
         size: Number of training examples N.
         estimator: ``"score"``, ``"local_expectation"`` or ``"enumerate"``.
         draws: Settings of the gates in each step.
-        beta: Factor on the divergence; 1 is Bayes.
-        temperature: How often the entropy counts; 1 is Bayes.
-        kl_warmup: Epochs over which the divergence rises to its full weight.
-        initial_scale: Standard deviations of the normals at the beginning.
+        initial_scale: Standard deviations of the normals at the start.
         initial_probability: Of all gates; None is the start's, and without a start the prior's.
         start: Values to begin at, where they are not the model's own: means of weights, probabilities of gates.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         logits: Of the probabilities, ``(G,)`` in the order of ``gates``.
@@ -176,14 +171,12 @@ class DiscreteObjective(VariationalObjective):
         *,
         estimator: str = "score",
         draws: int = 8,
-        beta: float = 1.0,
-        temperature: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         initial_probability: float | None = None,
         start: Params | None = None,
+        **common: Any,
     ):
-        super().__init__(model, size, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup, start=start)
+        super().__init__(model, size, draws=draws, start=start, **common)
         self.estimator = estimator
         params, binary = first_values(model, start), set(model.binary_names)
         self.gates = Layout.of({name: params[name] for name in model.random_names if name in binary})
@@ -270,7 +263,7 @@ class DiscreteObjective(VariationalObjective):
             self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS
         )  # fmt: skip
 
-    # --- the bound ---------------------------------------------------------------------------------------------------
+    # --- the ELBO ----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""

@@ -17,9 +17,14 @@ from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.errors import Unsupported
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
-from knowable.inference.variational.family import Family, FamilyModule
 from knowable.inference.variational.method import VariationalMethod, check_normals
-from knowable.inference.variational.structured import StructuredObjective, check_groups, group_weights
+from knowable.inference.variational.structured import (
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 # --- The full-rank family: one normal with all correlations, by its Cholesky factor ----------------------------------
 #
@@ -27,15 +32,14 @@ from knowable.inference.variational.structured import StructuredObjective, check
 #     \Sigma = L L^\top, \quad L = B\, \mathrm{diag}(s)\,(I + R)
 #
 # with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some
-# steps
-# and then takes in what was learned, so that steps are always taken in units of the distribution itself (whitened
-# coordinates): how elongated the posterior is then makes no difference to how many of them are needed. There R is a
+# steps and then absorbs what was learned, so that steps are always taken in units of the distribution itself (whitened
+# coordinates): the condition number of the posterior then makes no difference to the number of steps. There R is a
 # matrix of trained numbers over √D: a step changes half of D² of them at once, each by as much as a mean, and where
-# gradients are mostly noise q would otherwise be carried away. For many weights, where products of matrices are dear, B
+# gradients are mostly noise q would otherwise drift. For many weights, where products of matrices are expensive, B
 # is the identity: s is the scale of each weight given the noise of those before.
 
 _WHITENED_UP_TO = 300  # weights
-_STEPS_OF_A_BASE = 10  # after which B takes in what was learned
+_STEPS_OF_A_BASE = 10  # after which B absorbs what was learned
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class FullRankModule(FamilyModule):
         return self.base is not None
 
     def after_step(self) -> None:
-        """Now and then, let B take in what was learned; the distribution stays the same."""
+        """Every ten steps, let B absorb what was learned; the distribution stays the same."""
         self.age += 1
         if self.base is None or self.drift is None or self.age % _STEPS_OF_A_BASE:
             return
@@ -177,23 +181,19 @@ class FullRankVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
-        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
-            point estimate.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         draws: Weight draws per step; None is one.
         families: Families for groups of weights by name, glob or ``"last_layer"``, such as
-            ``{"head.*": kn.families.FullRank()}``; the first match wins, and groups are independent. All other weights
-            have the method's own family.
-        kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
-            ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
-            two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
-            family, which is ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All
-            aim at the same optimum.
+            ``{"head.*": kn.families.FullRank()}``; the first match wins. All other weights have the method's own.
+        kl_gradient: ``"closed"``: from the closed form of the KL, where there is one. ``"path"``: along the draws that
+            the likelihood is given (Roeder et al., 2017), whose noise cancels as q approaches the posterior.
+            ``"auto"``: ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All aim at
+            the same optimum.
         max_parameters: Refuse a group of more weights: L is a D by D matrix, and training keeps some six of that size.
 
     Example:

@@ -18,9 +18,14 @@ from knowable.core.posterior.kronecker_normal import KroneckerBlock, KroneckerNo
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
-from knowable.inference.variational.family import Family, FamilyModule
 from knowable.inference.variational.method import VariationalMethod, check_normals
-from knowable.inference.variational.structured import StructuredObjective, check_groups, group_weights
+from knowable.inference.variational.structured import (
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 # --- The matrix-normal family: a Kronecker-factored covariance for each weight matrix (Louizos and Welling, 2016) ----
 #
@@ -289,23 +294,19 @@ class MatrixNormalVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
-        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
-            point estimate.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         draws: Weight draws per step; None is one.
         families: Families for groups of weights by name, glob or ``"last_layer"``, such as
-            ``{"head.*": kn.families.FullRank()}``; the first match wins, and groups are independent. All other weights
-            have the method's own family.
-        kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
-            ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
-            two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
-            family, which is ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All
-            aim at the same optimum.
+            ``{"head.*": kn.families.FullRank()}``; the first match wins. All other weights have the method's own.
+        kl_gradient: ``"closed"``: from the closed form of the KL, where there is one. ``"path"``: along the draws that
+            the likelihood is given (Roeder et al., 2017), whose noise cancels as q approaches the posterior.
+            ``"auto"``: ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All aim at
+            the same optimum.
         full_up_to: A matrix with more rows (or columns) than this has a diagonal U (or V).
 
     Example:

@@ -17,7 +17,6 @@ from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import fast_randn
 from knowable.errors import InvalidArgument
 from knowable.inference.variational.divergence import entropy_of_normals
-from knowable.inference.variational.family import Family, FamilyModule
 from knowable.inference.variational.gaussian_weight import flipout_rule, local_rule, local_weights
 from knowable.inference.variational.method import VariationalMethod, check_normals
 from knowable.inference.variational.normals import FlatNormals, standard_noise
@@ -28,7 +27,13 @@ from knowable.inference.variational.objective import (
     negative_elbo,
 )
 from knowable.inference.variational.score_function import score_surrogate
-from knowable.inference.variational.structured import StructuredObjective, check_groups, group_weights
+from knowable.inference.variational.structured import (
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 _DRAWS = {"score": 16, "local_score": 8}  # where they are not given, and not 1
 
@@ -48,8 +53,8 @@ class MeanFieldVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
         initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a

@@ -38,8 +38,8 @@ class VariationalMethod(Trained, Method):
 
     Args:
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
     """
@@ -102,18 +102,20 @@ class VariationalMethod(Trained, Method):
     # --- the fit -----------------------------------------------------------------------------------------------------
 
     def _fit(self, job: FitJob) -> Posterior:
+        method = self._with_warmup(job.rows)
+        return method._maximise_elbo(replace(job, method=method))
+
+    def _maximise_elbo(self, job: FitJob) -> Posterior:
         model, rows, seed = job.model, job.rows, job.seed
-        method = self._with_warmup(rows)
-        job = replace(job, method=method)
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
-            objective = method._objective_for(method.target(model), rows, seed, start_values(method, job))
+            objective = self._objective_for(self.target(model), rows, seed, start_values(self, job))
         with share_of_time(0.9):  # the rest is for the final ELBO
-            options = {**job.options, "identity": {**job.identity, **method._identity(objective)}}
-            result = train(objective, rows, method.training_settings(), **options)
-        evidence, terms = method._evidence(objective, rows, seed)
-        posterior = method._posterior(objective, seed=seed, log_evidence=evidence)
-        notes = method._notes(model, rows.size, result)
-        posterior.diagnostics = training_diagnostics(method, model, result, posterior.mean(), terms, notes)
+            options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
+            result = train(objective, rows, self.training_settings(), **options)
+        evidence, terms = self._evidence(objective, rows, seed)
+        posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
+        notes = self._notes(model, rows.size, result)
+        posterior.diagnostics = training_diagnostics(self, model, result, posterior.mean(), terms, notes)
         return posterior
 
     def _with_warmup(self, rows: Data) -> Self:

@@ -44,14 +44,12 @@ class NaturalVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
-        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
-            point estimate.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         draws: Weight draws per step.
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of
             :class:`~knowable.inference.variational.mean_field.MeanFieldVI` with less noise and a costlier step.

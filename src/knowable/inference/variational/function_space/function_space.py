@@ -40,8 +40,8 @@ from knowable.inference.variational.objective import (
 )
 
 _NO_BOUND = (
-    "log_evidence is None: functions are compared at finitely many points, with the network linearised, which is no "
-    "bound of the evidence."
+    "log_evidence is None: functions are compared at finitely many points, with the network linearised, which does not "
+    "bound the evidence."
 )
 
 
@@ -54,14 +54,14 @@ class FunctionSpaceVI(VariationalMethod):
     .. math:: E_{q(\theta)}[\log p(D \mid \theta)]
         - \beta\, E_C\Big[\sum_o \mathrm{KL}\big(\tilde q(f_o(C)) \,\|\, p(f_o(C))\big)\Big]
 
-    The first term is that of mean-field inference. In the second, C are ``context_points`` inputs drawn anew in every
+    The first term is that of mean-field inference. In the second, C are ``context_points`` inputs drawn again in every
     step, :math:`\tilde q` is the Gaussian process that q becomes when the network is linearised in its weights at their
     means m,
 
     .. math:: \tilde q(f) = \mathcal{GP}\big(f(\cdot\,; m),\; J \operatorname{diag}(s^2) J^\top\big),
 
     and p the prior, independent for every output o (function values are all outputs; correlations of q between outputs
-    are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This is no bound of the
+    are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This does not bound the
     evidence**: the KL at finitely many points is at most that of the whole processes, the points need not contain the
     training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is
     linear in its weights, with the kernel that the weights' prior makes and at least as many points as weights, it is
@@ -94,7 +94,7 @@ class FunctionSpaceVI(VariationalMethod):
         jitter: Variance of the noise on function values, as a share of the prior's variance. It is what keeps the
             divergence finite where the prior is smoother than anything the network can do; smaller is stricter.
         draws: Weight draws for the likelihood in each step.
-        beta: Factor on the divergence. Anything but 1 weighs prior and data otherwise than the model says.
+        beta: Factor on the KL. Anything but 1 weighs prior against data otherwise than the model states.
         kl_warmup: Epochs over which that factor rises to its full value.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is, under the model's
             prior over weights), or a fitted posterior.
@@ -185,7 +185,7 @@ class FunctionSpaceVI(VariationalMethod):
         notes = (_NO_BOUND, *warmup_notes(self.kl_warmup or 0, result))
         if self.beta == 1.0:
             return notes
-        return (*notes, f"beta={self.beta:g}: prior and data are not weighed as the model says (beta=1 is).")
+        return (*notes, f"beta={self.beta:g}: prior and data are not weighed as in the model; beta=1 does.")
 
 
 # --- the objective ---------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class FunctionSpaceObjective(VariationalObjective):
         - \beta\, \mathrm{KL}\big(q(\eta) \,\|\, p(\eta)\big)
 
     with q independent normals, :math:`\tilde q` the process of the network linearised in its weights at their means, C
-    a few points of the pool drawn anew in every step, o the outputs, and η the likelihood's own parameters, whose prior
+    a few points of the pool drawn in every step, o the outputs, and η the likelihood's own parameters, whose prior
     is that of the model. Of many outputs a step takes a few at random, and their part for the whole: that has the same
     mean.
 
@@ -334,7 +334,7 @@ def process_divergence(
         jitter: The noise's variance as a share of the prior's.
 
     Returns:
-        Not a number, rather than an error, where a covariance is not positive definite: a fit then goes back a step.
+        NaN, rather than an error, where a covariance is not positive definite: training then goes back a step.
     """
     return _ProcessDivergence.apply(mean, covariance, prior_mean, prior_covariance, jitter)  # type: ignore[no-any-return]
 
@@ -373,7 +373,7 @@ def _cholesky(covariance: Tensor, noise: Tensor) -> Tensor:
 
 
 def check_model(model: Model) -> None:
-    """Refuse what has no meaning where the prior is over functions."""
+    """Refuse models whose prior over weights has no meaning beside a prior over functions."""
     if model.hyper_names:
         raise Unsupported(
             "FunctionSpaceVI has no use for a prior over weights whose scale is learned: its prior is over functions. "
@@ -394,10 +394,10 @@ def check_model(model: Model) -> None:
 CONTEXTS = ("auto", "box", "data")
 POOL = 1024
 """Most points of a pool that is drawn; a tensor of the user's is taken whole."""
-_BOX_INPUTS = 16  # up to so many inputs "auto" is a box
+_BOX_INPUTS = 16  # most inputs for which "auto" is a box
 
 DrawPoints = Callable[[int, torch.Generator], Tensor]
-"""Draws so many context points: ``(count, generator) -> x``."""
+"""Draws ``count`` context points: ``(count, generator) -> x``."""
 
 
 def check_context(context: Any) -> None:

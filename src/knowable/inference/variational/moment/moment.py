@@ -20,9 +20,9 @@ from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import generator_for
 from knowable.inference.variational.divergence import entropy_of_normals
-from knowable.inference.variational.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.method import VariationalMethod, check_normals
 from knowable.inference.variational.moment.algebra import NODES, Moments
+from knowable.inference.variational.moment.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.moment.network import check_layers, propagate
 from knowable.inference.variational.normals import FlatNormals
 from knowable.inference.variational.objective import VariationalObjective, first_values, negative_elbo
@@ -33,7 +33,7 @@ class MomentVI(VariationalMethod):
     r"""An independent normal for every weight, fitted and used without sampling.
 
     Means and variances of the weights become means and variances of each layer's outputs, up to the network's own. The
-    outputs f of a row are taken to be normal, and the bound
+    outputs f of a row are treated as normal, and the ELBO
 
     .. math:: \sum_n E_{f_n \sim \mathcal{N}(m_n, S_n)}[\log p(y_n \mid f_n)] - \mathrm{KL}(q \,\|\, p)
 
@@ -45,7 +45,7 @@ class MomentVI(VariationalMethod):
     ``covariance_limit``, as independent. It is exact for a linear model. Layers without a rule are refused by name,
     and so are weights used twice and sums of two random results (residual connections).
 
-    ``log_evidence`` is estimated from weight draws: it is the bound of the fitted normals, whatever was approximate.
+    ``log_evidence`` is estimated from weight draws: it is the ELBO of the fitted normals, without the approximations.
 
     Args:
         epochs: Passes over the data; None stops when the objective has settled.
@@ -53,16 +53,14 @@ class MomentVI(VariationalMethod):
         batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
             learned scales of the prior stay at their initial values), or a fitted posterior.
-        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
-            point estimate.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         covariance_limit: Number of outputs up to which the covariances of a linear layer's outputs are followed in
-            training; they cost its square for every row. In prediction it is 256 at the least.
+            training; they cost its square for every row. In prediction it is at least 256.
         prediction: ``"moments"``, or ``"sampling"``: the network at drawn weights, as for any other posterior.
 
     Example:
@@ -188,7 +186,7 @@ _BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
 class MomentNormal(DiagonalNormal):
     r"""Independent normals over weights, whose predictions come from the moments of the network's outputs.
 
-    Each row's outputs are taken to be normal with these moments, which the likelihood turns into a prediction in closed
+    Each row's outputs are treated as normal with these moments, which the likelihood turns into a prediction in closed
     form where it can (numbers: one normal; labels: the probit approximation). ``samples`` draws of the outputs are made
     for what needs them, such as the split of a label's uncertainty. They show each row by itself, not how rows go
     together: ``with_prediction("sampling")`` does, with weights that are drawn.
