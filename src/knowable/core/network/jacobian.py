@@ -93,7 +93,7 @@ class BatchJacobian:
             output = self.network({**self.params, **values}, row.unsqueeze(0), buffers=self.buffers)
             return (output[0] * direction).sum()
 
-        with differentiable_operations():
+        with differentiable_operations(twice=self.differentiable):
             try:
                 found = [vmap(grad(of_one_row), in_dims=(None, 0, 0))(asked, self.x, each) for each in directions]
             except (RuntimeError, NotImplementedError):  # an operation that cannot be batched
@@ -131,9 +131,9 @@ Function = Callable[[Params], Tensor]
 
 
 @contextmanager
-def differentiable_operations() -> Iterator[None]:
-    """Run networks by operations that have every kind of derivative and can be batched."""
-    with WeightTracer({}, take_apart=True), sdpa_kernel(SDPBackend.MATH):
+def differentiable_operations(*, twice: bool = False) -> Iterator[None]:
+    """Run networks by operations that have every kind of derivative and can be batched; ``twice``: second ones too."""
+    with WeightTracer({}, take_apart=True, twice=twice), sdpa_kernel(SDPBackend.MATH):
         yield
 
 

@@ -133,17 +133,19 @@ class WeightTracer(TorchFunctionMode):
             without groups. Otherwise every operation runs as it is and is noted.
         cut: Whether gradients stop at the noted products: what gradient a parameter still has then comes from uses that
             were not noted.
+        twice: Take apart layer and instance normalisation too, whose second derivatives are wrong under ``vmap`` in
+            PyTorch (2.13 and before).
         listener: Called with every operation, also those without a traced parameter (if nothing is taken apart).
     """
 
     def __init__(
-        self, weights: Params, *, take_apart: bool = False, cut: bool = False,
+        self, weights: Params, *, take_apart: bool = False, cut: bool = False, twice: bool = False,
         listener: Callable[[WeightUse], None] | None = None,
     ):  # fmt: skip
         super().__init__()
         self.uses: list[WeightUse] = []
         self._names = {id(value): name for name, value in weights.items()}
-        self._take_apart, self._cut, self._listener = take_apart, cut, listener
+        self._take_apart, self._cut, self._twice, self._listener = take_apart, cut, twice, listener
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -154,7 +156,7 @@ class WeightTracer(TorchFunctionMode):
             return self._observe(func, args, kwargs)
         if func is LINEAR or func in (F.conv1d, F.conv2d):
             return self._product(func, args, kwargs)
-        apart = _taken_apart(func, args)
+        apart = _taken_apart(func, args) or (_NORMS.get(func) if self._twice else None)
         if apart is None:
             return func(*args, **kwargs)
         with self:
@@ -221,7 +223,7 @@ class ForwardTrace:
         self._leaves = {name: params[name] if differentiable else params[name].detach() for name in names}
         for name, value in self._leaves.items():
             self._leaves[name] = value if value.requires_grad else value.detach().requires_grad_()
-        tracer = WeightTracer(self._leaves, take_apart=True, cut=cut)
+        tracer = WeightTracer(self._leaves, take_apart=True, cut=cut, twice=differentiable)
         with torch.enable_grad(), tracer:
             self.output = network({**params, **self._leaves}, x, buffers=buffers)
         self.uses = tracer.uses
@@ -314,3 +316,34 @@ def _unintercepted(function: Any) -> Callable[..., Any]:
 
 
 _ATTENTION = _unintercepted(F.multi_head_attention_forward)
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """What ``F.layer_norm`` computes."""
+    values = _standardised(input, tuple(range(-len(normalized_shape), 0)), eps)
+    values = values if weight is None else values * weight
+    return values if bias is None else values + bias
+
+
+def _instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """What ``F.instance_norm`` computes."""
+    if not use_input_stats:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    values = _standardised(input, tuple(range(2, input.dim())), eps)
+    by_channel = (-1, *(1,) * (input.dim() - 2))
+    values = values if weight is None else values * weight.view(by_channel)
+    return values if bias is None else values + bias.view(by_channel)
+
+
+def _standardised(values: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    variance, mean = torch.var_mean(values, dims, correction=0, keepdim=True)
+    return (values - mean) * (variance + eps).rsqrt()
+
+
+_NORMS: dict[Any, Callable[..., Tensor]] = {F.layer_norm: _layer_norm, F.instance_norm: _instance_norm}
