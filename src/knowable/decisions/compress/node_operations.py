@@ -94,7 +94,7 @@ def node_operation(node: Node, uses: ModuleUses) -> Operation:
 
 
 class ModuleUses:
-    """How often each module is called, and which parameters several modules share."""
+    """How often each module is called, and which parameters are shared between modules."""
 
     def __init__(self, module: fx.GraphModule):
         self._module = module
@@ -107,13 +107,13 @@ class ModuleUses:
         return self._module.get_submodule(str(node.target))
 
     def once(self, module: nn.Module) -> bool:
-        """Whether the module is called once, with parameters of its own, and nothing listens in by a hook."""
+        """Whether the module is called once, shares no parameters, and has no hooks."""
         shared = any(self._shares[id(value)] > 1 for value in module.parameters())
         return self._calls[id(module)] == 1 and not shared and not hooked(module)
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether the module's output is not its forward's alone."""
+    """Whether hooks or a replaced forward may change the module's output."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
@@ -152,7 +152,7 @@ def _pool(module: Any, source: Node) -> UnitwiseOp | None:
     if kind in _POOLS_MODULES and not getattr(module, "return_indices", False):
         return UnitwiseOp(source, same, dim=1, ndim=_POOLS_MODULES[kind])
     if kind in _AVERAGE_POOLS_MODULES:
-        uneven = _any(module.padding) or getattr(module, "divisor_override", None) is not None
+        uneven = _pads(module.padding) or getattr(module, "divisor_override", None) is not None
         return UnitwiseOp(source, zeros_only if uneven else same, dim=1, ndim=_AVERAGE_POOLS_MODULES[kind])
     if kind in _PADS:
         return UnitwiseOp(source, zeros_only if module.value == 0 else unknown, dim=1, ndim=_PADS[kind])
@@ -204,7 +204,7 @@ def _depthwise(module: Any, values: Constants) -> Constants:
 
 
 def pads_with_zeros(module: nn.Module) -> bool:
-    """Whether a convolution sees zeros beyond the border, where a constant channel is then not constant."""
+    """Whether a convolution pads with zeros, so that a constant channel is not constant at the border."""
     if isinstance(module, _ConvTransposeNd):
         return True
     assert isinstance(module, _ConvNd)
@@ -215,13 +215,13 @@ def _in_double(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).double().eval()
 
 
-def _any(padding: object) -> bool:
-    return any(padding) if isinstance(padding, tuple | list) else bool(padding)
-
-
 def _ndim(node: Node) -> int | None:
     shape = shape_of(node)
     return None if shape is None else len(shape)
+
+
+def _pads(padding: Any) -> bool:
+    return any(padding) if isinstance(padding, tuple | list) else bool(padding)
 
 
 # --- functions and tensor methods ------------------------------------------------------------------------------------
@@ -261,8 +261,7 @@ def _unit_by_unit(node: Node, name: str, tensors: list[Node]) -> Operation | Non
     if name in _POOLS_FUNCTIONS and not _argument(node, "return_indices", 6, False):
         return UnitwiseOp(source, same, dim=1, ndim=_POOLS_FUNCTIONS[name])
     if name in _AVERAGE_POOLS_FUNCTIONS:
-        uneven = _argument(node, "padding", 3, 0) not in (0, (0,), (0, 0), (0, 0, 0), [0], [0, 0], [0, 0, 0])
-        uneven = uneven or _argument(node, "divisor_override", 6, None) is not None
+        uneven = _pads(_argument(node, "padding", 3, 0)) or _argument(node, "divisor_override", 6, None) is not None
         return UnitwiseOp(source, zeros_only if uneven else same, dim=1, ndim=_AVERAGE_POOLS_FUNCTIONS[name])
     if name == "interpolate":
         even = _argument(node, "mode", 3, "nearest") in EVEN_MODES
@@ -313,7 +312,7 @@ def _concatenation(node: Node) -> Operation | None:
 
 
 def merge(node: Node, source: Node, sizes: tuple[int, ...] | None) -> FlattenOp | None:
-    """Which neighbouring dimensions became one, judged by the shapes before and after; the batch must not be one."""
+    """Which neighbouring dimensions became one, by the shapes before and after; the batch dimension must stay."""
     before, after = shape_of(source), shape_of(node)
     if before is None or after is None or len(after) > len(before):
         return None
@@ -326,7 +325,7 @@ def merge(node: Node, source: Node, sizes: tuple[int, ...] | None) -> FlattenOp 
 
 
 def _sizes(node: Node, name: str) -> tuple[int, ...] | None:
-    """Sizes that are written down; a squeeze of whatever is 1 would also squeeze a last single unit."""
+    """The sizes given to a view; ``squeeze()`` without a dimension would also remove a dimension of one unit."""
     if name == "flatten" or (name == "squeeze" and (len(node.args) > 1 or node.kwargs)):
         return None
     if name == "squeeze":

@@ -1,10 +1,9 @@
-"""A weight tensor with zeros as few bytes: where its other entries are, and what they are.
+"""Quantised and sparse weight tensors in few bytes.
 
-Two layouts, of which the shorter is taken: all entries one after the other (``dense``), or those other than zero with
-the number of zeros before each (``gaps``), in k bits with the k that is shortest. A gap that does not fit is preceded
-by symbols of all ones, each worth 2^k - 1 zeros (Han, Mao and Dally, 2016); with k = 1 that is a bit for each entry
-that says whether it is zero. Entries are fixed-point numbers of a few bits where the tensor lies on a grid, or the
-numbers themselves.
+Two layouts, of which the shorter is taken: all entries in order (``dense``), or the nonzero ones with the number of
+zeros before each (``gaps``) in k bits, with the best k. A gap that does not fit is preceded by symbols of all ones,
+each of which stands for 2^k - 1 zeros (Han, Mao and Dally, 2016); k = 1 is a bit mask. Entries are fixed-point numbers
+of a few bits where the tensor is quantised, or the floating-point numbers themselves.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class SparseCode:
         shape: Its shape.
         dtype: The name of its type.
         layout: ``"dense"`` or ``"gaps"``.
-        count: How many entries are written.
+        count: Number of entries that are stored.
         gap_bits: Bits of a gap.
-        symbols: How many gaps are written.
+        symbols: Number of symbols for the gaps.
         bits: Bits of an entry, if it is a fixed-point number, else None.
-        step: What a fixed-point number counts.
+        step: The quantisation step of fixed-point numbers.
     """
 
     shape: tuple[int, ...]
@@ -57,12 +56,12 @@ class SparseCode:
 
     @property
     def place_bits(self) -> int:
-        """Bits that say where the entries are."""
+        """Bits for the positions of the entries."""
         return self.symbols * self.gap_bits
 
     @property
     def total_bits(self) -> int:
-        """Bits of everything."""
+        """Bits of positions and entries."""
         return self.place_bits + self.count * self.value_bits
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +70,11 @@ class SparseCode:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SparseCode:
-        """The inverse of :meth:`to_json`, or an error if it cannot be."""
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            DamagedArtifact: If a value is missing or out of range.
+        """
         try:
             shape = tuple(int(each) for each in content["shape"])
             made = cls(**{"count": 0, **content, "shape": shape})
@@ -90,7 +93,7 @@ def encode(weight: Tensor, grid: QuantisationGrid | None = None) -> tuple[Sparse
 
     Args:
         weight: Any floating-point tensor.
-        grid: The grid it lies on; one that it does not lie on is not used, so that nothing is lost.
+        grid: The grid it was quantised to; ignored where a weight is not on it, so that decoding is exact.
     """
     flat = weight.detach().cpu().flatten()
     if grid is not None and not torch.equal(grid.rounded(flat), flat):
@@ -157,7 +160,7 @@ def _read_places(code: SparseCode, stream: np.ndarray) -> np.ndarray:
 def _value_bytes(values: Tensor, grid: QuantisationGrid | None) -> Tensor:
     if grid is None:
         return values.contiguous().view(torch.uint8)
-    offset = 2 ** (grid.bits - 1)  # whole numbers from -(2^(b-1) - 1) up, shifted to be positive
+    offset = 2 ** (grid.bits - 1)  # integers from -(2^(b-1) - 1) up, shifted to be positive
     return pack(grid.codes(values).long().numpy() + offset, grid.bits)
 
 
@@ -170,7 +173,7 @@ def _read_values(code: SparseCode, stream: Tensor) -> Tensor:
 
 
 def pack(numbers: np.ndarray, bits: int) -> Tensor:
-    """Whole numbers below 2^bits, one after the other, lowest bit first."""
+    """Integers below 2^bits as bytes, lowest bit first."""
     each = np.empty((len(numbers), bits), dtype=np.uint8)
     for bit in range(bits):
         each[:, bit] = (numbers >> bit) & 1
@@ -186,7 +189,7 @@ def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
     return numbers
 
 
-# --- how many bits a weight needs ------------------------------------------------------------------------------------
+# --- quantisation ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -203,29 +206,29 @@ class QuantisationGrid:
 
     @classmethod
     def over(cls, weight: Tensor, bits: int) -> QuantisationGrid:
-        """The grid whose last point is the weight of largest size."""
+        """The grid that ends at the largest absolute weight."""
         largest = weight.abs().max() if weight.numel() else weight.new_zeros(())
         step = (largest / (2 ** (bits - 1) - 1)).item()
         return cls(bits, step if step > 0 else 1.0)
 
     def codes(self, weight: Tensor) -> Tensor:
-        """The nearest point to each weight, as a whole number."""
+        """The nearest grid point to each weight, as an integer."""
         return (weight.double() / self.step).round()
 
     def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights that whole numbers stand for."""
+        """The weights of integer codes."""
         return (codes.double() * self.step).to(dtype)
 
     def rounded(self, weight: Tensor) -> Tensor:
-        """Each weight at its nearest point."""
+        """Each weight at its nearest grid point."""
         return self.values(self.codes(weight), weight.dtype)
 
 
 def bits_needed(mean: Tensor, std: Tensor) -> int | None:
     r"""Bits for weights with these posterior means and standard deviations (Louizos, Ullrich and Welling, 2017).
 
-    The step of the grid may be as large as the average spread of the weights that are kept,
-    :math:`s = \sqrt{\mathrm{mean}(\sigma^2)}`: rounding then moves a weight by s/2 at most. With M the largest
+    The step of the grid may be as large as the average standard deviation of the weights that are kept,
+    :math:`s = \sqrt{\mathrm{mean}(\sigma^2)}`: rounding then moves a weight by at most s/2. With M the largest
     :math:`|\mu|` and :math:`2^{b-1} - 1` steps on either side of zero that is
 
     .. math:: b = \min \{ b \ge 2 : M / (2^{b-1} - 1) \le s \}.
@@ -251,7 +254,7 @@ def check_bits(bits: Any) -> str | int | None:
 
 
 def choose_grids(weights: Params, masks: Params, std: Params, bits: str | int | None) -> dict[str, QuantisationGrid]:
-    """A grid for each weight tensor; tensors that stay as they are have none.
+    """A quantisation grid for each weight tensor that is quantised.
 
     Args:
         weights: Posterior means.
