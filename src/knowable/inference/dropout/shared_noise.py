@@ -55,7 +55,7 @@ def random_axes(network: Network, params: Params, x: Tensor, buffers: Buffers) -
     return [_axis(first, second) for first, second in zip(*seen, strict=True)]
 
 
-def plain_attention() -> AbstractContextManager[None]:
+def plain_attention() -> AbstractContextManager[Any]:
     """Inside this block, attention is computed by single operations, its dropout among them."""
     return sdpa_kernel(SDPBackend.MATH)
 

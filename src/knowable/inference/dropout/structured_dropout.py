@@ -263,7 +263,9 @@ class StructuredDropoutObjective(VariationalObjective):
         values, log_scales = self.means(), dict(zip(self.random_names, self.log_scales, strict=True))
         for site, noise in zip(self.placement.sites, noises, strict=True):
             log_prior_scale = noise.log_prior_scale()
-            for place in site.places if log_prior_scale is not None else ():
+            if log_prior_scale is None:
+                continue
+            for place in site.places:
                 value, log_scale = values[place.name], log_scales[place.name]
                 total = total + normal_divergence(value, log_scale, site.on_weight(log_prior_scale, place, value)).sum()
         return total
