@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.output_information import DiagonalInformation
 from knowable.core.network.params import Params
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.prediction.targets import as_numbers, refuse_where, sum_over_event
 from knowable.core.support.checks import check_count, check_generator
-from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 @dataclass(frozen=True)

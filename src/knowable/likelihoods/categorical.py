@@ -9,15 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.output_information import SoftmaxInformation
 from knowable.core.network.params import Params
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.prediction.targets import (
+    align_target,
+    check_finite_target,
+    check_has_rows,
+    refuse_where,
+    sum_over_event,
+)
 from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidData
 from knowable.likelihoods.bernoulli import moderated
-from knowable.likelihoods.targets import check_has_rows, refuse_where
 
 
 @dataclass(frozen=True)

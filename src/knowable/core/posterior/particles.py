@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Buffers, Params, index_params, number_of_draws, stack_params
+from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument
@@ -124,16 +124,3 @@ class Particles(Posterior):
     def __repr__(self) -> str:
         what = "point estimate" if len(self) == 1 else f"{len(self)} atoms"
         return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)
-
-
-# --- The prior as a posterior given no data: atoms drawn from the prior ----------------------------------------------
-
-
-def prior_posterior(model: Model, samples: int, *, generator: torch.Generator | None = None) -> Particles:
-    """``samples`` draws of the random parameters from the prior; the others at their start values."""
-    start = model.params()
-    random = {name: start[name] for name in model.random_names}
-    hyper = {name: start[name] for name in model.hyper_names}
-    draws = [model.prior.sample({**random, **hyper}, generator=generator) for _ in range(samples)]
-    stack = stack_params([{name: draw[name] for name in random} for draw in draws])
-    return Particles(model, stack, points={name: start[name] for name in model.point_names})

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import align_target, check_finite_target, sum_over_event
+from knowable.core.prediction.targets import align_target, check_finite_target, sum_over_event
 from knowable.core.support.checks import check_count, check_generator, check_number
 from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, Unsupported

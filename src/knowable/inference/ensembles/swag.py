@@ -12,9 +12,10 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
+from knowable.core.model.joint_normal import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, index_params
-from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.normal import NormalPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
@@ -261,7 +262,7 @@ def _stopped_at(mode: Posterior) -> Posterior:
 # --- The posterior of SWAG: a normal distribution whose draws have running statistics of their own -------------------
 
 
-class SWAGPosterior(LowRankNormal):
+class SWAGPosterior(NormalPosterior):
     """A normal distribution with a diagonal and a low-rank part of its covariance.
 
     Where the network has batch normalisation, the running statistics of every draw are those that its weights have on
@@ -271,28 +272,34 @@ class SWAGPosterior(LowRankNormal):
         model: The model.
         layout: Order of the random parameters in the flat vector.
         loc: Mean, ``(D,)``.
-        scale: See :class:`~knowable.core.posterior.low_rank_normal.LowRankNormal`, and so for ``basis`` and
-            ``stretch``.
+        scale: Square roots of the diagonal D of the covariance, ``(D,)``.
+        basis: Q, ``(D, k)``, with orthonormal columns.
+        basis_variance: λ, ``(k,)``, above 0: the variance along each column of Q, in units of the diagonal.
         inputs: Rows on which running statistics are computed, or None where the network has none.
         common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
     family = "swag"
+    layout: Layout
+    loc: Tensor
+    scale: Tensor
+    basis: Tensor
+    basis_variance: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        layout: Layout,
-        loc: Tensor,
-        scale: Tensor,
-        basis: Tensor,
-        stretch: Tensor,
-        *,
-        inputs: Tensor | None = None,
-        **common: Any,
-    ):
-        super().__init__(model, layout, loc, scale, basis, stretch, **common)
+        self, model: Model, layout: Layout, loc: Tensor, scale: Tensor, basis: Tensor, basis_variance: Tensor, *,
+        inputs: Tensor | None = None, **common: Any,
+    ):  # fmt: skip
+        super().__init__(model, DiagonalPlusLowRank(layout, loc, scale, basis, basis_variance), **common)
         self.inputs = inputs
+
+    @classmethod
+    def of_covariance(
+        cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
+    ) -> SWAGPosterior:
+        """The covariance is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
+        normal = DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor)
+        return cls(model, layout, loc, normal.scale, normal.basis, normal.basis_variance, **common)
 
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
         """The running statistics of draws ``start`` to ``stop``."""
@@ -308,8 +315,4 @@ class SWAGPosterior(LowRankNormal):
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> SWAGPosterior:
-        rest = {name: value for name, value in tensors.items() if name != "inputs"}
-        loaded = super()._from_tensors(model, rest, **common)
-        assert isinstance(loaded, SWAGPosterior)
-        loaded.inputs = tensors.get("inputs")
-        return loaded
+        return super()._from_tensors(model, tensors, inputs=tensors.get("inputs"), **common)  # type: ignore[return-value]
