@@ -9,15 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import (
-    CorrelatedNormal,
-    DiagonalPlusLowRank,
-    FlatNormal,
-    IndependentNormal,
-    JointNormal,
-    saved_means,
-)
+from knowable.core.model.joint_normal import CorrelatedNormal, FlatNormal, IndependentNormal, JointNormal, saved_means
 from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Layout, Params

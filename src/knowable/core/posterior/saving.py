@@ -7,32 +7,36 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-import knowable.core.model.kronecker  # noqa: F401  (registers a structure that an artifact may name)
+import knowable.core.model.kronecker
+import knowable.core.model.low_rank  # noqa: F401  (they register structures that an artifact may name)
 from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
 from knowable.core.network.architecture import build, describe
-from knowable.core.network.params import with_prefix, without_prefix
+from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError
 
+if TYPE_CHECKING:
+    from knowable.core.posterior.posterior import Posterior
+
 KIND = "posterior"
+FAMILIES: dict[str, type[Posterior]] = {}
+"""Posterior classes by the name of their family in an artifact; they enter themselves."""
 
 
 def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
     """Write ``posterior`` to a folder, atomically."""
     model = posterior.model
-    evidence = posterior.log_evidence
     tensors = {
         **with_prefix("posterior.", posterior._tensors()),
         **with_prefix("point.", posterior.points),
@@ -41,9 +45,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
     }
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
-        "family": posterior.family,
-        "seed": posterior.seed,
-        "settings": posterior._settings(),
+        **describe_posterior(posterior),
         "network": {
             "class": type(model.net).__name__,
             "structure": describe(model.net),
@@ -54,8 +56,6 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
-        "diagnostics": posterior.diagnostics.to_json(),
-        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
     }
     return write_folder(path, KIND, content, {**tensors, **with_prefix("prior.", prior_tensors)})
 
@@ -65,22 +65,42 @@ def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -
     content, tensors = read_folder(path, KIND)
     try:
         model = _load_model(content, tensors, net)
-        family = Posterior.families[content["family"]]
-        evidence = content["log_evidence"]
-        return family._from_tensors(
-            model,
-            {k: v.to(model.device) for k, v in without_prefix("posterior.", tensors).items()},
-            **content.get("settings", {}),
-            points={k: v.to(model.device) for k, v in without_prefix("point.", tensors).items()},
-            buffers={k: v.to(model.device) for k, v in without_prefix("buffer.", tensors).items()},
-            diagnostics=Diagnostics.from_json(content["diagnostics"]),
-            log_evidence=None if evidence is None else LogEvidence(*evidence),
-            seed=content["seed"],
-        )
+        here = {name: value.to(model.device) for name, value in tensors.items()}
+        own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
+        return build_posterior(model, content, own, points=points, buffers=buffers)
     except KnowableError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+
+
+def describe_posterior(posterior: Posterior) -> dict[str, Any]:
+    """What an artifact says about a posterior besides its tensors and its model."""
+    evidence = posterior.log_evidence
+    return {
+        "family": posterior.family,
+        "settings": posterior._settings(),
+        "seed": posterior.seed,
+        "diagnostics": posterior.diagnostics.to_json(),
+        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
+    }
+
+
+def build_posterior(
+    model: Model, description: dict[str, Any], tensors: dict[str, Tensor], *, points: Params, buffers: Buffers
+) -> Posterior:
+    """The inverse of :func:`describe_posterior`, with the posterior's own ``tensors``."""
+    evidence = description["log_evidence"]
+    return FAMILIES[description["family"]]._from_tensors(
+        model,
+        tensors,
+        **description.get("settings", {}),
+        points=points,
+        buffers=buffers,
+        diagnostics=Diagnostics.from_json(description["diagnostics"]),
+        log_evidence=None if evidence is None else LogEvidence(*evidence),
+        seed=description["seed"],
+    )
 
 
 def describe_object(value: Any) -> Any:

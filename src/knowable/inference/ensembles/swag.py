@@ -12,7 +12,7 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
-from knowable.core.model.joint_normal import DiagonalPlusLowRank
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.normal import NormalPosterior

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import DiagonalPlusLowRank
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.network.params import Params
 from knowable.core.support.randomness import generator_for

@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal, DiagonalPlusLowRank
+from knowable.core.model.joint_normal import CorrelatedNormal
 from knowable.core.model.kronecker import KroneckerBlock, pack
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.network.params import Params
 from knowable.inference.laplace.expansion import Rows
 from knowable.inference.laplace.layers import Anatomy, Layer

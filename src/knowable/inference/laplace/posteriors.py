@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal, DiagonalPlusLowRank, FlatNormal, JointNormal
+from knowable.core.model.joint_normal import CorrelatedNormal, FlatNormal, JointNormal
 from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import NormalPosterior, saved_normal

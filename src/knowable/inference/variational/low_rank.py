@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from knowable.core.model.joint_normal import directions
+from knowable.core.model.low_rank import directions
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout
 from knowable.core.posterior.normal import LowRankNormal
