@@ -216,7 +216,7 @@ class FlatNormal(JointNormal):
 
 
 @dataclass(frozen=True, eq=False)
-class CorrelatedNormal(FlatNormal):
+class FullCovarianceNormal(FlatNormal):
     r"""A full covariance: :math:`\mathcal{N}(\theta \mid m, L L^\top)`.
 
     Attributes:
@@ -264,7 +264,7 @@ class CorrelatedNormal(FlatNormal):
         """L Lᵀ."""
         return self.scale_tril @ self.scale_tril.T
 
-    def condition(self, known: Params) -> CorrelatedNormal:
+    def condition(self, known: Params) -> FullCovarianceNormal:
         r"""The distribution of the other parameters o, given those in ``known``, f.
 
         .. math:: P_{oo}, \qquad \mu_o - P_{oo}^{-1} P_{of} (\theta_f - \mu_f)
@@ -277,14 +277,14 @@ class CorrelatedNormal(FlatNormal):
         shift = self._precision[o][:, f] @ (held.flatten(known).to(self.loc) - self.loc[f])
         factor = torch.linalg.cholesky(self._precision[o][:, o])
         loc = self.loc[o] - torch.cholesky_solve(shift.unsqueeze(-1), factor).squeeze(-1)
-        return CorrelatedNormal(others, loc, torch.linalg.cholesky(torch.cholesky_inverse(factor)))
+        return FullCovarianceNormal(others, loc, torch.linalg.cholesky(torch.cholesky_inverse(factor)))
 
     def tensors(self) -> dict[str, Tensor]:
         """The Cholesky factor of the covariance."""
         return {"scale_tril": self.scale_tril}
 
     @classmethod
-    def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> CorrelatedNormal:
+    def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> FullCovarianceNormal:
         """From the Cholesky factor."""
         layout = Layout.of(loc)
         return cls(layout, layout.flatten(loc), tensors["scale_tril"])

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal, FlatNormal, IndependentNormal, JointNormal, saved_means
+from knowable.core.model.joint_normal import (
+    FlatNormal,
+    FullCovarianceNormal,
+    IndependentNormal,
+    JointNormal,
+    saved_means,
+)
 from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
@@ -67,17 +73,21 @@ class NormalPosterior(Posterior):
         return {**self.normal.mean_tensors(), **self.normal.tensors()}
 
     @classmethod
-    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> NormalPosterior:
-        normal = saved_normal(model, tensors)
+    def of(cls, model: Model, normal: JointNormal, **common: Any) -> Self:
+        """The posterior whose arguments are the fields of ``normal``."""
         parts = {field.name: getattr(normal, field.name) for field in fields(normal)}  # type: ignore[arg-type]
         return cls(model, **parts, **common)
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Self:
+        return cls.of(model, saved_normal(model, tensors), **common)
 
 
 def saved_normal(model: Model, tensors: dict[str, Tensor]) -> JointNormal:
     """The distribution whose tensors a normal posterior saved; their names tell its structure."""
     structure: type[JointNormal] = IndependentNormal
     if "scale_tril" in tensors:
-        structure = CorrelatedNormal
+        structure = FullCovarianceNormal
     elif "basis" in tensors:
         structure = DiagonalPlusLowRank
     elif any(name.startswith("block.") for name in tensors):
@@ -126,7 +136,7 @@ class FullNormal(NormalPosterior):
     scale_tril: Tensor
 
     def __init__(self, model: Model, layout: Layout, loc: Tensor, scale_tril: Tensor, **common: Any):
-        super().__init__(model, CorrelatedNormal(layout, loc, scale_tril), **common)
+        super().__init__(model, FullCovarianceNormal(layout, loc, scale_tril), **common)
 
 
 class LowRankNormal(NormalPosterior):
@@ -164,16 +174,14 @@ class LowRankNormal(NormalPosterior):
         cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
     ) -> LowRankNormal:
         """The covariance is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
-        normal = DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor)
-        return cls(model, layout, loc, normal.scale, normal.basis, normal.basis_variance, **common)
+        return cls.of(model, DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor), **common)
 
     @classmethod
     def of_precision(
         cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
     ) -> LowRankNormal:
         """The precision (inverse covariance) is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
-        normal = DiagonalPlusLowRank.of_precision(layout, loc, diagonal, factor)
-        return cls(model, layout, loc, normal.scale, normal.basis, normal.basis_variance, **common)
+        return cls.of(model, DiagonalPlusLowRank.of_precision(layout, loc, diagonal, factor), **common)
 
     @property
     def rank(self) -> int:

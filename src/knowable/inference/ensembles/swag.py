@@ -161,8 +161,9 @@ class SWAG(Trained, Method):
         loc, diagonal, factor = objective.moments()
         mean = objective.layout.views(loc)
         inputs, buffers = self._statistics(given, rows, mean, objective.net_buffers, seed)
-        return SWAGPosterior.of_covariance(
-            model, objective.layout, loc, diagonal, factor, inputs=inputs, points=points, buffers=buffers, seed=seed,
+        normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
+        return SWAGPosterior.of(
+            model, normal, inputs=inputs, points=points, buffers=buffers, seed=seed,
             diagnostics=training_diagnostics(self, model, result, {**points, **mean}, terms),
         )  # fmt: skip
 
@@ -293,14 +294,6 @@ class SWAGPosterior(NormalPosterior):
         super().__init__(model, DiagonalPlusLowRank(layout, loc, scale, basis, basis_variance), **common)
         self.inputs = inputs
 
-    @classmethod
-    def of_covariance(
-        cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
-    ) -> SWAGPosterior:
-        """The covariance is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
-        normal = DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor)
-        return cls(model, layout, loc, normal.scale, normal.basis, normal.basis_variance, **common)
-
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
         """The running statistics of draws ``start`` to ``stop``."""
         if self.inputs is None:
@@ -315,4 +308,4 @@ class SWAGPosterior(NormalPosterior):
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> SWAGPosterior:
-        return super()._from_tensors(model, tensors, inputs=tensors.get("inputs"), **common)  # type: ignore[return-value]
+        return super()._from_tensors(model, tensors, inputs=tensors.get("inputs"), **common)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
-from knowable.core.model.joint_normal import CorrelatedNormal
+from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
@@ -269,7 +269,7 @@ class LinearNormal(NormalPosterior):
     scale_tril: Tensor
 
     def __init__(self, model: Model, layout: Layout, loc: Tensor, scale_tril: Tensor, **common: Any):
-        super().__init__(model, CorrelatedNormal(layout, loc, scale_tril), **common)
+        super().__init__(model, FullCovarianceNormal(layout, loc, scale_tril), **common)
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         """The exact predictive distribution; ``samples`` functions are drawn as well, for ``prediction.samples``."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal, JointNormal
+from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
 from knowable.core.model.kronecker import pack
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.model.posterior_prior import PosteriorPrior
@@ -113,7 +113,7 @@ class FullCurvature(Curvature):
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
         scale_tril = torch.linalg.cholesky(covariance).to(expansion.model.dtype)
-        normal = CorrelatedNormal(expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril)
+        normal = FullCovarianceNormal(expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril)
         return LaplacePosterior(expansion.model, normal, **common)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal
+from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.kronecker import KroneckerBlock, pack
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.network.params import Params
@@ -114,7 +114,7 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------
 
 
-def full_covariance(rows: Rows, normal: CorrelatedNormal) -> Tensor:
+def full_covariance(rows: Rows, normal: FullCovarianceNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
     anatomy, layout = rows.anatomy, normal.layout
     layer = anatomy.layers[0] if anatomy.is_one_layer else None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import CorrelatedNormal, FlatNormal, JointNormal
+from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, JointNormal
 from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
@@ -77,7 +77,7 @@ class LaplacePosterior(NormalPosterior):
 
     def _covariance(self, rows: Rows) -> Tensor:
         """Covariance of the linearised outputs of some rows, ``(rows, outputs, outputs)``."""
-        if isinstance(self.normal, CorrelatedNormal):
+        if isinstance(self.normal, FullCovarianceNormal):
             return full_covariance(rows, self.normal)
         if isinstance(self.normal, DiagonalPlusLowRank):
             return low_rank_covariance(rows, self.normal)
@@ -86,7 +86,7 @@ class LaplacePosterior(NormalPosterior):
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
         """Working memory that :meth:`_covariance` takes for one row."""
         itemsize = self.model.dtype.itemsize
-        if isinstance(self.normal, CorrelatedNormal):
+        if isinstance(self.normal, FullCovarianceNormal):
             return full_row_bytes(outputs, self.normal.layout.size, itemsize)
         bytes_of = low_rank_row_bytes if isinstance(self.normal, DiagonalPlusLowRank) else block_row_bytes
         return bytes_of(anatomy, outputs, self.normal.means, itemsize)
