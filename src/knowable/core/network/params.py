@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,21 @@ def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...
         return {names[0]: matrix.reshape((*lead, *shapes[0]))}
     weight, bias = matrix[..., :-1], matrix[..., -1]
     return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}
+
+
+def joined_params(parts: Iterable[Params]) -> Params:
+    """One dict of the parameters of several disjoint ones."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under names that begin with ``prefix``."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def select_names(argument: str, choice: str | Iterable[str], names: Iterable[str], net: nn.Module) -> set[str]:

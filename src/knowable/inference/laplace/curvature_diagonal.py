@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.params import unpack
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
-from knowable.inference.laplace.posteriors import DiagonalLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 
 
 class DiagonalCurvature(Curvature):
@@ -52,10 +53,10 @@ class DiagonalCurvature(Curvature):
 
     def posterior(
         self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> DiagonalLaplace:
+    ) -> LaplacePosterior:
         """Independent normals."""
         scale = expansion.layout.views(self.precision(prior, weights).rsqrt().to(expansion.model.dtype))
-        return DiagonalLaplace(expansion.model, expansion.weights, scale, **common)
+        return LaplacePosterior(expansion.model, IndependentNormal(expansion.weights, scale), **common)
 
 
 class _Sums:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
 from knowable.core.network.params import pack
 from knowable.core.network.weight_uses import WeightUse
-from knowable.core.posterior.kronecker_normal import KroneckerBlock, KroneckerNormalPrior
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, second_moment, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
-from knowable.inference.laplace.posteriors import KroneckerLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 
 _LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, it gets a diagonal
 
@@ -66,10 +66,10 @@ class KroneckerCurvature(Curvature):
 
     def posterior(
         self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> KroneckerLaplace:
+    ) -> LaplacePosterior:
         """Independent layers."""
         blocks = [block.mapped(lambda value: value.to(expansion.model.dtype)) for block in self.blocks(prior, weights)]
-        return KroneckerLaplace(expansion.model, expansion.weights, blocks, **common)
+        return LaplacePosterior(expansion.model, KroneckerFactored(expansion.weights, tuple(blocks)), **common)
 
 
 class Factors(ABC):
@@ -89,7 +89,7 @@ class Factors(ABC):
 
     def _previous(self, prior: PriorPrecision) -> KroneckerBlock | None:
         """The same block in the prior, where that was a posterior of this kind."""
-        if not isinstance(prior.joint, KroneckerNormalPrior):
+        if not isinstance(prior.joint, KroneckerFactored):
             return None
         found = (block for block in prior.joint.blocks if block.names == self.names)
         return next((block.mapped(Tensor.double) for block in found), None)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import FullCovarianceNormal
+from knowable.core.model.kronecker import KroneckerBlock
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Params, pack
-from knowable.core.posterior.kronecker_normal import KroneckerBlock
-from knowable.core.posterior.low_rank_normal import LowRankNormal
-from knowable.core.posterior.normal import FullNormal
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
 _COLUMNS = 512  # of a full covariance's factor that are used at a time
@@ -101,16 +101,16 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------
 
 
-def full_covariance(rows: BatchJacobian, posterior: FullNormal) -> Tensor:
+def full_covariance(rows: BatchJacobian, normal: FullCovarianceNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
-    layers, layout = rows.layers, posterior.layout
+    layers, layout = rows.layers, normal.layout
     layer = layers.only
     if layer is None or layer.positions > 1 or not rows.is_head(layer):
         jacobian = rows.flat(unit_directions(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
-        return _gram(jacobian @ posterior.scale_tril)
+        return _gram(jacobian @ normal.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
     places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
-    return _head_covariance(a, places, posterior.scale_tril)
+    return _head_covariance(a, places, normal.scale_tril)
 
 
 def _head_covariance(a: Tensor, places: Tensor, scale_tril: Tensor) -> Tensor:
@@ -131,15 +131,15 @@ def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:
     return 3 * outputs * size * itemsize
 
 
-def low_rank_covariance(rows: BatchJacobian, posterior: LowRankNormal) -> Tensor:
+def low_rank_covariance(rows: BatchJacobian, normal: DiagonalPlusLowRank) -> Tensor:
     """The same under independent weights with a few directions of their own; the Jacobian goes by a few outputs."""
-    layout = posterior.layout
-    blocks = diagonal_blocks(rows.layers, layout.views(posterior.scale**-2))
-    basis = posterior.basis * posterior.scale.unsqueeze(1)
+    layout = normal.layout
+    blocks = diagonal_blocks(rows.layers, layout.views(normal.scale**-2))
+    basis = normal.basis * normal.scale.unsqueeze(1)
     along = torch.cat(
         [rows.flat(some, layout) @ basis for some in unit_directions(rows.output).split(_TOGETHER)]
     ).movedim(0, 1)
-    return block_covariance(rows, blocks) + (along * (posterior.stretch - 1.0)) @ along.mT
+    return block_covariance(rows, blocks) + (along * (normal.basis_variance - 1.0)) @ along.mT
 
 
 def low_rank_row_bytes(layers: NetworkLayers, outputs: int, params: Params, itemsize: int) -> int:
