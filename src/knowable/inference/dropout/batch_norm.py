@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.params import Buffers, Params, expand_params, stack_params
+from knowable.core.network.params import Buffers, Params, expand_params, stack_params, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -141,15 +141,11 @@ class BatchStatistics(Posterior):
         return {name: value[chosen] for name, value in self.statistics.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {f"{part}.{name}": v for part in ("loc", "statistics") for name, v in getattr(self, part).items()}
+        return {**with_prefix("loc.", self.loc), **with_prefix("statistics.", self.statistics)}
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> BatchStatistics:
-        loc, statistics = (
-            {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            for part in ("loc", "statistics")
-        )
-        return cls(model, loc, statistics, **common)
+        return cls(model, without_prefix("loc.", tensors), without_prefix("statistics.", tensors), **common)
 
 
 def normalisation_layers(model: Model) -> list[str]:

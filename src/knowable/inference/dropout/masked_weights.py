@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from knowable.core.model.model import Model
 from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
 from knowable.core.network.network import Network
-from knowable.core.network.params import Params, index_params, number_of_draws
+from knowable.core.network.params import Params, index_params, number_of_draws, with_prefix, without_prefix
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import Prediction
@@ -198,7 +198,7 @@ class MaskedWeights(Posterior):
     # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {f"loc.{name}": value for name, value in self.loc.items()}
+        return with_prefix("loc.", self.loc)
 
     def _settings(self) -> dict[str, Any]:
         return {"placement": self.placement.to_json(), "prediction": self.prediction}
@@ -207,5 +207,6 @@ class MaskedWeights(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, placement: dict[str, Any], prediction: str, **common: Any
     ) -> MaskedWeights:
-        loc = {name.removeprefix("loc."): value for name, value in tensors.items()}
-        return cls(model, loc, Placement.from_json(placement), prediction=prediction, **common)
+        return cls(
+            model, without_prefix("loc.", tensors), Placement.from_json(placement), prediction=prediction, **common
+        )

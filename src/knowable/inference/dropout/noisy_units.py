@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Params
+from knowable.core.network.params import Params, joined_params, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.inference.dropout.layer_trace import DropoutSite
 from knowable.inference.dropout.truncated_log_normal import (
@@ -132,9 +132,8 @@ class NoisyUnits(Posterior):
     # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        noises = {f"noise.{i}.{k}": v for i, noise in enumerate(self.noises) for k, v in noise.state_dict().items()}
-        parts = {"loc": self.loc, "scale": self.scale}
-        return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()} | noises
+        noises = [with_prefix(f"noise.{i}.", noise.state_dict()) for i, noise in enumerate(self.noises)]
+        return joined_params([with_prefix("loc.", self.loc), with_prefix("scale.", self.scale), *noises])
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -147,15 +146,13 @@ class NoisyUnits(Posterior):
         cls, model: Model, tensors: dict[str, Tensor], *, sites: list[dict[str, Any]], noises: list[dict[str, Any]],
         **common: Any,
     ) -> NoisyUnits:  # fmt: skip
-        def part(prefix: str) -> Params:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
         places = [DropoutSite.from_json(site) for site in sites]
         made = [
-            noise_from(settings, site.units, part(f"noise.{i}."))
+            noise_from(settings, site.units, without_prefix(f"noise.{i}.", tensors))
             for i, (site, settings) in enumerate(zip(places, noises, strict=True))
         ]
-        return cls(model, part("loc."), places, made, scale=part("scale."), **common)
+        loc, scale = without_prefix("loc.", tensors), without_prefix("scale.", tensors)
+        return cls(model, loc, places, made, scale=scale, **common)
 
 
 def times_noise(values: Params, sites: Sequence[DropoutSite], factors: Sequence[Tensor]) -> Params:
