@@ -226,7 +226,7 @@ def noisy_names(model: Model, where: str | tuple[str, ...] | None) -> list[str]:
 def with_log_uniform(model: Model, names: list[str]) -> Model:
     """The same model, log-uniform in the ``names``, all else that is not frozen a point under its own prior."""
     try:
-        target = model.believing({name: LogUniform() for name in names}, random=names)
+        target = model.with_priors({name: LogUniform() for name in names}, random=names)
     except Unsupported:
         raise Unsupported(
             "model has a posterior as its prior, which dropout by noise would replace by the log-uniform prior. Give "
