@@ -273,7 +273,7 @@ def with_log_uniform(model: Model, where: str | tuple[str, ...] | None) -> Model
     """The same model with log-uniform priors on the noisy weights; all other parameters are point estimates."""
     names = noisy_names(model, where)
     try:
-        target = model.believing({name: LogUniform() for name in names}, random=names)
+        target = model.with_priors({name: LogUniform() for name in names}, random=names)
     except Unsupported:
         raise Unsupported(
             "model has a posterior as its prior, which this method would replace by the log-uniform prior. Give the "
