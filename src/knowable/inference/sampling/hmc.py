@@ -295,8 +295,8 @@ class TrajectoryLength:
 
     and its cost is its length T: C / T is increased by gradient steps on log T, the same for all chains (without the
     division lengths that wander beyond the best one never come back, for C is flat there). Distances are in units of
-    the posterior and from each chain's own running mean, so that chains in different modes do not mislead it. Lengths are
-    jittered between 0 and twice the mean.
+    the posterior and from each chain's own running mean, so that chains in different modes do not mislead it. Lengths
+    are jittered between 0 and twice the mean.
 
     Attributes:
         log_length: Log of the mean length to use while tuning.
