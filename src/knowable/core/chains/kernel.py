@@ -133,6 +133,7 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
 
 def restored_state(kind: type[S], tensors: dict[str, Tensor]) -> S:
     """The state that :func:`state_tensors` was made of; an error where the names are those of another version."""
+    tensors = _as_named_now(tensors)
     try:
         state = _restored(kind, tensors, "")
     except KeyError:
@@ -158,5 +159,25 @@ def _restored(kind: type[S], tensors: dict[str, Tensor], prefix: str) -> S:
         elif optional and path not in tensors:
             values[name] = None
         else:
-            values[name] = tensors[path] if Tensor in options else tensors[path].item()
+            values[name] = tensors[path] if Tensor in options else options[0](tensors[path].item())
     return kind(**values)
+
+
+_VECTORS = {  # of version 0.1.0, whose numbers are fields now
+    "step": ("log_step", "log_averaged", "error", "updates", "anchor"),
+    "length": ("log_length", "log_averaged", "slope", "change", "updates"),
+    "energy": ("total", "weights", "step"),
+}
+_NAMES = {"batch.seed": "batch_seed", "batch.step": "batch_step", "noise.count": "noise_count"}
+
+
+def _as_named_now(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state as version 0.1.0 named them, by the names of today."""
+    found: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if name in _VECTORS and value.dim() == 1:
+            found |= {f"{name}.{part}": number for part, number in zip(_VECTORS[name], value, strict=True)}
+            continue
+        name = _NAMES.get(name, name).replace("replica.", "replicas.")
+        found[f"{name.removesuffix('.sum')}.total" if name.endswith(".sum") else name] = value
+    return found
