@@ -335,7 +335,7 @@ def test_its_text_has_what_was_changed():
 
 
 def test_a_network_is_fitted_and_predicts(monkeypatch):
-    monkeypatch.setattr("knowable.inference.sampling.sampler._STEPS", 300)
+    monkeypatch.setattr("knowable.inference.sampling.initial_positions._STEPS", 300)
     x = torch.linspace(-2, 2, 30).unsqueeze(1)
     y = torch.sin(2 * x) + 0.1 * torch.randn(30, 1)
     model = kn.Model(nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)), kn.Gaussian(0.1))
