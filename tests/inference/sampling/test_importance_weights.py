@@ -1,4 +1,4 @@
-"""Pareto smoothing against ArviZ, against SciPy's distribution, and against tails whose shape is known."""
+"""Resampling, effective sample sizes, and Pareto smoothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,40 @@ import pytest
 import torch
 from scipy import stats
 
-from knowable.inference.sampling.pareto import (
+from knowable.inference.sampling.importance_weights import (
+    effective_sample_sizes,
     fit_generalised_pareto,
     largest_safe_k,
     pareto_quantile,
     smooth_weights,
+    systematic_resample,
     tail_length,
 )
+
+
+def test_systematic_resampling_takes_each_as_often_as_its_weight_says(generator):
+    log_weights = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05], dtype=torch.float64).log()
+    counts = systematic_resample(log_weights, 20, generator).bincount(minlength=5)
+    assert counts.tolist() == [10, 5, 0, 4, 1]
+    odd = systematic_resample(torch.randn(50, generator=generator, dtype=torch.float64), 33, generator)
+    assert (odd.diff() >= 0).all() and len(odd) == 33
+
+
+def test_effective_sizes_predict_the_error_of_weighted_means(seed):
+    # 400 runs of self-normalised importance sampling: N(0, 1) by N(0, 1.5²). The sd of the estimates of the mean
+    # against sd / sqrt(ess): its own relative error is 1 / sqrt(800).
+    generator = torch.Generator().manual_seed(seed)
+    means, sizes = [], []
+    for _ in range(400):
+        x = 1.5 * torch.randn((500, 1), generator=generator, dtype=torch.float64)
+        log_weights = (-0.5 * x.square() * (1 - 1 / 1.5**2)).squeeze(1)
+        means.append((log_weights.softmax(0) @ x).item())
+        sizes.append(effective_sample_sizes(x, log_weights).item())
+    predicted = math.sqrt(sum(1 / size for size in sizes) / len(sizes))
+    assert abs(torch.tensor(means).std().item() / predicted - 1) < 4 / math.sqrt(800)
+
+
+# --- Pareto smoothing -------------------------------------------------------------------------------------------------
 
 
 def heavy(count: int, k: float, seed: int) -> torch.Tensor:

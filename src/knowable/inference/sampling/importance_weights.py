@@ -2,7 +2,7 @@ r"""Pareto smoothing of importance weights (Vehtari, Simpson, Gelman, Yao and Ga
 
 The largest weights of any importance sampler follow, in the limit, a generalised Pareto distribution. Its shape k says
 how heavy their tail is: weights have 1/k finite moments. Replacing the largest weights by the expected order statistics
-of the fitted distribution makes estimates steadier, and k says whether they can be believed at all.
+of the fitted distribution makes estimates steadier, and k says whether they can be trusted at all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
 
     Returns:
         Smoothed log weights on the same scale, in the same order, in double precision; and k. Where there are too few
-        weights to tell (S < 25) k is nan, where a few are all that counts it is infinite, and the weights are as they
+        weights to tell (S < 25) k is nan, where a few dominate it is infinite, and the weights are as they
         were.
     """
     log_weights = log_weights.detach().double()
@@ -104,3 +104,27 @@ def pareto_quantile(share: Tensor, k: float, scale: float) -> Tensor:
     if abs(k) < 1e-12:
         return -scale * torch.log1p(-share)
     return scale * torch.expm1(-k * torch.log1p(-share)) / k
+
+
+def effective_sample_size(log_weights: Tensor) -> float:
+    r"""Effective sample size of weighted draws (Kish, 1965): :math:`1 / \sum_s \bar w_s^2`."""
+    return (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp().item()
+
+
+def systematic_resample(log_weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices ``(count,)``, in order, by systematic resampling (Kitagawa, 1996): each as often as its weight says."""
+    total = log_weights.softmax(0).cumsum(0).cpu()
+    points = (
+        torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
+    ) / count
+    return torch.searchsorted(total / total[-1], points).clamp_max(len(total) - 1).to(log_weights.device)
+
+
+def effective_sample_sizes(position: Tensor, log_weights: Tensor) -> Tensor:
+    r"""Effective sample sizes of weighted draws ``(n, D)`` for the mean of each coordinate, ``(D,)``.
+
+    .. math:: \frac{\sum_s \bar w_s (\theta_s - \mu)^2}{\sum_s \bar w_s^2 (\theta_s - \mu)^2}
+    """
+    weights = log_weights.softmax(0)
+    squares = (position.double() - weights @ position.double()).square()
+    return (weights @ squares) / (weights.square() @ squares)

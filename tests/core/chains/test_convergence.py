@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knowable.core.chains.mixing import ess_bulk, ess_mean, ess_quantile, ess_tail, rhat
+from knowable.core.chains.convergence import ess_bulk, ess_mean, ess_tail, rhat
 
 PHIS = (-0.9, -0.5, 0.0, 0.5, 0.9, 0.99, 0.999)
 
@@ -34,15 +34,13 @@ def arviz_figures(draws: Tensor) -> dict[str, np.ndarray]:
         "bulk": stats.ess(draws.numpy(), method="bulk", **axes),
         "mean": stats.ess(draws.numpy(), method="mean", **axes),
         "tail": stats.ess(draws.numpy(), method="tail", prob=(0.05, 0.95), **axes),
-        "quantile": stats.ess(draws.numpy(), method="quantile", prob=0.3, **axes),
         "rhat": stats.rhat(draws.numpy(), method="rank", **axes),
     }
 
 
 def expect_agreement(draws: Tensor) -> None:
     ours = {
-        "bulk": ess_bulk(draws), "mean": ess_mean(draws), "tail": ess_tail(draws), "quantile": ess_quantile(draws, 0.3),
-        "rhat": rhat(draws),
+        "bulk": ess_bulk(draws), "mean": ess_mean(draws), "tail": ess_tail(draws), "rhat": rhat(draws),
     }  # fmt: skip
     theirs = arviz_figures(draws)
     if len(draws) == 1:
@@ -104,7 +102,7 @@ def test_effective_sample_size_predicts_the_error_of_the_mean(seed):
     assert abs(error / predicted - 1) < 4 / math.sqrt(800)
 
 
-@pytest.mark.parametrize("figure", [ess_bulk, ess_tail, ess_mean, lambda x: ess_quantile(x, 0.5)])
+@pytest.mark.parametrize("figure", [ess_bulk, ess_tail, ess_mean])
 def test_independent_draws_are_worth_themselves(figure, seed):
     found = figure(ar1(0.0, 4, 1000, 50, seed=seed))
     assert abs(found.mean().item() / 4000 - 1) < 0.05
@@ -183,7 +181,7 @@ def test_shapes_are_kept(figure):
 def test_blocks_of_quantities_change_nothing(monkeypatch):
     draws = ar1(0.5, 2, 30, 7).float()
     whole = [figure(draws) for figure in (rhat, ess_bulk, ess_tail, ess_mean)]
-    monkeypatch.setattr("knowable.core.chains.mixing._NUMBERS_AT_ONCE", 2 * 60)
+    monkeypatch.setattr("knowable.core.chains.convergence._NUMBERS_AT_ONCE", 2 * 60)
     for figure, expected in zip((rhat, ess_bulk, ess_tail, ess_mean), whole, strict=True):
         assert torch.allclose(figure(draws), expected, rtol=1e-12)
 

@@ -1,7 +1,7 @@
-r"""Have the chains mixed? R-hat and effective sample sizes (Vehtari, Gelman, Simpson, Carpenter and Bürkner, 2021).
+r"""Convergence of chains: R-hat and effective sample sizes (Vehtari, Gelman, Simpson, Carpenter and Bürkner, 2021).
 
 All functions take draws of many scalar quantities at once, ``(chains, draws, ...)``, and return one number for each
-quantity, in double precision on the CPU. A quantity that is not finite or never moved has nan: nothing is known of it.
+quantity, in double precision on the CPU. They are nan for a quantity that is not finite or constant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from knowable.errors import InvalidArgument
 
-_NUMBERS_AT_ONCE = 2**19  # ranked and transformed in one go: they stay in the cache
+_NUMBERS_AT_ONCE = 2**19  # numbers ranked and transformed together: they stay in the cache
 _TAILS = (0.05, 0.95)
 
 
@@ -31,7 +31,7 @@ def rhat(draws: Tensor | np.ndarray) -> Tensor:
         draws: ``(chains, draws, ...)``, at least 4 draws. A single chain is compared with itself, half with half.
 
     Returns:
-        Shape ``(...)``; nan where a quantity is not finite or never moved.
+        Shape ``(...)``; nan where a quantity is not finite or constant.
 
     Example:
         >>> independent = torch.randn((4, 1000), generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def ess_bulk(draws: Tensor | np.ndarray) -> Tensor:
         draws: ``(chains, draws, ...)``, at least 4 draws.
 
     Returns:
-        Shape ``(...)``: how many independent draws these are worth.
+        Shape ``(...)``: number of independent draws with the same accuracy.
     """
     return _by_quantity(lambda some: _ess(_normal_scores(_split(some))), draws)
 
@@ -60,7 +60,7 @@ def ess_tail(draws: Tensor | np.ndarray) -> Tensor:
         draws: ``(chains, draws, ...)``, at least 4 draws.
 
     Returns:
-        Shape ``(...)``: how many independent draws these are worth.
+        Shape ``(...)``: number of independent draws with the same accuracy.
     """
     return _by_quantity(lambda some: _ess_of_quantiles(some, _TAILS), draws)
 
@@ -68,11 +68,6 @@ def ess_tail(draws: Tensor | np.ndarray) -> Tensor:
 def ess_mean(draws: Tensor | np.ndarray) -> Tensor:
     r"""Effective sample size for the mean: its standard error is :math:`\mathrm{sd} / \sqrt{\mathrm{ess}}`."""
     return _by_quantity(lambda some: _ess(_split(some)), draws)
-
-
-def ess_quantile(draws: Tensor | np.ndarray, q: float) -> Tensor:
-    """Effective sample size for the estimate of a quantile."""
-    return _by_quantity(lambda some: _ess_of_quantiles(some, (q,)), draws)
 
 
 # --- the pieces, for (M, chains, draws) in double precision ----------------------------------------------------------
@@ -218,8 +213,8 @@ def _mean_autocovariance(halves: Tensor) -> Tensor:
     return torch.fft.irfft(torch.complex(power, torch.zeros_like(power)), n=size)[:, :n] / n
 
 
-def mixing_terms(monitored: Tensor) -> dict[str, float]:
-    """The worst R-hat and effective sample sizes over the quantities watched ``(chains, n, M)``."""
+def convergence_terms(monitored: Tensor) -> dict[str, float]:
+    """Largest R-hat and smallest effective sample sizes over the monitored quantities ``(chains, n, M)``."""
 
     def worst(values: Tensor, largest: bool) -> float:
         known = values[~values.isnan()]
