@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from knowable.comparison.journal import Record
 from knowable.comparison.scores import FIRST, ScoreKind, kinds_in, ranking_kind
 from knowable.core.support.checks import check_choice
-from knowable.core.support.files import write_whole
+from knowable.core.support.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -242,7 +242,7 @@ class Comparison:
 
 def _out(path: str | os.PathLike[str] | None, text: str) -> str:
     if path is not None:
-        write_whole(path, text)
+        write_atomically(path, text)
     return text
 
 

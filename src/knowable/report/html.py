@@ -12,13 +12,13 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import types
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from knowable.core.support.files import write_atomically
 from knowable.errors import DamagedArtifact, MissingExtra
 from knowable.report import drawing as figures
 from knowable.report import panels, style
@@ -71,31 +71,14 @@ def policy(script: str) -> str:
 
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the page to ``path``, all of it or nothing, and return where it is."""
-    path = Path(path)
-    page = render(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(page)
-    try:
-        os.chmod(file.name, 0o666 & ~_umask())  # a temporary file is private; a report is an ordinary file
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise
-    return path
+    """Write the page to ``path`` atomically, and return where it is."""
+    return write_atomically(path, render(report))
 
 
 def _as_json(drawing: figures.Drawing) -> str:
     """The marks of a drawing for the script: ``[x, y, text]`` or ``[x, y, text, row]`` each."""
     marks = [[m.x, m.y, m.text] if m.row is None else [m.x, m.y, m.text, m.row] for m in drawing.marks]
     return json.dumps(marks, ensure_ascii=False, separators=(",", ":")) if marks else ""
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _environment() -> Environment:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knowable.core.support.checks import check_count, check_number
+from knowable.core.support.files import check_folder
 from knowable.errors import InvalidArgument
 from knowable.interfaces.cli import run_folder
 from knowable.interfaces.cli.estimators import new_estimator
@@ -138,7 +139,7 @@ def run_comparison(settings: Comparing) -> Comparison:
     import knowable as kn
 
     if settings.out is not None:
-        check_out(settings.out)
+        check_folder(settings.out, name="--out", ours=lambda entry: entry in FILES or entry.startswith("."))
     kinds = parse_kinds(list(settings.kinds))
     table = read_training(
         settings.data,
@@ -170,23 +171,6 @@ def run_comparison(settings: Comparing) -> Comparison:
     if settings.out is not None:
         write_comparison(comparison, settings.out)
     return comparison
-
-
-def check_out(folder: Path) -> None:
-    """Refuse a folder with something in it other than a comparison, which is gone on with.
-
-    The journal itself says whether it is the same comparison.
-    """
-    above = next((each for each in [folder, *folder.parents] if each.exists()), folder)
-    if not above.is_dir():
-        raise InvalidArgument(f"--out {str(folder)!r} cannot be a folder: {str(above)!r} is a file. Pass another name.")
-    if not folder.is_dir():
-        return
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES and entry.name[0] != ".")
-    if foreign:
-        raise InvalidArgument(
-            f"--out {str(folder)!r} is a folder with something else in it ({foreign[0]}). Pass a new name."
-        )
 
 
 def _remove(folder: Path) -> None:
