@@ -19,7 +19,6 @@ from knowable.comparison.budget import Budget
 from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
 from knowable.comparison.methods import Contender
-from knowable.comparison.scores import BY_NAME
 from knowable.comparison.subject import Fitted, Subject
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
 from knowable.core.support.memory import give_back_free_memory
@@ -29,6 +28,8 @@ from knowable.errors import Interrupted, InvalidArgument, KnowableWarning
 from knowable.evaluation.detection import auroc
 from knowable.evaluation.evaluate import evaluate
 from knowable.evaluation.reference import compare_predictions
+from knowable.report.scores import SCORES
+from knowable.report.warned import Warned, collect_warnings
 
 
 @dataclass
@@ -187,18 +188,21 @@ def attempt(
     known: dict[str, Any] = {
         "method": contender.name, "settings": contender.settings, "fold": fold, "reference": reference,
     }  # fmt: skip
-    notes, begun, took = Notes(), time.perf_counter(), 0.0
+    warned: list[Warned] = []
+    begun, took = time.perf_counter(), 0.0
     seed = fit_seed(conditions.seed, fold)
     with own_randomness(seed):
         try:
-            with notes.taken(), watched_memory() as peak:
+            with collect_warnings(warned), watched_memory() as peak:
                 started = time.perf_counter()
                 fitted = conditions.subject.fit(contender.method, split.train, seed=seed, seconds=seconds)
                 took = time.perf_counter() - started
-            with notes.taken():
+            if any(issubclass(category, Interrupted) for category, _ in warned):
+                raise KeyboardInterrupt
+            with collect_warnings(warned):
                 scores, agreement = _scored(conditions, fitted, split, truth)
         except Exception as error:  # one method's failure must not end the others
-            known |= {"warnings": tuple(notes.texts), "elapsed": time.perf_counter() - begun}
+            known |= {"warnings": _texts(warned), "elapsed": time.perf_counter() - begun}
             return Outcome(Record(**known, error=one_line(error)), None, known["elapsed"])
     measured = {"seconds": took, "memory_mb": peak.megabytes}
     record = Record(
@@ -207,7 +211,7 @@ def attempt(
         agreement=agreement,
         converged=fitted.diagnostics.converged,
         message=fitted.diagnostics.message,
-        warnings=tuple(notes.texts),
+        warnings=_texts(warned),
         elapsed=time.perf_counter() - begun,
     )
     return Outcome(record, fitted, took)
@@ -224,6 +228,10 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _texts(warned: list[Warned]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for _, text in warned))
+
+
 def _scored(
     conditions: Conditions, fitted: Fitted, split: Split, truth: Fitted | None
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -234,7 +242,7 @@ def _scored(
     prediction = fitted.predict(x, samples=samples)
     seconds = time.perf_counter() - begun
     found = evaluate(prediction, fitted.outcomes(subject.outcomes(split.test), prediction))
-    scores = {name: value for name, value in found.items() if name in BY_NAME}
+    scores = {name: value for name, value in found.items() if name in SCORES}
     if conditions.outside is not None:
         scores["auroc_outside"] = auroc(prediction, fitted.predict(conditions.outside, samples=samples))
     agreement = {} if truth is None else _agreement(subject, fitted, truth, split.test)
@@ -252,33 +260,6 @@ def _agreement(subject: Subject, fitted: Fitted, truth: Fitted, test: np.ndarray
     except InvalidArgument as error:
         warnings.warn(f"Not compared with the reference: {error}", KnowableWarning, stacklevel=2)
         return {}
-
-
-@dataclass
-class Notes:
-    """What fits warned of, each text once."""
-
-    texts: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Take down the library's own warnings inside, and pass on those of others.
-
-        Raises:
-            KeyboardInterrupt: If one of them says that the fit was stopped from the keyboard.
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                yield
-            finally:
-                own = [each for each in caught if issubclass(each.category, KnowableWarning)]
-                self.texts += dict.fromkeys(str(each.message) for each in own if str(each.message) not in self.texts)
-        for each in caught:
-            if issubclass(each.category, Interrupted):
-                raise KeyboardInterrupt
-            if not issubclass(each.category, KnowableWarning):
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 # --- Peak memory of a piece of work in this process ------------------------------------------------------------------

@@ -15,6 +15,7 @@ from knowable.report.panels import (
     CalibrationPanel,
     CurvesPanel,
     DependencePanel,
+    ForestPanel,
     Line,
     LinesPanel,
     NoisePanel,
@@ -93,6 +94,11 @@ def _bars(panel: BarsPanel) -> Iterator[Mark]:
         yield Mark(0, value, float(place), f"{name}: {value:.4g}{more}")
 
 
+def _forest(panel: ForestPanel) -> Iterator[Mark]:
+    for row, (name, value, text) in enumerate(zip(panel.names, panel.values, panel.texts, strict=True)):
+        yield Mark(0, value, float(row), f"{name}: {text}")
+
+
 def _truth(panel: TruthPanel) -> Iterator[Mark]:
     order = sorted(range(len(panel.truth)), key=panel.truth.__getitem__)
     for i in order:
@@ -124,6 +130,7 @@ _MARKS: dict[str, Callable[[Any], Iterator[Mark]]] = {
     "traces": _curves,
     "lines": _lines,
     "bars": _bars,
+    "forest": _forest,
     "truth": _truth,
     "dependence": _dependence,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from knowable.core.prediction.prediction import ClassPrediction, Prediction, Reg
 from knowable.errors import DamagedArtifact, InvalidType
 from knowable.evaluation.evaluate import Scores
 from knowable.likelihoods.categorical import CategoricalPrediction
-from knowable.report.report import Column, Listing, Notice, ScoreTable, score_table
+from knowable.report.report import Listing, Notice
+from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
 GUESS = "Guess without inputs"
 _MOST_CLASSES = 12  # of a table of confusions
@@ -25,11 +26,10 @@ def quality_table(
     name: str, scores: Scores, baseline: Scores, *, title: str = "Scores on rows the fit has not seen", note: str = ""
 ) -> ScoreTable:
     """The scores of a fit above those of the guess."""
-    columns = _number_columns(scores) if "rmse" in scores else _CLASS_COLUMNS
     return score_table(
         title,
         {name: scores, GUESS: baseline},
-        columns,
+        _columns(scores),
         note=note,
         standard_errors={name: scores.standard_errors, GUESS: baseline.standard_errors},
     )
@@ -98,37 +98,25 @@ def confusions(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...])
     counts = torch.zeros(len(classes), len(classes), dtype=torch.long)
     counts.index_put_((was, said), torch.ones_like(was), accumulate=True)
     rows = tuple((name, *(str(int(n)) for n in counts[i])) for i, name in enumerate(classes))
-    return Listing(
-        "What was said of what was", ("Truth", *(f"said {name}" for name in classes)), rows, "Counts of held-out rows."
-    )
+    title = "Confusion matrix (rows: truth, columns: prediction)"
+    return Listing(title, ("Truth", *(f"predicted {name}" for name in classes)), rows, "Counts of held-out rows.")
 
 
-def _number_columns(scores: Scores) -> tuple[Column, ...]:
-    """Columns with as many decimals as the outcome's unit asks for."""
-    rmse, crps, width = (_decimals(scores[key]) for key in ("rmse", "crps", "interval_width_90"))
-    return (
-        Column("nll", "NLL", help="Negative log predictive density, in nats a row: how surprised the model was."),
-        Column("rmse", "RMSE", decimals=rmse, help="Typical distance of the mean from the outcome, in its unit."),
-        Column("crps", "CRPS", decimals=crps, help="Distance of the whole distribution from the outcome, in its unit."),
-        Column(
-            "coverage_90", "90% coverage", better="target", target=0.9, decimals=1, percent=True,
-            help="How often the 90% interval held the outcome. Less is overconfident, more is too cautious.",
-        ),
-        Column("interval_width_90", "Width", better="none", decimals=width, help="Mean width of the 90% interval."),
-        Column("ece", "Calibration error", help="Mean distance of kept from promised coverage, all levels."),
-    )  # fmt: skip
+_MUTUAL_INFORMATION = ScoreColumn(
+    "mean_mutual_information", "mutual information", better="none", decimals=4,
+    help="Mean mutual information between label and weights, the epistemic part of the entropy, in nats.",
+)  # fmt: skip
 
 
-_CLASS_COLUMNS = (
-    Column(
-        "nll", "NLL", help="Negative log probability of the true label, in nats a row: how surprised the model was."
-    ),
-    Column("accuracy", "Accuracy", better="higher", decimals=1, percent=True, help="Share of labels that are right."),
-    Column("brier", "Brier", help="Squared distance between the stated probabilities and what happened."),
-    Column("ece", "Calibration error", help="Mean distance between confidence and the share that is right."),
-    Column("mean_entropy", "Entropy", better="none", help="Mean total uncertainty, in nats."),
-    Column("mean_mutual_information", "Doubt", better="none", decimals=4, help="Its epistemic part, in nats."),
-)
+def _columns(scores: Scores) -> list[ScoreColumn]:
+    """Columns of the scores; those in the outcome's unit with as many decimals as the unit asks for."""
+    if "rmse" not in scores:
+        return [*(SCORES[name] for name in ("nll", "accuracy", "brier", "ece", "mean_entropy")), _MUTUAL_INFORMATION]
+    in_unit = ("rmse", "crps", "interval_width_90")
+    names = ("nll", "rmse", "crps", "coverage_90", "interval_width_90", "ece")
+    columns = [replace(SCORES[name], decimals=_decimals(scores[name])) if name in in_unit else SCORES[name]
+               for name in names]  # fmt: skip
+    return [replace(column, better="none") if column.name == "interval_width_90" else column for column in columns]
 
 
 def _with_error(value: float, error: float) -> str:

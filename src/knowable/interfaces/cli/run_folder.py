@@ -32,7 +32,7 @@ HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.jso
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run on disk.
 
     Attributes:
@@ -46,7 +46,7 @@ class Run:
     made: Mapping[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: Path) -> RunFolder:
         """Read what a run says about itself.
 
         Raises:
