@@ -23,10 +23,8 @@ BATCHES = {"batch_size": 8, "steps": 2}
 SNAPSHOTS = {"snapshots": 3, "rank": 2}
 
 # settings other than a method's own are tried on these; on all networks in the slow run
-ALIKE = [
-    pytest.param(name, marks=() if name in ("mlp", "residual", "transformer") else pytest.mark.slow)
-    for name in NETWORKS
-]
+THREE = ("mlp", "residual", "transformer")
+ALIKE = [pytest.param(name, marks=() if name in THREE else pytest.mark.slow) for name in NETWORKS]
 
 # One line for each method: quick settings, and what it declares of itself.
 SUBJECTS = {
@@ -111,26 +109,33 @@ def test_every_registered_method_is_here():
     assert all(type(SUBJECTS[name].method) is entry.cls for name, entry in METHODS.items())
 
 
-# methods that have their loop and its records from another one above do these only in the slow run
-COSTLY = {
+# Methods that look at the layers of a network in a way of their own are fitted to all networks, the others to three.
+LOOK_AT_LAYERS = {
+    "DeepEnsemble", "ExactLinear", "FunctionSpaceVI", "InformationBottleneck", "Laplace", "MCDropout", "MeanFieldVI",
+    "MomentVI", "MonteCarloBatchNorm", "StructuredDropout",
+}  # fmt: skip
+# One method for each way of reading data, saving and resuming; the others share its code, and do these checks only in
+# the slow run.
+LEAD = {
+    "DeepEnsemble", "ExactLinear", "ImportanceSampling", "Laplace", "MAP", "MCDropout", "MCLMC", "MeanFieldVI",
+    "MonteCarloBatchNorm", "SGLD", "SWAG", "SnapshotEnsemble", "TestTimeAugmentation",
+}  # fmt: skip
+SHARED = {
     "arrays_and_tensor_datasets_are_tensors", "checkpoint_changes_nothing", "checkpoint_of_another_fit_is_refused",
     "data_is_left_alone", "datasets_and_loaders_are_read", "dtype_is_kept", "global_state_is_left_alone",
     "interrupted_fit_on_a_dataset_resumes_exactly", "killed_fit_resumes_exactly", "loading_with_the_network_given",
     "memory_cap_changes_nothing", "model_can_be_fitted_again", "network_is_left_alone",
     "network_that_cannot_be_rebuilt_is_asked_for", "streamed_prediction_is_the_prediction",
 }  # fmt: skip
-FOLLOWERS = {
-    "BayesianBootstrap", "ConcreteDropout", "CyclicalSGMCMC", "DiscreteVI", "EnsembleOf", "FlowVI", "FullRankVI",
-    "FunctionSpaceVI", "GaussianDropout", "HMC", "InformationBottleneck", "LowRankVI", "MatrixNormalVI", "Metropolis",
-    "MixtureVI", "MomentVI", "MultiSWAG", "NUTS", "NaturalVI",
-    "SGHMC", "SVGD", "SimulatedAnnealing", "SparseVariationalDropout", "StructuredDropout", "TemperedChains",
-    "VariationalDropout",
-}  # fmt: skip
 
 
 def subject_and_check(subject: Subject, check: Check):
-    costly = subject.name in FOLLOWERS and check.name in COSTLY
-    return pytest.param(subject, check, id=f"{subject.name}-{check.name}", marks=[pytest.mark.slow] if costly else [])
+    network = check.name.removesuffix("_is_fitted_or_refused")
+    if network in NETWORKS:
+        slow = subject.name not in LOOK_AT_LAYERS and network not in THREE
+    else:
+        slow = subject.name not in LEAD and check.name in SHARED
+    return pytest.param(subject, check, id=f"{subject.name}-{check.name}", marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.method import admit, identity_of
-from knowable.core.model.data import as_data
+from knowable.core.method import FitJob, Method
+from knowable.registry import METHODS
 from tests.core.cases import batch_norm_net, diagonal_posterior, linear_data, linear_model, mlp
 
 
 def test_a_method_prints_only_what_differs_from_its_defaults():
     assert repr(kn.MAP()) == "MAP()"
-    assert repr(kn.MAP(epochs=3, clip=1.0)) == "MAP(epochs=3, clip=1.0)"
+    assert repr(kn.MAP(epochs=3, training=kn.Training(clip=1.0))) == "MAP(epochs=3, training=Training(clip=1.0))"
     assert repr(kn.MeanFieldVI(beta=0.5)) == "MeanFieldVI(beta=0.5)"
 
 
@@ -26,12 +26,56 @@ def test_a_method_cannot_be_changed():
         kn.MAP().epochs = 5  # type: ignore[misc]
 
 
-def test_the_door_hands_on_checked_data_and_a_plain_seed():
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"lr": 0.1}, r"MAP has no setting 'lr'\. Did you mean 'learning_rate'\?"),
+        ({"epoch": 3}, r"MAP has no setting 'epoch'\. Did you mean 'epochs'\?"),
+        ({"patience": 3}, r"MAP has no setting 'patience'\. Write training=kn\.Training\(patience=\.\.\.\)\."),
+        ({"optimizer": "sgd"}, r"'optimizer'\. Write training=kn\.Training\(optimiser=\.\.\.\)\."),
+        ({"zzz": 1}, r"'zzz'\. Its settings are epochs, learning_rate, batch_size, training\."),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_spelling_that_works(settings, wanted):
+    with pytest.raises(kn.InvalidType, match=wanted):
+        kn.MAP(**settings)
+
+
+def test_fit_is_the_same_method_for_all():
+    methods = [entry.cls for entry in METHODS.values()]
+    assert all(cls.fit is Method.fit for cls in methods)
+    assert Method.fit.__final__
+
+
+def test_a_start_is_refused_by_a_method_without_one():
+    with pytest.raises(kn.Unsupported, match=r"MAP has no start to choose\. Leave start out\."):
+        kn.MAP(epochs=1).fit(linear_model(), linear_data(), start="network")
+
+
+def test_a_start_given_to_fit_is_the_setting_of_that_name():
+    model, data = linear_model(), linear_data()
+    first = kn.Laplace(start="network").fit(model, data)
+    second = kn.Laplace().fit(model, data, start="network")
+    assert first.diagnostics.method == second.diagnostics.method
+    assert all(torch.equal(value, second.mean()[name]) for name, value in first.mean().items())
+
+
+def test_a_job_has_checked_data_and_a_plain_seed():
     x, y = linear_data()
-    rows, held_out, seed = admit(linear_model(), (x.numpy(), y), (x[:3], y[:3]), np.int64(7))
-    assert (rows.size, held_out.size) == (20, 3)
-    assert type(seed) is int
-    assert seed == 7
+    job = FitJob.of(kn.MAP(), linear_model(), (x.numpy(), y), (x[:3], y[:3]), np.int64(7))
+    assert (job.rows.size, job.validation.size) == (20, 3)
+    assert type(job.seed) is int
+    assert job.seed == 7
+    assert job.engine == kn.Engine()
+    assert job.options["label"] == "MAP"
+
+
+def test_a_part_of_a_job_saves_inside_its_folder(tmp_path):
+    job = FitJob.of(kn.MAP(), linear_model(), linear_data(), checkpoint=tmp_path)
+    part = job.part("start", label="begin")
+    assert part.checkpoint.path.parent == job.checkpoint.path
+    assert part.options["label"] == "begin"
+    assert part.rows is job.rows
 
 
 @pytest.mark.parametrize(
@@ -45,18 +89,19 @@ def test_the_door_hands_on_checked_data_and_a_plain_seed():
         ({"validation": (torch.zeros(3, 2), torch.full((3,), torch.nan))}, kn.InvalidData, "validation.*row 0, 1, 2"),
     ],
 )
-def test_the_door_refuses_what_no_fit_can_use(change, error, wanted):
+def test_a_fit_refuses_arguments_it_cannot_use(change, error, wanted):
     given = {"model": linear_model(), "data": linear_data(), "validation": None, "seed": 0, **change}
     with pytest.raises(error, match=wanted):
-        admit(given["model"], given["data"], given["validation"], given["seed"])
+        FitJob.of(kn.MAP(), **given)
 
 
-def test_the_door_refuses_parameters_that_are_0_or_1_unless_the_method_can_do_them():
+def test_a_method_that_takes_over_a_job_must_support_what_is_in_it():
     model = linear_model(prior={"bias": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)})
-    with pytest.raises(kn.Unsupported, match=r"0 or 1 \(bias\), which this method cannot do\. DiscreteVI can"):
-        admit(model, linear_data(), None, 0)
-    rows, _, _ = admit(model, linear_data(), None, 0, binary=True)
-    assert rows.size == 20
+    job = FitJob.of(kn.DiscreteVI(), model, linear_data())
+    with pytest.raises(
+        kn.Unsupported, match=r"MAP does not support parameters that are 0 or 1 \(bias\)\. Use DiscreteVI"
+    ):
+        job.for_method(kn.MAP())
 
 
 @pytest.mark.parametrize(
@@ -76,8 +121,7 @@ def _identity(method=None, net=None, likelihood=None, data=None, validation=None
     net = mlp() if net is None else net()
     model = kn.Model(net, likelihood or kn.Gaussian(0.1), **settings)
     source = torch.arange(20.0).view(10, 2), torch.arange(10.0)
-    held_out = None if validation is None else as_data(validation, model)
-    return identity_of(method or kn.MAP(), model, as_data(data or source, model), held_out)
+    return FitJob.of(method or kn.MAP(), model, data or source, validation).identity
 
 
 def _moved_net() -> nn.Module:
@@ -132,29 +176,26 @@ def test_two_priors_made_of_different_posteriors_have_different_identities(gener
 # --- weights on rows -------------------------------------------------------------------------------------------------
 
 
-def test_weights_on_rows_reach_a_method_that_heeds_them_and_are_refused_by_others():
+def test_row_weights_reach_a_method_that_supports_them_and_are_refused_by_others():
     x, y = linear_data()
     weighted = kn.Data((x, y), 20, torch.ones(20))
-    rows, _, _ = admit(linear_model(), weighted, None, 0, weighted=True)
-    assert rows.weights.shape == (20,)
-    with pytest.raises(kn.Unsupported, match="data has weights on its rows, which this method does not heed"):
-        admit(linear_model(), weighted, None, 0)
-    with pytest.raises(kn.Unsupported, match="which this method does not heed"):
+    assert FitJob.of(kn.MAP(), linear_model(), weighted).rows.weights.shape == (20,)
+    with pytest.raises(kn.Unsupported, match="MeanFieldVI does not support row weights"):
         kn.MeanFieldVI(epochs=1).fit(linear_model(), weighted)
 
 
 def test_weights_for_several_networks_and_of_held_out_rows_are_refused():
     x, y = linear_data()
     with pytest.raises(kn.InvalidArgument, match=r"weights must be one number for each row, got shape \(20, 2\)"):
-        admit(linear_model(), kn.Data((x, y), 20, torch.ones(20, 2)), None, 0, weighted=True)
-    with pytest.raises(kn.Unsupported, match="validation has weights"):
-        admit(linear_model(), (x, y), kn.Data((x, y), 20, torch.ones(20)), 0, weighted=True)
+        FitJob.of(kn.MAP(), linear_model(), kn.Data((x, y), 20, torch.ones(20, 2)))
+    with pytest.raises(kn.Unsupported, match="validation has row weights"):
+        FitJob.of(kn.MAP(), linear_model(), (x, y), kn.Data((x, y), 20, torch.ones(20)))
 
 
 def test_fits_with_other_weights_have_other_identities():
     model, (x, y) = linear_model(), linear_data()
     found = [
-        identity_of(kn.MAP(), model, as_data(kn.Data((x, y), 20, weights), model))
+        FitJob.of(kn.MAP(), model, kn.Data((x, y), 20, weights)).identity
         for weights in (None, torch.ones(20), torch.arange(20.0))
     ]
     assert len({each["data"] for each in found}) == 3

@@ -94,10 +94,14 @@ def _dropout_net() -> nn.Module:
 
 RESUMED = {
     "adam": (kn.MAP(epochs=8, batch_size=5), batch_norm_net, False),
-    "sgd": (kn.MAP(epochs=8, batch_size=5, optimiser="sgd", learning_rate=1e-3), _dropout_net, False),
+    "sgd": (
+        kn.MAP(epochs=8, batch_size=5, learning_rate=1e-3, training=kn.Training(optimiser="sgd")),
+        _dropout_net,
+        False,
+    ),
     "a bound": (kn.MeanFieldVI(epochs=8, batch_size=5), _dropout_net, False),
     "a bound from a MAP fit": (kn.MeanFieldVI(epochs=8, batch_size=5, kl_warmup=4, start="map"), _dropout_net, False),
-    "held-out data": (kn.MAP(epochs=8, batch_size=5, patience=2), _dropout_net, True),
+    "held-out data": (kn.MAP(epochs=8, batch_size=5, training=kn.Training(patience=2)), _dropout_net, True),
 }
 
 
@@ -176,14 +180,14 @@ def test_a_finished_run_is_not_run_again(tmp_path, generator):
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"training": settings_of(epochs=31, batch_size=5)}, {"identity": {"a": 2}}]
+    "change", [{"seed": 1}, {"settings": settings_of(epochs=31, batch_size=5)}, {"identity": {"a": 2}}]
 )
 def test_the_state_of_another_run_is_refused(change, tmp_path, generator):
-    settings = {"training": settings_of(epochs=30, batch_size=5), "seed": 0, "identity": {"a": 1}}
+    options = {"settings": settings_of(epochs=30, batch_size=5), "seed": 0, "identity": {"a": 1}}
     data = some_data(20, generator)
-    train(Quadratic(), data, checkpoint=tmp_path / "run", **settings)
+    train(Quadratic(), data, checkpoint=tmp_path / "run", **options)
     with pytest.raises(kn.InvalidArgument, match=rf"belongs to another fit: {next(iter(change))}|: a differs"):
-        train(Quadratic(), data, checkpoint=tmp_path / "run", **{**settings, **change})
+        train(Quadratic(), data, checkpoint=tmp_path / "run", **{**options, **change})
 
 
 # --- the ends of epochs and of cycles --------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Method(ABC):
         """The settings that differ from the defaults."""
         changed = [
             f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(self)  # type: ignore[arg-type]
+            for each in sorted(fields(self), key=lambda each: each.kw_only)  # type: ignore[arg-type]
             if each.repr and getattr(self, each.name) != each.default
         ]
         return f"{type(self).__name__}({', '.join(changed)})"

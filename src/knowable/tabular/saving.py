@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +131,36 @@ def _describe_method(method: Method) -> dict[str, Any]:
     settings = {each.name: getattr(method, each.name) for each in fields(method)}  # type: ignore[arg-type]
     plain = {key: value for key, value in settings.items() if _is_plain(value)}
     inner = {key: _describe_method(value) for key, value in settings.items() if isinstance(value, Method)}
-    return {"name": name, "settings": {**plain, **inner}}
+    grouped = {key: {"fields": asdict(value)} for key, value in settings.items() if _is_settings(value)}
+    return {"name": name, "settings": {**plain, **inner, **grouped}}
 
 
 def _build_method(saved: Mapping[str, Any]) -> Method:
-    settings = {key: _build_method(v) if isinstance(v, Mapping) else v for key, v in saved["settings"].items()}
-    return find_method(saved["name"]).cls(**settings)
+    cls = find_method(saved["name"]).cls
+    defaults = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
+    settings = _renamed_settings(cls, saved["settings"], defaults)
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            settings[key] = type(defaults[key])(**value["fields"]) if "fields" in value else _build_method(value)
+    return cls(**settings)
+
+
+def _renamed_settings(cls: type[Method], saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are written now: before 0.2, those of ``training=`` and ``storage=`` were the method's own."""
+    found: dict[str, Any] = {}
+    for key, value in saved.items():
+        if key in defaults:
+            found[key] = value
+        elif key in cls.moved:
+            group, name = re.findall(r"(\w+)=", cls.moved[key])
+            found.setdefault(group, {"fields": {}})["fields"][name] = value
+        elif key not in ("schedule", "cycles"):  # those of the loop, which nobody could usefully set
+            found[key] = value
+    return found
+
+
+def _is_settings(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, Method | type) and all(map(_is_plain, asdict(value).values()))
 
 
 def _is_plain(value: Any) -> bool:

@@ -139,7 +139,11 @@ def test_only_a_class_that_says_so_itself_is_recorded():
     assert not may_be_recorded(Changing(model, 10, use_prior=True))
 
 
-METHODS = [kn.MAP(epochs=40), kn.MeanFieldVI(epochs=40, kl_warmup=10), kn.MeanFieldVI(epochs=20, clip=0.5, draws=2)]
+METHODS = [
+    kn.MAP(epochs=40),
+    kn.MeanFieldVI(epochs=40, kl_warmup=10),
+    kn.MeanFieldVI(epochs=20, training=kn.Training(clip=0.5), draws=2),
+]
 
 
 def check_same_fit(method) -> None:

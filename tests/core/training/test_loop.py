@@ -110,10 +110,13 @@ def test_accumulated_batches_are_the_step_of_one_large_batch(rows, clip, optimis
     # the order of the rows is that of seed and epoch, so four batches of 5 are the rows of one of 20; 43 rows end in a
     # batch of 3, which is a step of its own either way. What differs is the order of additions in float64: 1e-16 a step
     x, y = linear_data(rows, generator=generator)
-    settings = {"epochs": 40, "learning_rate": 0.05, "clip": clip, "optimiser": optimiser}
+    settings = {"epochs": 40, "learning_rate": 0.05}
     model = kn.Model(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double(), kn.Gaussian())
     small, large = (
-        kn.MAP(batch_size=size, accumulate=count, **settings).fit(model, (x, y)) for size, count in ((5, 4), (20, 1))
+        kn.MAP(batch_size=size, training=kn.Training(accumulate=count, clip=clip, optimiser=optimiser), **settings).fit(
+            model, (x, y)
+        )
+        for size, count in ((5, 4), (20, 1))
     )
     torch.testing.assert_close(small.mean(), large.mean(), rtol=1e-8, atol=1e-10)
     for one, other in zip(small.diagnostics.history, large.diagnostics.history, strict=True):
@@ -124,7 +127,7 @@ def test_accumulated_batches_of_an_ensemble_are_those_of_one_large_batch(generat
     x, y = linear_data(40, generator=generator)
     model = linear_model()
     small, large = (
-        kn.DeepEnsemble(2, epochs=20, batch_size=size, accumulate=count).fit(model, (x, y))
+        kn.DeepEnsemble(2, epochs=20, batch_size=size, training=kn.Training(accumulate=count)).fit(model, (x, y))
         for size, count in ((5, 4), (20, 1))
     )
     torch.testing.assert_close(small.stack, large.stack, rtol=1e-8, atol=1e-10)

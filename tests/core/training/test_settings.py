@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import knowable as kn
 from knowable.errors import InvalidArgument, InvalidType
 from tests.core.training_cases import settings_of
 
@@ -26,10 +27,6 @@ def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
 @pytest.mark.parametrize(
     ("arguments", "error", "wanted"),
     [
-        ({"epochs": 0}, InvalidArgument, "epochs must be a whole number >= 1, got 0"),
-        ({"epochs": 2.5}, InvalidType, "epochs must be a whole number, got float 2.5"),
-        ({"learning_rate": 0}, InvalidArgument, "learning_rate must be a finite number > 0, got 0"),
-        ({"batch_size": -1}, InvalidArgument, "batch_size must be a whole number >= 1, got -1"),
         (
             {"optimiser": "adamw"},
             InvalidArgument,
@@ -48,3 +45,23 @@ def test_the_step_falls_with_the_root_of_the_dimension(size, expected):
 def test_settings_that_make_no_sense_are_refused_by_name(arguments, error, wanted):
     with pytest.raises(error, match=wanted):
         settings_of(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "wanted"),
+    [
+        ({"epochs": 0}, InvalidArgument, "epochs must be a whole number >= 1, got 0"),
+        ({"epochs": 2.5}, InvalidType, "epochs must be a whole number, got float 2.5"),
+        ({"learning_rate": 0}, InvalidArgument, "learning_rate must be a finite number > 0, got 0"),
+        ({"batch_size": -1}, InvalidArgument, "batch_size must be a whole number >= 1, got -1"),
+        ({"training": {"patience": 3}}, InvalidType, r"training must be kn.Training\(...\), got dict"),
+    ],
+)
+def test_settings_of_a_method_that_make_no_sense_are_refused_by_name(arguments, error, wanted):
+    with pytest.raises(error, match=wanted):
+        kn.MAP(**arguments)
+
+
+def test_training_prints_only_what_differs_from_its_defaults():
+    assert repr(kn.Training()) == "Training()"
+    assert repr(kn.Training(clip=1.0, patience=20)) == "Training(clip=1.0)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import knowable as kn
-from knowable.inference.ensembles.members import Ensemble, joint_diagnostics
+from knowable.inference.ensembles.members import joint_diagnostics
 from tests.core.cases import diagonal_posterior, linear_model
 
 METHOD = kn.DeepEnsemble(2, epochs=3)
@@ -39,7 +39,3 @@ def test_fewer_members_than_asked_for_are_those_before_an_interrupt():
     assert (found.interrupted, found.converged) == (True, False)
     assert found.message == "1 of 4 members in turn: stopped from the keyboard"
     assert joint_diagnostics(METHOD, _fits(kn.Diagnostics(message="ok")), 1).message == "1 member in turn: ok"
-
-
-def test_an_ensemble_has_five_members_unless_said_otherwise():
-    assert Ensemble().members == 5

@@ -187,8 +187,8 @@ def test_an_epoch_has_ten_batches_and_the_number_of_snapshots_follows_the_size_o
     assert (short.batch_size, short.epochs) == (5, 100)
     assert (long.batch_size, long.epochs) == (128, 20)
     given = kn.SWAG(rate=0.01, batch_size=25, snapshots=7, training=kn.Training(clip=2.0))._wandering(model, few, 0)
-    assert (given.batch_size, given.epochs, given.clip, given.learning_rate) == (25, 7, 2.0, 0.01)
-    assert (given.schedule, given.optimiser) == ("constant", "sgd")
+    assert (given.batch_size, given.epochs, given.training.clip, given.learning_rate) == (25, 7, 2.0, 0.01)
+    assert (given.schedule, given.training.optimiser) == ("constant", "sgd")
 
 
 def test_sgd_that_leaves_the_mode_goes_back_with_half_the_rate_and_says_so(monkeypatch):

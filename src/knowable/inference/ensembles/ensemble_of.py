@@ -28,7 +28,7 @@ from knowable.inference.start import fresh_start
 _DEFAULT = SWAG()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class EnsembleOf(Method):
     r"""Several posteriors of one method, each fitted from its own start, as one mixture.
 
@@ -62,8 +62,8 @@ class EnsembleOf(Method):
     references = ("wilson2020", "yao2018")
     supports_row_weights = True
 
-    method: Method = _DEFAULT
-    members: int = 5
+    method: Method = field(default=_DEFAULT, kw_only=False)
+    members: int = field(default=5, kw_only=False)
     weights: str = "equal"
     start: str = "fresh"
 
@@ -206,7 +206,7 @@ def mixture_evidence(members: Sequence[Posterior], log_weights: Tensor) -> LogEv
 # --- MultiSWAG: a mixture of SWAG posteriors (Wilson and Izmailov, 2020) ---------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MultiSWAG(SWAG):
     r"""Several SWAG posteriors, each around a mode of its own.
 
@@ -245,6 +245,6 @@ class MultiSWAG(SWAG):
 
     def _fit(self, job: FitJob) -> Mixture:
         one = SWAG(**{each.name: getattr(self, each.name) for each in fields(SWAG)})
-        posterior = EnsembleOf(one, self.members, self.weights)._fit(job)
+        posterior = EnsembleOf(one, self.members, weights=self.weights)._fit(job)
         posterior.diagnostics = replace(posterior.diagnostics, method=repr(self))
         return posterior

@@ -34,7 +34,7 @@ _STATISTICS_ROWS = 1_024  # on which running statistics are computed
 _LEAST_VARIANCE = 1e-16  # of a weight that never moved
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class SWAG(Trained, Method):
     r"""A normal distribution with the moments of the weights that SGD visits once it has reached a mode.
 
