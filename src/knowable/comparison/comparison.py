@@ -1,4 +1,4 @@
-"""What a comparison found: scores with standard errors, paired differences, and the ranking."""
+"""The result of a comparison: scores with standard errors, paired differences, and the ranking."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Comparison:
         not_run: ``(method, fold)`` pairs that there was no time for.
         methods: All methods by name, in the order they were given.
         folds: Number of folds.
-        reference: The method that the others were held against, or None.
+        reference: The method that the others were compared with, or None.
         facts: How it was made, for people.
         notices: What there is to know before reading on.
         citations: BibTeX of the papers behind each method.

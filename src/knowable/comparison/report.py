@@ -157,7 +157,7 @@ def _marks(comparison: Comparison, column: ScoreColumn) -> dict[str, str]:
 
 
 def _cell(column: ScoreColumn, found: Estimate, mark: str) -> Cell:
-    scale, unit = (100, "%") if column.percent else (1, "")
+    scale, unit = (100, "%") if column.percent and math.isfinite(found.mean) else (1, "")
     text, _, error = with_error(scale * found.mean, scale * found.standard_error).partition(" ± ")
     return Cell(found.mean, found.standard_error, f"{text}{unit}", f"± {error}{unit}" if error else "", mark)
 

@@ -1,4 +1,4 @@
-"""All methods on all folds: fold after fold, so that whatever is finished can be compared in pairs."""
+"""All methods on all folds, fold after fold, so that finished fits can be compared in pairs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from knowable.comparison.budget import Budget
 from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
-from knowable.comparison.methods import Contender
-from knowable.comparison.subject import Fitted, Subject
+from knowable.comparison.methods import Candidate
+from knowable.comparison.problem import Fitted, Problem
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
 from knowable.core.support.memory import give_back_free_memory
 from knowable.core.support.progress import Bar, progress_bar
@@ -33,14 +33,14 @@ from knowable.report.warned import Warned, collect_warnings
 
 
 @dataclass
-class Run:
-    """A comparison on its way.
+class ComparisonRun:
+    """A comparison while it runs.
 
     Attributes:
         conditions: What is the same for every fit.
-        contenders: The methods, in the order of the user.
+        candidates: The methods, in the order of the user.
         splits: The folds.
-        reference: The one of the methods that the others are held against, or None.
+        reference: The method that the others are compared with, or None.
         journal: Finished fits.
         budget: The clock.
         records: What came out, failures too.
@@ -48,9 +48,9 @@ class Run:
     """
 
     conditions: Conditions
-    contenders: Sequence[Contender]
+    candidates: Sequence[Candidate]
     splits: Sequence[Split]
-    reference: Contender | None
+    reference: Candidate | None
     journal: Journal
     budget: Budget
     records: list[Record] = field(default_factory=list)
@@ -66,44 +66,44 @@ class Run:
     def _fold(self, fold: int, bar: Bar) -> None:
         """One fold, the reference first."""
         truth: Fitted | None = None
-        missing = [contender for contender in self.contenders if self._known(contender, fold) is None]
-        for contender in sorted(self.contenders, key=lambda each: each is not self.reference):
-            bar.update(self._done, len(self.splits) * len(self.contenders), f"fold {fold + 1}, {contender.name}")
-            known = self._known(contender, fold)
+        missing = [candidate for candidate in self.candidates if self._known(candidate, fold) is None]
+        for candidate in sorted(self.candidates, key=lambda each: each is not self.reference):
+            bar.update(self._done, len(self.splits) * len(self.candidates), f"fold {fold + 1}, {candidate.name}")
+            known = self._known(candidate, fold)
             if known is not None:
-                self.records.append(replace(known, method=contender.name))
-            if contender is self.reference and missing:  # needed by the others, even if its scores are known
-                truth = self._attempt(contender, fold, None, keep=known is None)
+                self.records.append(replace(known, method=candidate.name))
+            if candidate is self.reference and missing:  # needed by the others, even if its scores are known
+                truth = self._attempt(candidate, fold, None, keep=known is None)
             elif known is None:
-                self._attempt(contender, fold, truth)
+                self._attempt(candidate, fold, truth)
 
-    def _attempt(self, contender: Contender, fold: int, truth: Fitted | None, *, keep: bool = True) -> Fitted | None:
+    def _attempt(self, candidate: Candidate, fold: int, truth: Fitted | None, *, keep: bool = True) -> Fitted | None:
         """One fit, if there is time for it; it is kept unless it is only made again for the sake of others."""
-        if not self.budget.allows(contender.name):
+        if not self.budget.allows(candidate.name):
             if keep:
-                self.not_run.append((contender.name, fold))
+                self.not_run.append((candidate.name, fold))
                 self.budget.skip()
             return None
         left = self.budget.left
         outcome = attempt(
-            self.conditions, contender, fold, self.splits[fold], seconds=self.budget.for_fit(contender.name),
-            reference=self._reference_of(contender), truth=truth,
+            self.conditions, candidate, fold, self.splits[fold], seconds=self.budget.for_fit(candidate.name),
+            reference=self._reference_of(candidate), truth=truth,
         )  # fmt: skip
         if keep:
             self.journal.add(outcome.record)
             self.records.append(outcome.record)
-            self.budget.count(contender.name, began=left, fit=outcome.seconds)
+            self.budget.count(candidate.name, began=left, fit=outcome.seconds)
         return outcome.fitted
 
-    def _known(self, contender: Contender, fold: int) -> Record | None:
-        return self.journal.find(contender.settings, self._reference_of(contender), fold)
+    def _known(self, candidate: Candidate, fold: int) -> Record | None:
+        return self.journal.find(candidate.settings, self._reference_of(candidate), fold)
 
-    def _reference_of(self, contender: Contender) -> str:
+    def _reference_of(self, candidate: Candidate) -> str:
         """Settings of what a method is held against: the reference is held against nothing."""
-        return "" if self.reference is None or contender is self.reference else self.reference.settings
+        return "" if self.reference is None or candidate is self.reference else self.reference.settings
 
     def _place(self, name: str) -> int:
-        return next(place for place, contender in enumerate(self.contenders) if contender.name == name)
+        return next(place for place, candidate in enumerate(self.candidates) if candidate.name == name)
 
     @property
     def _done(self) -> int:
@@ -111,12 +111,12 @@ class Run:
 
 
 def fits_to_make(
-    journal: Journal, contenders: Sequence[Contender], splits: Sequence[Split], reference: Contender | None
+    journal: Journal, candidates: Sequence[Candidate], splits: Sequence[Split], reference: Candidate | None
 ) -> int:
     """How many fits are not in the journal yet."""
     wanted = [
         journal.find(each.settings, "" if reference is None or each is reference else reference.settings, fold)
-        for each in contenders
+        for each in candidates
         for fold in range(len(splits))
     ]
     return sum(record is None for record in wanted)
@@ -134,13 +134,13 @@ class Conditions:
     """What is the same for every fit.
 
     Attributes:
-        subject: What is compared on.
+        problem: What is compared on.
         seed: Fixes everything random.
         samples: Draws of a prediction.
         outside: Inputs from elsewhere, or None.
     """
 
-    subject: Subject
+    problem: Problem
     seed: int
     samples: int
     outside: Any = None
@@ -163,7 +163,7 @@ class Outcome:
 
 def attempt(
     conditions: Conditions,
-    contender: Contender,
+    candidate: Candidate,
     fold: int,
     split: Split,
     *,
@@ -175,18 +175,18 @@ def attempt(
 
     Args:
         conditions: What is the same for every fit.
-        contender: The method.
+        candidate: The method.
         fold: Number of the fold.
         split: Its rows.
         seconds: Limit of time for the fit.
-        reference: Settings of the method to be held against.
+        reference: Settings of the reference.
         truth: That method fitted to the same rows, or None where it is not there.
 
     Raises:
         KeyboardInterrupt: If the fit was stopped from the keyboard.
     """
     known: dict[str, Any] = {
-        "method": contender.name, "settings": contender.settings, "fold": fold, "reference": reference,
+        "method": candidate.name, "settings": candidate.settings, "fold": fold, "reference": reference,
     }  # fmt: skip
     warned: list[Warned] = []
     begun, took = time.perf_counter(), 0.0
@@ -195,7 +195,7 @@ def attempt(
         try:
             with collect_warnings(warned), watched_memory() as peak:
                 started = time.perf_counter()
-                fitted = conditions.subject.fit(contender.method, split.train, seed=seed, seconds=seconds)
+                fitted = conditions.problem.fit(candidate.method, split.train, seed=seed, seconds=seconds)
                 took = time.perf_counter() - started
             if any(issubclass(category, Interrupted) for category, _ in warned):
                 raise KeyboardInterrupt
@@ -236,24 +236,24 @@ def _scored(
     conditions: Conditions, fitted: Fitted, split: Split, truth: Fitted | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Scores on the rows held out, and the agreement with the reference."""
-    subject, samples = conditions.subject, conditions.samples
-    x = subject.inputs(split.test)
+    problem, samples = conditions.problem, conditions.samples
+    x = problem.inputs(split.test)
     begun = time.perf_counter()
     prediction = fitted.predict(x, samples=samples)
     seconds = time.perf_counter() - begun
-    found = evaluate(prediction, fitted.outcomes(subject.outcomes(split.test), prediction))
+    found = evaluate(prediction, fitted.outcomes(problem.outcomes(split.test), prediction))
     scores = {name: value for name, value in found.items() if name in SCORES}
     if conditions.outside is not None:
         scores["auroc_outside"] = auroc(prediction, fitted.predict(conditions.outside, samples=samples))
-    agreement = {} if truth is None else _agreement(subject, fitted, truth, split.test)
+    agreement = {} if truth is None else _agreement(problem, fitted, truth, split.test)
     if agreement:
         scores["reference_distance"] = agreement[_DISTANCE[isinstance(prediction, ClassPrediction)]]
     return {**scores, "predict_seconds": seconds}, agreement
 
 
-def _agreement(subject: Subject, fitted: Fitted, truth: Fitted, test: np.ndarray) -> dict[str, float]:
+def _agreement(problem: Problem, fitted: Fitted, truth: Fitted, test: np.ndarray) -> dict[str, float]:
     """Figures of the distance between two fits, as functions at rows held out; none where they cannot be compared."""
-    x = subject.inputs(test[:_MOST_ROWS])
+    x = problem.inputs(test[:_MOST_ROWS])
     pair: list[Prediction] = [each.predict(x, samples=_REFERENCE_DRAWS) for each in (fitted, truth)]
     try:
         return dict(compare_predictions(*pair))

@@ -117,8 +117,8 @@ def _calibration(panel: CalibrationPanel) -> Figure:
         # All curves share their x: one band of ± 2 standard errors around the promise serves them all.
         low = [max(0.0, a - 2 * e) for a, e in zip(widest.x, widest.error, strict=True)]
         high = [min(1.0, a + 2 * e) for a, e in zip(widest.x, widest.error, strict=True)]
-        axes.fill_between(widest.x, low, high, color=GRID, alpha=0.8, lw=0, label="kept, within 2 s.e.")
-    axes.plot([0, 1], [0, 1], color=MUTED, lw=1, label="promise kept")
+        axes.fill_between(widest.x, low, high, color=GRID, alpha=0.8, lw=0, label="calibrated, ± 2 s.e.")
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=1, label="calibrated")
     for number, line in enumerate(panel.lines):
         colour, dash, marker = SERIES[number % len(SERIES)]
         if len({other.x for other in panel.lines}) > 1 and line.error:
@@ -159,7 +159,7 @@ def _truth(panel: TruthPanel) -> Figure:
     figure = new_figure(4.3)
     axes = figure.add_subplot()
     ends = [min(*panel.truth, *panel.low), max(*panel.truth, *panel.high)]
-    axes.plot(ends, ends, color=MUTED, lw=1, label="right")
+    axes.plot(ends, ends, color=MUTED, lw=1, label="perfect prediction")
     crowd = 0.9 if len(panel.truth) <= 60 else 0.5
     for held, colour, marker, label in (
         (True, COLOURS[0], "o", f"inside its {panel.level:.0%} interval"),

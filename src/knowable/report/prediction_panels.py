@@ -56,7 +56,7 @@ def band_panel(
         alt=(
             f"{title}: predicted {axes.y} against {axes.x} from {x.min():.3g} to {x.max():.3g}. The mean runs from "
             f"{mean.min():.3g} to {mean.max():.3g}; the {level:.0%} band is {(high - low).mean():.3g} wide on average. "
-            f"Root mean square noise {noise:.3g} (aleatoric), doubt about the mean {doubt:.3g} (epistemic)."
+            f"Root mean square aleatoric standard deviation {noise:.3g}, epistemic {doubt:.3g}."
         ),
         axes=axes,
         level=level,
@@ -190,11 +190,11 @@ def reliability_panel(
         caption=caption,
         alt=f"{title}. "
         + " ".join(
-            f"{line.name}: at mean confidence {line.x[-1]:.1%} the share right is {line.y[-1]:.1%} "
+            f"{line.name}: at mean confidence {line.x[-1]:.1%} the accuracy is {line.y[-1]:.1%} "
             f"({line.count[-1]} rows)."
             for line in lines
         ),
-        axes=Axes("confidence (probability of the named class)", "share right"),
+        axes=Axes("confidence (probability of the predicted class)", "accuracy"),
         lines=lines,
     )
 

@@ -1,4 +1,4 @@
-"""How good predictions are: scores beside those of a guess that ignores the inputs, and what they mean in words."""
+"""How good predictions are: scores beside those of a baseline that ignores the inputs, and what they mean in words."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from knowable.likelihoods.categorical import CategoricalPrediction
 from knowable.report.report import Listing, Notice
 from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
-GUESS = "Guess without inputs"
-_MOST_CLASSES = 12  # of a table of confusions
+GUESS = "Baseline without inputs"
+_MOST_CLASSES = 12  # of a confusion matrix
 
 
 def quality_table(
     name: str, scores: Scores, baseline: Scores, *, title: str = "Scores on rows the fit has not seen", note: str = ""
 ) -> ScoreTable:
-    """The scores of a fit above those of the guess."""
+    """The scores of a fit above those of the baseline."""
     return score_table(
         title,
         {name: scores, GUESS: baseline},
@@ -40,23 +40,23 @@ def findings(scores: Scores, baseline: Scores) -> tuple[str, ...]:
     gain, error = paired_gain(scores, baseline)
     much = f"{_with_error(abs(gain), error)} nats"
     if gain > 2 * error:
-        sentences = [f"The inputs help: the log density of a row rises by {much} over a guess without inputs."]
+        sentences = [f"The inputs help: NLL is {much} per row below that of a baseline without inputs."]
     elif gain < -2 * error:
-        sentences = [f"Worse than a guess: the log density of a row is {much} below that of a guess without inputs."]
+        sentences = [f"Worse than the baseline: NLL is {much} per row above that of a baseline without inputs."]
     else:
-        sentences = [f"No clear gain: the log density of a row differs by {much} from a guess without inputs."]
+        sentences = [f"No clear gain: NLL differs by {much} per row from that of a baseline without inputs."]
     if "rmse" in scores:
         explained = 1 - (scores["rmse"] / baseline["rmse"]) ** 2 if baseline["rmse"] > 0 else math.nan
         sentences.append(f"{explained:.0%} of the variance of the outcome is explained.")
         sentences.append(_coverage_sentence(scores))
     else:
-        sentences.append(f"{scores['accuracy']:.1%} of the labels are right; the guess has {baseline['accuracy']:.1%}.")
-        sentences.append(f"On average the stated confidence is {scores['ece']:.1%} away from the share that is right.")
+        sentences.append(f"Accuracy {scores['accuracy']:.1%}; the baseline has {baseline['accuracy']:.1%}.")
+        sentences.append(f"The expected calibration error is {scores['ece']:.1%}.")
     return tuple(sentences)
 
 
 def paired_gain(scores: Scores, baseline: Scores) -> tuple[float, float]:
-    """Mean gain in log density a row over the baseline, and its standard error (NaN with a single row)."""
+    """Mean reduction of NLL per row against the baseline, and its standard error (NaN with a single row)."""
     difference = baseline.per_row["nll"] - scores.per_row["nll"]
     error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     return difference.mean().item(), error
@@ -71,7 +71,7 @@ def coverage_miss(scores: Scores) -> float:
 def _coverage_sentence(scores: Scores) -> str:
     miss, coverage = coverage_miss(scores), scores["coverage_90"]
     if abs(miss) <= 2:
-        return f"The 90% intervals hold {coverage:.1%} of the outcomes, which is right within chance."
+        return f"The 90% intervals hold {coverage:.1%} of the outcomes, which is calibrated within chance."
     return f"The 90% intervals hold {coverage:.1%} of the outcomes: {'too wide' if miss > 0 else 'too narrow'}."
 
 
@@ -80,8 +80,8 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     found, rows = [], len(scores.per_row["nll"])
     gain, error = paired_gain(scores, baseline)
     if not gain > 2 * error:
-        text = f"On {rows} rows the fit is not clearly better than a guess that ignores the inputs"
-        found.append(Notice("Quality", f"{text} ({_with_error(gain, error)} nats a row)."))
+        text = f"On {rows} rows the fit is not clearly better than a baseline that ignores the inputs"
+        found.append(Notice("Quality", f"{text} ({_with_error(gain, error)} nats per row)."))
     if "coverage_90" in scores and coverage_miss(scores) < -3:
         text = f"The 90% intervals held only {scores['coverage_90']:.1%} of {rows} outcomes: they are too narrow."
         found.append(Notice("Coverage", text))
@@ -90,13 +90,13 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     return tuple(found)
 
 
-def confusions(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:
-    """How often each class was taken for which; None where there are too many classes for a table."""
+def confusion_matrix(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:
+    """The confusion matrix; None where there are too many classes for a table."""
     if len(classes) > _MOST_CLASSES:
         return None
-    said, was = prediction.labels.flatten().long(), y.flatten().long()
+    predicted, truth = prediction.labels.flatten().long(), y.flatten().long()
     counts = torch.zeros(len(classes), len(classes), dtype=torch.long)
-    counts.index_put_((was, said), torch.ones_like(was), accumulate=True)
+    counts.index_put_((truth, predicted), torch.ones_like(truth), accumulate=True)
     rows = tuple((name, *(str(int(n)) for n in counts[i])) for i, name in enumerate(classes))
     title = "Confusion matrix (rows: truth, columns: prediction)"
     return Listing(title, ("Truth", *(f"predicted {name}" for name in classes)), rows, "Counts of held-out rows.")
@@ -130,7 +130,7 @@ def _decimals(value: float) -> int:
     return max(0, min(8, 2 - math.floor(math.log10(abs(value)))))
 
 
-# --- What is known of the outcomes of the training rows: enough for a guess without inputs ---------------------------
+# --- The outcomes of the training rows: enough for a baseline without inputs ------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Outcomes:
         return cls(known.mean().item(), known.std(correction=0).item())
 
     def guess(self, prediction: Prediction) -> Prediction:
-        """What one would say of each row of ``prediction`` knowing only this.
+        """The prediction for the rows of ``prediction`` that knows only these outcomes.
 
         Numbers: the normal distribution with their mean and standard deviation. Classes: their shares, with one more
         of each, so that none is held impossible.

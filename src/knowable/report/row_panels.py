@@ -70,11 +70,11 @@ def certainty_panel(prediction: Prediction, y: Tensor) -> LinesPanel:
     first = min(len(error) - 1, max(4, len(error) // 50))  # an average over a handful of rows says nothing
     places = [place for place in _evenly(len(error), (), most=100) if place >= first] or [len(error) - 1]
     line = Line("error", tuple(curve.coverage[places].tolist()), tuple(error[places].tolist()))
-    what = "root mean square error" if numbers else "share of labels that are wrong"
+    what = "root mean square error" if numbers else "error rate"
     return LinesPanel(
-        title="Does it know what it doesn't know?",
-        caption="Rows are kept from the most certain on. If the stated uncertainty means something, the curve rises: "
-        "the rows it is sure of have the smaller error.",
+        title="Error against certainty (risk-coverage curve)",
+        caption="Rows are kept from the most certain on. If the uncertainty is informative, the curve rises: certain "
+        "rows have smaller errors.",
         alt=(
             f"{what.capitalize()} among the most certain rows: {line.y[0]:.4g} for the surest {line.x[0]:.0%}, "
             f"{line.y[len(line.y) // 2]:.4g} for {line.x[len(line.x) // 2]:.0%}, {line.y[-1]:.4g} for all."
@@ -116,7 +116,7 @@ def row_listings(
     """
     shown = list(inputs)[:_MOST_INPUTS]
     if isinstance(prediction, ClassPrediction):
-        headings = ("Row", "Says", "with", "Truth", "Aleatoric", "Epistemic", *shown)
+        headings = ("Row", "Predicted", "Probability", "Truth", "Aleatoric", "Epistemic", *shown)
         unit = "nats of entropy"
     else:
         headings = ("Row", "Mean", "90% interval", "Truth", "Aleatoric", "Epistemic", *shown)

@@ -127,7 +127,7 @@ class FittedRun:
 
     @cached_property
     def baseline(self) -> Scores:
-        """Scores of a guess that ignores the inputs."""
+        """Scores of a baseline that ignores the inputs."""
         return evaluate(self.outcomes.guess(self.prediction), self.y)
 
 
@@ -269,8 +269,8 @@ def _quality_section(run: FittedRun) -> Section:
             ),
             certainty_panel(run.prediction, run.y),
         )
-        table_of_confusions = quality.confusions(run.prediction, run.y, run.classes)
-        listings = (table_of_confusions,) if table_of_confusions else ()
+        confusion = quality.confusion_matrix(run.prediction, run.y, run.classes)
+        listings = (confusion,) if confusion else ()
     return Section(
         title="Scores and calibration",
         lead="Every score has its standard error, beside the score of a baseline that knows the outcomes of the "

@@ -54,11 +54,11 @@ def compare(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the table (CSV, JSON), the page, and what is needed to resume."),
     ] = None,
-    cv: Annotated[int, typer.Option(metavar="N", help="Number of folds.")] = 5,
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time for everything together.")] = None,
+    cv: Annotated[int, typer.Option(metavar="N", help="Number of cross-validation folds.")] = 5,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of all fits together.")] = None,
     outside: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Rows unlike the data: does the uncertainty tell them apart?"),
+        typer.Option(metavar="FILE", help="Out-of-distribution rows: does the uncertainty detect them?"),
     ] = None,
     task: Task = "auto",
     drop: Drop = None,
@@ -70,10 +70,10 @@ def compare(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Fit several methods to the same folds and rank them on rows they have not seen.
+    """Compare methods by cross-validation and rank them on held-out rows.
 
-    Scores come with standard errors over folds and with paired differences from the best. With --out, a comparison that
-    was stopped or killed goes on when the same command is given again.
+    Scores have standard errors over folds, and paired differences from the best. With --out, a comparison that was
+    stopped or killed resumes when the same command is given again.
     """
     with plain_errors():
         check_count("seed", seed, at_least=0)

@@ -59,7 +59,11 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            "--method", "-m", metavar="NAME", help="auto, or one of knowable methods.", autocompletion=complete_method
+            "--method",
+            "-m",
+            metavar="NAME",
+            help="auto, or a name from 'knowable methods'.",
+            autocompletion=complete_method,
         ),
     ] = "auto",
     out: Annotated[
@@ -67,7 +71,7 @@ def fit(
     ] = None,
     budget: Budget = None,
     holdout: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of rows to keep back for the scores; 0 fits to all.")
+        float, typer.Option(metavar="SHARE", help="Share of rows to hold out for the scores; 0 fits to all.")
     ] = 0.2,
     task: Task = "auto",
     drop: Drop = None,
@@ -82,8 +86,8 @@ def fit(
 ) -> None:
     """Fit a Bayesian network to a table and write a run: posterior, scores on held-out rows, report.
 
-    Columns may be numbers, categories, dates, yes and no, with gaps. What is wrong with a file is said with its line
-    and column, and nothing is written. A run is a folder that the other commands take.
+    Columns may be numbers, categories, dates or booleans, with missing values. Errors name the line and the column of
+    the file, and nothing is written. A run is a folder that the other commands take.
     """
     with plain_errors():
         folder = out or Path("knowable-run" if data == "-" else f"{Path(data).stem}-run")

@@ -1,4 +1,4 @@
-"""What the exit codes mean, and how an error becomes one line and a code."""
+"""Exit codes, errors as one line, warnings as notices, and tables on the terminal."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ def predict(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Predict every row of a file, and say how sure each prediction is.
+    """Predict every row of a file, with the uncertainty of each prediction.
 
-    Numbers: mean, standard deviation, interval, and the spread that is noise and the spread that is doubt. Classes: the
-    probabilities, and the uncertainty in nats. Rows are named by their line in the file.
+    Numbers: mean, standard deviation, interval, aleatoric and epistemic standard deviation. Classes: probabilities, and
+    the entropy with its aleatoric and epistemic parts in nats. Rows are named by their line in the file.
     """
     with plain_errors():
         path = None if out is None or str(out) == "-" else out
@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Score a run on a file that has the outcomes, with standard errors.
 
-    Beside the scores stand those of a guess that knows the outcomes of the training rows but no inputs.
+    Beside them are the scores of a baseline that knows the outcomes of the training rows but no inputs.
     """
     with plain_errors():
         scored = run_on(run, data, lenient=lenient, quiet=quiet)
