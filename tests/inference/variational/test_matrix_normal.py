@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.network.params import Layout
-from knowable.core.posterior.kronecker_normal import KroneckerBlock
 from tests.inference.variational.family_oracle import dense_moments, normal_divergence
 
 QUICK = {"epochs": 1000, "learning_rate": 0.03}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.model.prior import normal_log_prob
+from knowable.core.prediction.components import normal_log_prob
 from knowable.testing import LinearGaussian
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model, mlp, same_params
 from tests.inference.variational.oracle import flat_moments
