@@ -61,7 +61,7 @@ def test_methods_are_named_from_the_best_down_and_marks_stand_at_their_means():
 
 def test_another_score_can_be_drawn_and_one_without_a_direction_cannot():
     figure = made_up(THREE, higher=THREE).plot("accuracy")
-    assert "accuracy" in figure.axes[0].get_xlabel()
+    assert "Accuracy" in figure.axes[0].get_xlabel()
     with pytest.raises(InvalidArgument, match="ranks methods"):
         made_up(THREE).plot("coverage_90")
 

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.report.quality import Outcomes
 from knowable.tabular.classifier import BayesianClassifier
-from knowable.tabular.fit_report import FittedRun
+from knowable.tabular.fit_report import FittedRun, Outcomes
 from knowable.tabular.regressor import BayesianRegressor
 
 SLOPES, NOISE = torch.tensor([2.0, -1.0, 0.0]), 0.5

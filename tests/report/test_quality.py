@@ -8,7 +8,7 @@ import torch
 from knowable.evaluation.evaluate import evaluate
 from knowable.likelihoods import Gaussian
 from knowable.report import quality
-from knowable.report.quality import Outcomes
+from knowable.tabular.fit_report import Outcomes
 from tests.interfaces.cases import class_prediction, regression_prediction
 from tests.report.fitted import class_fit, linear_fit
 

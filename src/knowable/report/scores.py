@@ -106,26 +106,26 @@ _COLUMNS = (
     ScoreColumn("crps", "CRPS", help="Continuous ranked probability score, in the unit of the outcome: judges the "
                 "whole distribution, less sensitive to outliers than NLL. For a point prediction: the absolute error."),
     ScoreColumn("rmse", "RMSE", help="Root mean squared error of the predicted mean, in the unit of the outcome."),
-    ScoreColumn("accuracy", "accuracy", "higher", decimals=1, percent=True, help="Share of correct labels."),
+    ScoreColumn("accuracy", "Accuracy", "higher", decimals=1, percent=True, help="Share of correct labels."),
     ScoreColumn("brier", "Brier score", help="Squared error of the predicted probabilities, summed over classes: 0 is "
                 "perfect, 2 the worst."),
-    ScoreColumn("ece", "calibration error", help="Expected calibration error: mean distance between nominal and "
+    ScoreColumn("ece", "Calibration error", help="Expected calibration error: mean distance between nominal and "
                 "observed coverage over all levels (numbers), or between confidence and accuracy (classes). 0 is "
                 "calibrated; with few rows chance alone makes it larger."),
     ScoreColumn("coverage_90", "90% coverage", "target", target=0.9, decimals=1, percent=True, help="Share of outcomes "
                 "inside their central 90% interval. Less is overconfident, more is underconfident."),
     ScoreColumn("interval_width_90", "90% width", "lower", help="Sharpness: mean width of the central 90% interval, in "
                 "the unit of the outcome. Narrower is better only among methods with the right coverage."),
-    ScoreColumn("mean_entropy", "entropy", "none", help="Mean entropy of the predicted probabilities (total "
+    ScoreColumn("mean_entropy", "Entropy", "none", help="Mean entropy of the predicted probabilities (total "
                 "uncertainty), in nats. 0 is certain of everything."),
     ScoreColumn("auroc_outside", "AUROC outside", "higher", help="Probability that a row from outside the data is more "
                 "uncertain than a held-out one. 1 is perfect, 0.5 is chance."),
-    ScoreColumn("reference_distance", "distance to reference", help="Distance between the predictive functions of a "
+    ScoreColumn("reference_distance", "Distance to reference", help="Distance between the predictive functions of a "
                 "method and of the reference: Wasserstein, in standard deviations of the reference (numbers), or total "
                 "variation of the probabilities (classes)."),
-    ScoreColumn("seconds", "fit, s", decimals=1, help="Seconds per fit."),
-    ScoreColumn("predict_seconds", "predict, s", help="Seconds to predict the held-out rows."),
-    ScoreColumn("memory_mb", "memory, MB", help="Peak resident memory of a fit above what the process held before it, "
+    ScoreColumn("seconds", "Fit, s", decimals=1, help="Seconds per fit."),
+    ScoreColumn("predict_seconds", "Predict, s", help="Seconds to predict the held-out rows."),
+    ScoreColumn("memory_mb", "Memory, MB", help="Peak resident memory of a fit above what the process held before it, "
                 "in megabytes. Measured on Linux only."),
 )  # fmt: skip
 

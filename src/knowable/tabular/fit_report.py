@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from knowable._version import __version__
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.components import NormalComponents
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.errors import KnowableWarning
+from knowable.errors import DamagedArtifact, InvalidType, KnowableWarning
 from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.likelihoods.categorical import CategoricalPrediction
 from knowable.registry import MethodEntry, find_method
 from knowable.report import quality
 from knowable.report.glossary import GLOSSARY
 from knowable.report.input_panels import Importance, dependence_panel, importance_panel, importances
 from knowable.report.panels import Panel
 from knowable.report.prediction_panels import coverage_panel, quantile_panel, reliability_panel
-from knowable.report.quality import Outcomes
 from knowable.report.report import Citation, Listing, Notice, Report, Section
 from knowable.report.row_panels import certainty_panel, data_listing, extreme_rows, row_listings, truth_panel
 from knowable.report.verdict import terms_listing, traces_panel, training_panel, verdict
@@ -353,3 +355,57 @@ _INPUTS_LEAD = (
 def _seed(run: FittedRun) -> int:
     seed: Any = run.estimator.random_state
     return seed if isinstance(seed, int) else 0
+
+
+# --- The outcomes of the training rows: enough for a baseline without inputs ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Moments of numbers, or counts of classes.
+
+    Attributes:
+        mean: Mean of the numbers; 0 for classes.
+        std: Their standard deviation (divided by n).
+        counts: Rows of each class; empty for numbers.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, y: Tensor, classes: int = 0) -> Outcomes:
+        """Of numbers ``(rows,)``, or of codes where there are ``classes``."""
+        if classes:
+            return cls(counts=tuple(torch.bincount(y.flatten().long(), minlength=classes).tolist()))
+        known = y.double().flatten()
+        return cls(known.mean().item(), known.std(correction=0).item())
+
+    def guess(self, prediction: Prediction) -> Prediction:
+        """The prediction for the rows of ``prediction`` that knows only these outcomes.
+
+        Numbers: the normal distribution with their mean and standard deviation. Classes: their shares, with one more
+        of each, so that none is held impossible.
+        """
+        rows, weight = len(prediction), torch.zeros(1, dtype=torch.float64)
+        if isinstance(prediction, RegressionPrediction):
+            mean = torch.tensor(self.mean, dtype=torch.float64).expand(1, rows, *prediction.mean.shape[1:])
+            scale = torch.tensor(max(self.std, 1e-300), dtype=torch.float64)
+            return RegressionPrediction(NormalComponents(mean, scale), weight)
+        if isinstance(prediction, ClassPrediction):
+            shares = torch.tensor(self.counts, dtype=torch.float64) + 1.0
+            return CategoricalPrediction((shares / shares.sum()).log().expand(1, rows, len(shares)), weight)
+        raise InvalidType(f"prediction must be over numbers or classes, got a {type(prediction).__name__}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "counts": list(self.counts)}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Outcomes:
+        """Back from plain values."""
+        try:
+            return cls(float(saved["mean"]), float(saved["std"]), tuple(int(count) for count in saved["counts"]))
+        except (KeyError, TypeError, ValueError):
+            raise DamagedArtifact("The run does not say what its training outcomes were. Fit again.") from None

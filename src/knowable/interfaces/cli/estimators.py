@@ -14,10 +14,9 @@ from knowable.interfaces.cli.messages import collected, refuse_doubtful, spoken_
 from knowable.interfaces.cli.run_folder import RunFolder
 from knowable.interfaces.cli.training_table import lines_of
 from knowable.registry import find_method
-from knowable.report.quality import Outcomes
 from knowable.report.report import Notice
 from knowable.tabular.classifier import BayesianClassifier
-from knowable.tabular.fit_report import FittedRun
+from knowable.tabular.fit_report import FittedRun, Outcomes
 from knowable.tabular.reading import read_table
 from knowable.tabular.regressor import BayesianRegressor
 from knowable.tabular.table import Table

@@ -47,10 +47,10 @@ from knowable.interfaces.cli.options import (
 from knowable.interfaces.cli.training_table import divide, file_hash, lines_of, read_training
 from knowable.registry import find_method
 from knowable.report.html import render, to_json
-from knowable.report.quality import Outcomes, quality_table
+from knowable.report.quality import quality_table
 from knowable.report.report import Report
 from knowable.report.verdict import verdict
-from knowable.tabular.fit_report import FittedRun, all_notices, class_names, fit_report
+from knowable.tabular.fit_report import FittedRun, Outcomes, all_notices, class_names, fit_report
 
 
 def fit(
