@@ -170,7 +170,7 @@ def test_divergence_of_independent_normals_is_that_of_the_dense_form(product):
     own = torch.eye(len(loc), dtype=torch.float64) * 0.16
     product_of = torch.linalg.solve(covariance, own)
     expected = 0.5 * (product_of.trace() - len(loc) - torch.logdet(product_of))
-    assert objective.divergence().item() == pytest.approx(expected.item(), rel=1e-9)
+    assert objective.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_next_fit_moves_from_it_and_saves_it(product, tmp_path):

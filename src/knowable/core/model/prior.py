@@ -21,8 +21,6 @@ from knowable.errors import InvalidArgument, InvalidType, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from knowable.inference.variational.divergence import Stretch
-
 HYPER_PREFIX = "prior."
 
 
@@ -50,13 +48,6 @@ class Prior(ABC):
 
     def normal_moments(self) -> tuple[float | Tensor, float | Tensor] | None:
         """``(mean, precision)`` if this prior is Gaussian (a flat prior has precision 0), else None."""
-        return None
-
-    def stretch(self, start: int, stop: int) -> Stretch | None:
-        """Its divergence over a part of a flat buffer, with a gradient written by hand, where there is a quick one.
-
-        Normal priors need none of their own: see :mod:`knowable.inference.variational.divergence`.
-        """
         return None
 
     # Priors with hyperparameters of their own (EmpiricalBayes) define the methods below.
