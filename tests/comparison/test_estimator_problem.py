@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.comparison.subject import EstimatorSubject, table_fingerprint
+from knowable.comparison.problem import EstimatorProblem, table_fingerprint
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.errors import InvalidData, InvalidType
 from tests.comparison.cases import MeanEstimator, ShareEstimator
@@ -19,15 +19,15 @@ FRAME = pd.DataFrame({"a": range(10), "b": list("xyzxyzxyzx")})
 
 @pytest.mark.parametrize("x", [X, X.tolist(), FRAME, torch.from_numpy(X)], ids=["array", "list", "frame", "tensor"])
 def test_rows_are_taken_by_position_from_whatever_holds_them(x):
-    subject = EstimatorSubject(MeanEstimator(), (x, Y))
-    assert subject.rows == 10
-    taken = np.asarray(subject.inputs(np.array([4, 0])))
+    problem = EstimatorProblem(MeanEstimator(), (x, Y))
+    assert problem.rows == 10
+    taken = np.asarray(problem.inputs(np.array([4, 0])))
     assert taken.tolist() == [np.asarray(x).tolist()[4], np.asarray(x).tolist()[0]]
 
 
 def test_a_clone_is_fitted_with_method_seed_and_seconds():
     estimator = MeanEstimator(shift=1.0)
-    fitted = EstimatorSubject(estimator, (X, Y)).fit("deep_ensemble", np.array([0, 1, 2]), seed=7, seconds=3.0)
+    fitted = EstimatorProblem(estimator, (X, Y)).fit("deep_ensemble", np.array([0, 1, 2]), seed=7, seconds=3.0)
     made = fitted.estimator
     assert (made.method, made.random_state, made.budget, made.shift) == ("deep_ensemble", 7, 3.0, 1.0)
     assert (estimator.method, estimator.random_state, estimator.budget) == ("map", None, None)
@@ -37,7 +37,7 @@ def test_a_clone_is_fitted_with_method_seed_and_seconds():
 
 def test_an_estimator_need_not_have_a_seed_or_a_budget():
     labels = np.array(list("aab" * 4))
-    fitted = EstimatorSubject(ShareEstimator(), (np.zeros((12, 1)), labels)).fit(
+    fitted = EstimatorProblem(ShareEstimator(), (np.zeros((12, 1)), labels)).fit(
         "map", np.arange(12), seed=1, seconds=2.0
     )
     prediction = fitted.predict(np.zeros((2, 1)), samples=1)
@@ -46,8 +46,8 @@ def test_an_estimator_need_not_have_a_seed_or_a_budget():
 
 def test_labels_become_their_places_among_the_classes():
     labels = np.array(list("bab" * 4))
-    subject = EstimatorSubject(ShareEstimator(), (np.zeros((12, 1)), labels))
-    fitted = subject.fit("map", np.arange(12), seed=0, seconds=None)
+    problem = EstimatorProblem(ShareEstimator(), (np.zeros((12, 1)), labels))
+    fitted = problem.fit("map", np.arange(12), seed=0, seconds=None)
     prediction = fitted.predict(np.zeros((3, 1)), samples=1)
     assert fitted.outcomes(pd.Series(["b", "a", "b"]), prediction).tolist() == [1, 0, 1]
     with pytest.raises(InvalidData, match="the label 'c' is in the rows held out"):
@@ -55,13 +55,13 @@ def test_labels_become_their_places_among_the_classes():
 
 
 def test_names_are_those_the_estimator_knows_and_auto_is_its_own():
-    subject = EstimatorSubject(MeanEstimator(), (X, Y))
-    assert subject.resolve("mfvi") == "mean_field_vi" and subject.resolve("auto") == "auto"
-    assert subject.resolve(kn.MAP()) == kn.MAP()
+    problem = EstimatorProblem(MeanEstimator(), (X, Y))
+    assert problem.resolve("mfvi") == "mean_field_vi" and problem.resolve("auto") == "auto"
+    assert problem.resolve(kn.MAP()) == kn.MAP()
 
 
 def test_without_a_posterior_nothing_is_known_of_the_fit_and_with_one_it_speaks():
-    fitted = EstimatorSubject(MeanEstimator(), (X, Y)).fit("map", np.arange(10), seed=0, seconds=None)
+    fitted = EstimatorProblem(MeanEstimator(), (X, Y)).fit("map", np.arange(10), seed=0, seconds=None)
     assert fitted.diagnostics == Diagnostics()
     model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
     fitted.estimator.posterior_ = kn.ExactLinear().fit(model, (X.astype(np.float32), Y.astype(np.float32)))
@@ -69,13 +69,13 @@ def test_without_a_posterior_nothing_is_known_of_the_fit_and_with_one_it_speaks(
 
 
 def test_identity_notices_other_settings_and_other_data_but_not_what_the_comparison_sets():
-    first = EstimatorSubject(MeanEstimator(), (FRAME, Y)).identity()
-    same = EstimatorSubject(MeanEstimator(method="nuts", random_state=3, budget=9.0), (FRAME.copy(), Y)).identity()
+    first = EstimatorProblem(MeanEstimator(), (FRAME, Y)).identity()
+    same = EstimatorProblem(MeanEstimator(method="nuts", random_state=3, budget=9.0), (FRAME.copy(), Y)).identity()
     assert same == first
-    assert EstimatorSubject(MeanEstimator(shift=1.0), (FRAME, Y)).identity()["estimator"] != first["estimator"]
-    assert EstimatorSubject(MeanEstimator(), (FRAME, Y + 1)).identity()["data"] != first["data"]
+    assert EstimatorProblem(MeanEstimator(shift=1.0), (FRAME, Y)).identity()["estimator"] != first["estimator"]
+    assert EstimatorProblem(MeanEstimator(), (FRAME, Y + 1)).identity()["data"] != first["data"]
     renamed = FRAME.rename(columns={"a": "c"})
-    assert EstimatorSubject(MeanEstimator(), (renamed, Y)).identity()["data"] != first["data"]
+    assert EstimatorProblem(MeanEstimator(), (renamed, Y)).identity()["data"] != first["data"]
 
 
 def test_fingerprints_are_of_values_and_not_of_where_they_are():
@@ -94,7 +94,7 @@ def test_fingerprints_are_of_values_and_not_of_where_they_are():
 )
 def test_data_that_is_no_pair_of_rows_is_refused(estimator, data, error, words):
     with pytest.raises(error, match=words):
-        EstimatorSubject(estimator, data)
+        EstimatorProblem(estimator, data)
 
 
 def test_an_estimator_without_a_method_is_refused():
@@ -103,4 +103,4 @@ def test_an_estimator_without_a_method_is_refused():
             self.shift = shift
 
     with pytest.raises(InvalidType, match="Bare has no parameter 'method'"):
-        EstimatorSubject(Bare(), (X, Y))
+        EstimatorProblem(Bare(), (X, Y))

@@ -1,7 +1,6 @@
-"""What is compared on, seen through two interfaces.
+"""What methods are compared on: a model with its data, or an estimator with its table.
 
-A :class:`Subject` holds all rows and fits a method to some of them; a :class:`Fitted` predicts. There are two kinds: a
-model with its data, and an estimator with its table.
+A :class:`Problem` holds all rows and fits a method to some of them; a :class:`Fitted` predicts.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Fitted(ABC):
         """What the fit says about itself."""
 
 
-class Subject(ABC):
+class Problem(ABC):
     """All rows, and how a method is fitted to some of them.
 
     Attributes:
@@ -109,13 +108,13 @@ class FittedModel(Fitted):
         return self.posterior.diagnostics
 
 
-class ModelSubject(Subject):
+class ModelProblem(Problem):
     """A model and ``(x, y)``."""
 
     def __init__(self, model: Model, data: Any):
         checked = as_data(data, model)
         if checked.weights is not None:
-            raise Unsupported("data has weights on its rows, which a comparison does not heed. Leave them out.")
+            raise Unsupported("data has row weights, which a comparison does not support. Leave them out.")
         x, y = checked.tensors
         self.model, self.x, self.y, self.rows = model, x, y, len(x)
 
@@ -241,7 +240,7 @@ class FittedEstimator(Fitted):
         return self.estimator.posterior_.diagnostics if isinstance(self.estimator, KnowsPosterior) else Diagnostics()
 
 
-class EstimatorSubject(Subject):
+class EstimatorProblem(Problem):
     """An estimator and ``(X, y)``: arrays or data frames."""
 
     def __init__(self, estimator: DistributionEstimator, data: Any):

@@ -8,7 +8,7 @@ from scipy import stats
 
 from knowable.errors import DamagedArtifact, InvalidType
 from knowable.evaluation.evaluate import evaluate
-from knowable.report.quality import Outcomes
+from knowable.tabular.fit_report import Outcomes
 from tests.interfaces.cases import class_prediction, regression_prediction
 
 
