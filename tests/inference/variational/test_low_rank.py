@@ -72,7 +72,7 @@ def test_rank_comes_first_and_is_checked():
 def test_same_seed_same_directions():
     problem = LinearGaussian.make(n=20)
     first, second = (kn.LowRankVI(2, epochs=5).fit(problem.model(), problem.data, seed=4) for _ in range(2))
-    assert torch.equal(first.basis, second.basis) and torch.equal(first.stretch, second.stretch)
+    assert torch.equal(first.basis, second.basis) and torch.equal(first.basis_variance, second.basis_variance)
 
 
 # --- low rank family -------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.network.params import Layout
-from knowable.core.posterior.kronecker_normal import KroneckerBlock
 from knowable.inference.variational.matrix_normal import (
     MatrixFactor,
     MatrixNormalModule,

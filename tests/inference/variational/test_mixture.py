@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.model.data import as_data
-from knowable.core.model.prior import normal_log_prob
+from knowable.core.prediction.components import normal_log_prob
 from knowable.core.training.loop import train
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.mixture import ComponentsInTurn, ComponentsTogether, separation

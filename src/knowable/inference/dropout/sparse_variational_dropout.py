@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, select_names
-from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.normal import NormalPosterior, in_order
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_count
 from knowable.core.training.loop import TrainingResult
@@ -210,7 +211,7 @@ class SparseObjective(VariationalObjective):
 # --- The posterior of dropout by noise: independent normals, and what was seen of one of them during training --------
 
 
-class NoisyWeights(DiagonalNormal):
+class NoisyWeights(NormalPosterior):
     r"""Independent normals :math:`\mathcal{N}(\theta, \alpha \theta^2)` over the weights that have noise.
 
     Args:
@@ -224,6 +225,8 @@ class NoisyWeights(DiagonalNormal):
     """
 
     family = "noisy_weights"
+    loc: Params
+    scale: Params
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class NoisyWeights(DiagonalNormal):
         frames: Tensor | None = None,
         **common: Any,
     ):
-        super().__init__(model, loc, scale, **common)
+        super().__init__(model, IndependentNormal(in_order(model, loc), in_order(model, scale)), **common)
         self.watched, self.frames = watched, frames
 
     def sparsity(self) -> dict[str, float]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from knowable.core.model.low_rank import directions
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
-from knowable.core.posterior.low_rank_normal import LowRankNormal, directions
+from knowable.core.posterior.normal import LowRankNormal
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E

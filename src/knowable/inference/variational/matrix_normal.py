@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
-from knowable.core.posterior.kronecker_normal import KroneckerBlock, KroneckerNormal
+from knowable.core.posterior.normal import KroneckerNormal
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.prediction.targets import sum_over_event
 from knowable.errors import Unsupported
 from knowable.inference.variational.moment.algebra import Moments, quadrature
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.data import as_input
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
-from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.normal import NormalPosterior, in_order
 from knowable.core.posterior.predicting import bytes_per_row, check_result_fits
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
@@ -183,7 +184,7 @@ _MOST_OUTPUTS = 100  # of a row, whose covariances are given to the likelihood
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
 
 
-class MomentNormal(DiagonalNormal):
+class MomentNormal(NormalPosterior):
     r"""Independent normals over weights, whose predictions come from the moments of the network's outputs.
 
     Each row's outputs are treated as normal with these moments, which the likelihood turns into a prediction in closed
@@ -201,6 +202,8 @@ class MomentNormal(DiagonalNormal):
     """
 
     family = "moment_normal"
+    loc: Params
+    scale: Params
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class MomentNormal(DiagonalNormal):
         limit: int = LIMIT,
         **common: Any,
     ):
-        super().__init__(model, loc, scale, **common)
+        super().__init__(model, IndependentNormal(in_order(model, loc), in_order(model, scale)), **common)
         self.prediction = check_choice("prediction", prediction, PREDICTIONS)
         self.limit = check_count("limit", limit, at_least=0)
 
