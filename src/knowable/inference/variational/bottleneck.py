@@ -99,6 +99,10 @@ class InformationBottleneck(Trained, Method):
         check_count("draws", self.draws)
         check_number("initial_scale", self.initial_scale, above=0)
 
+    def _model_for_data(self, model: Model) -> Model:
+        """With a split layer, only the network with the code in it accepts inputs."""
+        return tapped(model, CodePlace.of(model, self.layer, self.scale))[0]
+
     def _fit(self, job: FitJob) -> RandomCode:
         """Minimise distortion and rate."""
         rows, seed = job.rows, job.seed
