@@ -40,7 +40,7 @@ class ExactLinear(Method):
     frozen features, a polynomial. The prior must be normal (or flat, where the data determine the weights by
     themselves). Cost: O(N D² + D³) time and O(D²) memory.
 
-    A noise or prior scale (``EmpiricalBayes``) that is to be learned is set to the maximum of the evidence times its own
+    A noise or prior scale (``EmpiricalBayes``) that is learned is set to the maximum of the evidence times its own
     prior: the posterior is exact given that value, and ``log_evidence`` is called an estimate.
 
     Args:

@@ -31,7 +31,7 @@ _LARGEST = 12.0  # logarithms of scales are searched between minus and plus this
 
 @dataclass(frozen=True)
 class Evidence:
-    """The log marginal likelihood log p(D) as a function of the noise and the prior's hyperparameters, at given weights.
+    """The log marginal likelihood log p(D) as a function of noise and prior hyperparameters, at given weights.
 
     Attributes:
         expansion: The weights, and the values of everything else where the curvature was computed.
