@@ -43,13 +43,7 @@ class Particles(Posterior):
         super().__init__(model, **common)
         self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
         count = number_of_draws(stack)
-        if log_weights is None:
-            log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
-        if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
-            raise InvalidArgument(
-                f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
-            )
-        self.log_weights = log_weights.log_softmax(0)
+        self.log_weights = normalised_log_weights(log_weights, count, model)
         self.buffer_stack = {name: value.detach() for name, value in (buffer_stack or {}).items()}
         if any(len(value) != count for value in self.buffer_stack.values()):
             raise InvalidArgument(f"buffer_stack must have a leading dimension of {count}, one entry for each atom.")
@@ -118,6 +112,17 @@ class Particles(Posterior):
     def __repr__(self) -> str:
         what = "point estimate" if len(self) == 1 else f"{len(self)} atoms"
         return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)
+
+
+def normalised_log_weights(log_weights: Tensor | None, count: int, model: Model) -> Tensor:
+    """Log weights ``(count,)`` that sum to one; equal ones if None are given."""
+    if log_weights is None:
+        log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
+    if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
+        raise InvalidArgument(
+            f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
+        )
+    return log_weights.log_softmax(0)
 
 
 def systematic_resample(weights: Tensor, n: int, *, generator: torch.Generator | None = None) -> Tensor:
