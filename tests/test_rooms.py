@@ -54,7 +54,7 @@ ROOMS = {
     "datasets": {"core"},
     "comparison": {"core", "evaluation", "report", "datasets", ROOT},  # methods by their names in the registry
     "decisions": {"core", "evaluation", "inference"},
-    "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", ROOT},
+    "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", "report", ROOT},
     "testing": {"core", "inference", "evaluation", "datasets", ROOT},
     "interfaces": None,  # anything
     ROOT: None,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.model.kronecker import KroneckerBlock, pack, unpack
-from knowable.core.network.params import Layout
+from knowable.core.model.kronecker import KroneckerBlock
+from knowable.core.network.params import Layout, pack, unpack
 from tests.core.cases import DTYPE, same_params
 
 NAMES, SHAPES = ("weight", "bias"), (torch.Size((3, 2, 2)), torch.Size((3,)))
