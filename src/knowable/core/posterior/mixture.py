@@ -11,7 +11,7 @@ from torch import Tensor
 
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, expand_params, with_prefix, without_prefix
-from knowable.core.posterior.particles import normalised_log_weights, systematic_resample
+from knowable.core.posterior.particles import normalised_log_weights, systematic_indices
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_posterior, describe_posterior
 from knowable.core.prediction.prediction import Prediction
@@ -113,7 +113,9 @@ class Mixture(Posterior):
         count = len(self)
         if count <= samples:
             return [samples // count + (k < samples % count) for k in range(count)], self.log_weights
-        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        chosen = systematic_indices(
+            self.weights, samples, torch.rand((), generator=generator_for(seed, "predict")).item()
+        )
         counts = torch.bincount(chosen, minlength=count)
         return counts.tolist(), (counts / samples).log().to(self.log_weights)
 

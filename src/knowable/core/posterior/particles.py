@@ -95,7 +95,9 @@ class Particles(Posterior):
         """Which atoms draws ``start`` to ``stop`` of a prediction are."""
         if len(self) <= samples:
             return torch.arange(start, stop, device=self.model.device)
-        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        chosen = systematic_indices(
+            self.weights, samples, torch.rand((), generator=generator_for(seed, "predict")).item()
+        )
         return chosen[start:stop].to(self.model.device)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -125,12 +127,12 @@ def normalised_log_weights(log_weights: Tensor | None, count: int, model: Model)
     return log_weights.log_softmax(0)
 
 
-def systematic_resample(weights: Tensor, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draw n indices, on the CPU, in proportion to ``weights``: n evenly spaced points through their cumulative sum.
+def systematic_indices(weights: Tensor, n: int, offset: float) -> Tensor:
+    """Systematic resampling (Kitagawa, 1996): n indices, in order and on the CPU, in proportion to ``weights``.
 
-    An index with a share w of the total is drawn floor(n w) or ceil(n w) times.
+    They are where n evenly spaced points, the first at ``offset`` / n, fall in the cumulative weights; an index with a
+    share w of the total is drawn floor(n w) or ceil(n w) times. ``offset`` is drawn uniformly from [0, 1).
     """
-    offset = torch.rand((), generator=generator, device="cpu" if generator is None else generator.device).item()
     points = (torch.arange(n, dtype=torch.float64) + offset) / n
     total = weights.double().cpu().cumsum(0)
     return torch.searchsorted(total / total[-1], points).clamp_max(len(weights) - 1)
