@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowable.inference.laplace.weight_uses import second_moment
+from knowable.inference.laplace.curvature import second_moment
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (2, 5, 3), (4, 1, 6), (2, 3, 9, 2), (11, 1, 300), (9, 1_100), (2, 3, 260)])

@@ -191,7 +191,7 @@ class Narrow(Plain):
     """One that brings a prior with it."""
 
     def target(self, model):
-        return model.believing({"weight": kn.Normal(1e-3)}, random=["weight"])
+        return model.with_priors({"weight": kn.Normal(1e-3)}, random=["weight"])
 
 
 def test_the_bound_is_that_of_the_methods_own_target_and_the_start_that_of_the_users_model(seed, monkeypatch):

@@ -156,7 +156,7 @@ class PriorByName(JointPrior):
                 self._glob_of[name] = glob
                 return
         raise InvalidArgument(
-            f"prior gives nothing for parameter {name!r}: add a glob that matches it, or '*' for all the others."
+            f"prior has no entry for parameter {name!r}: add a glob that matches it, or '*' for all other parameters."
         )
 
     def _make_hyperparams(self, params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""A mixture of posteriors of the same model: an ensemble whose members know what they do not know."""
+"""A mixture of posteriors of the same model, such as an ensemble of Laplace or variational fits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from knowable.errors import InvalidArgument
 class Mixture(Posterior):
     r"""Several posteriors with weights: :math:`q(\theta) = \sum_k w_k\, q_k(\theta)`.
 
-    A draw comes from a member that is drawn first. A prediction asks every member, in the member's own way and with its
-    own buffers, and mixes what they say.
+    A draw first chooses a member by its weight, then draws from it. A prediction is the mixture of the members'
+    predictions, each made in the member's own way and with its own buffers.
 
     Args:
         model: The model.
@@ -67,7 +67,7 @@ class Mixture(Posterior):
         return drawn
 
     def _draws_of(self, member: Posterior, n: int, generator: torch.Generator | None) -> Params:
-        """Draws of what the mixture holds as random; a member may hold some of it as points."""
+        """Draws of the mixture's random parameters, some of which may be point estimates in the member."""
         draws = {**expand_params(member.points, n), **member._sample_random(n, generator)}
         return {name: draws[name] for name in self._random_names}
 
@@ -112,7 +112,8 @@ class Mixture(Posterior):
     def _shares(self, samples: int, seed: int) -> tuple[list[int], Tensor]:
         """How many of the draws each member makes, and the members' log weights in the prediction.
 
-        All members are asked, equally often; where there are more members than draws, some are, by their weights.
+        All members make the same number of draws; where there are more members than draws, members are resampled by
+        their weights.
         """
         count = len(self)
         if count <= samples:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
-from knowable.core.model.kronecker import pack
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.jacobian import BatchJacobian
+from knowable.core.network.params import Layout, Params, pack
+from knowable.core.network.weight_uses import WeightUse
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument
-from knowable.inference.laplace.expansion import Expansion, Rows
+from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.hessian import hessian
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.inference.laplace.weight_uses import Use, second_moment
 
 
 class Curvature(ABC):
@@ -38,7 +38,7 @@ class Curvature(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, expansion: Expansion, *, rank: int) -> Curvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int) -> Curvature:
         """Go through the data once (or a few times)."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Curvature(ABC):
         """P⁻¹ v for a vector over the weights ``(D,)``."""
 
     @abstractmethod
-    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
+    def posterior(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
         """The normal distribution with precision P around the expansion's weights."""
 
 
@@ -77,7 +77,7 @@ class FullCurvature(Curvature):
         self.matrices, self.notes = matrices, notes
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int = 0) -> FullCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> FullCurvature:
         """Sums of outer products of the rows' gradients."""
         if expansion.kind == "hessian":
             return cls(*_hessian(expansion))
@@ -108,7 +108,7 @@ class FullCurvature(Curvature):
         return factor
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
@@ -124,9 +124,9 @@ class _Sums:
     takes far fewer products than gradients in the whole layer do. These are kept output by output, the lower half.
     """
 
-    def __init__(self, expansion: Expansion):
+    def __init__(self, expansion: ExpansionPoint):
         self.expansion, size = expansion, expansion.layout.size
-        self.layer = expansion.anatomy.layers[0] if expansion.anatomy.is_one_layer else None
+        self.layer = expansion.layers.only
         self.sums = torch.zeros((expansion.groups, size, size), dtype=torch.float64, device=expansion.model.device)
         self.by_output = False
 
@@ -136,10 +136,10 @@ class _Sums:
         positions = 1 if self.layer is None else self.layer.positions
         return 4 * positions * self.expansion.layout.size * self.expansion.model.dtype.itemsize
 
-    def add(self, rows: Rows, y: Tensor, number: int) -> None:
+    def add(self, rows: BatchJacobian, y: Tensor, number: int) -> None:
         """Take a batch."""
         for group, information in enumerate(self.expansion.informations(rows.output, y)):
-            head = None if self.layer is None else rows.head(0, information)
+            head = None if self.layer is None else head_use(rows, self.layer, information)
             if head is not None:
                 self._add_head(rows, head, group, information)
                 continue
@@ -147,14 +147,16 @@ class _Sums:
                 flat = rows.flat(columns, self.expansion.layout).flatten(0, 1)
                 self.sums[group] += second_moment(flat)
 
-    def _add_head(self, rows: Rows, head: Use, group: int, information: OutputInformation) -> None:
+    def _add_head(self, rows: BatchJacobian, head: WeightUse, group: int, information: OutputInformation) -> None:
         self.by_output = True
         a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
         width, like = a.shape[1], information.diagonal()
         for number in range(head.output.shape[head.feature_dim]):
             unit = torch.zeros_like(like)
             unit.select(head.feature_dim, number).fill_(1.0)
-            column = rows.in_place(0, head.in_front(information.times(unit))).flatten(0, 1)  # (rows and positions, out)
+            column = rows.at_rows(self.layer, head.in_front(information.times(unit))).flatten(
+                0, 1
+            )  # (rows and positions, out)
             weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)
             here = slice(number * width, (number + 1) * width)
             self.sums[group, here, : here.stop] += a.T @ weighted.flatten(1)
@@ -172,7 +174,7 @@ class _Sums:
         return sums[:, order][:, :, order]
 
 
-def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:
+def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
     """Second derivatives of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
     model, layout = expansion.model, expansion.layout
 
@@ -224,7 +226,7 @@ class PriorPrecision:
         return self.flat.diag() if self.joint is None else self.joint.dense(self.layout)[1].double()
 
 
-def prior_precision(expansion: Expansion, settings: Params | None = None) -> PriorPrecision:
+def prior_precision(expansion: ExpansionPoint, settings: Params | None = None) -> PriorPrecision:
     """The prior's precision at the expansion's weights; ``settings`` may hold other values of its hyperparameters."""
     params = {**expansion.params, **(settings or {})}
     layout, prior = expansion.layout, conditional_prior(expansion)
@@ -244,7 +246,7 @@ def prior_precision(expansion: Expansion, settings: Params | None = None) -> Pri
     return PriorPrecision(layout, found, None, tuple(notes))
 
 
-def conditional_prior(expansion: Expansion):
+def conditional_prior(expansion: ExpansionPoint):
     """The model's prior, given the likelihood's parameters where it ties them to the weights."""
     prior = expansion.model.prior
     if not (isinstance(prior, PosteriorPrior) and prior.correlated):
@@ -264,3 +266,35 @@ def touching_precision(prior: Prior, value: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(prior.log_prob(place).sum(), place, create_graph=True)
     tiny = torch.finfo(value.dtype).tiny ** 0.5
     return (-slope / torch.where(value.abs() > tiny, value, torch.full_like(value, tiny))).clamp_min(0.0)
+
+
+# --- Second moments -----------------------------------------------------------------------------------------------
+
+_NARROWEST_BLOCK = 128  # products of thinner matrices are slow
+_MOST_BLOCKS = 8
+
+
+def second_moment(values: Tensor) -> Tensor:
+    r"""The sum of :math:`v v^\top` over vectors v that are ``values[..., :]``: ``(n, n)``.
+
+    Args:
+        values: ``(..., n)``; with three dimensions or more, the one before the last holds positions.
+    """
+    count = values.shape[-1]
+    if values.dim() > 2 and values.shape[-2] > count:  # positions: many small matrices, none of which is copied
+        return (values.mT @ values).flatten(0, -3).sum(0)
+    in_order = values.stride(-1) == 1  # otherwise features come first in memory, as convolutions have them
+    return _gram(values.reshape(-1, count).T if in_order else values.movedim(-1, 0).reshape(count, -1))
+
+
+def _gram(wide: Tensor) -> Tensor:
+    """``wide`` ``(n, vectors)`` times its transpose, of which only blocks on and below the diagonal are computed."""
+    count = len(wide)
+    found = wide.new_empty((count, count))
+    start = 0
+    for rows in wide.tensor_split(min(_MOST_BLOCKS, max(1, count // _NARROWEST_BLOCK))):
+        stop = start + len(rows)
+        torch.mm(rows, wide[:stop].T, out=found[start:stop, :stop])
+        found[:start, start:stop] = found[start:stop, :start].T
+        start = stop
+    return found

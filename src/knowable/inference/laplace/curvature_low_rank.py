@@ -9,12 +9,12 @@ from torch import Tensor
 
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.output_information import OutputInformation
+from knowable.core.network.jacobian import jacobian_vector_products, vector_jacobian_product
 from knowable.core.network.params import Params
 from knowable.core.support.randomness import generator_for
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.inference.laplace.tangents import pulled_back, pushed_forward
 
 _EXTRA = 10  # directions more than asked for, which make the others precise
 _PASSES = 3  # over the data: each makes the leading directions stand out more
@@ -32,7 +32,7 @@ class LowRankCurvature(Curvature):
         self.factors = factors
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int) -> LowRankCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int) -> LowRankCurvature:
         """By a randomised Nyström approximation."""
         return cls(torch.stack([_leading(expansion, group, rank) for group in range(expansion.groups)]))
 
@@ -64,7 +64,7 @@ class LowRankCurvature(Curvature):
         return first - scaled @ torch.linalg.solve(inner, factor.T @ first)
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
         """The prior's diagonal, and the leading directions."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
@@ -75,7 +75,7 @@ class LowRankCurvature(Curvature):
         return LaplacePosterior(expansion.model, normal, **common)
 
 
-def _leading(expansion: Expansion, group: int, rank: int) -> Tensor:
+def _leading(expansion: ExpansionPoint, group: int, rank: int) -> Tensor:
     r"""F with :math:`F F^\top` the best approximation of H from the span of a few products with it.
 
     .. math:: H \approx Y (\Omega^\top Y)^{-1} Y^\top, \qquad Y = H \Omega
@@ -102,7 +102,7 @@ def _leading(expansion: Expansion, group: int, rank: int) -> Tensor:
     return found
 
 
-def _times(expansion: Expansion, group: int, directions: Tensor) -> Tensor:
+def _times(expansion: ExpansionPoint, group: int, directions: Tensor) -> Tensor:
     """H times some directions ``(D, k)``: Σ over rows of Jᵀ Λ J v."""
     layout, total = expansion.layout, torch.zeros_like(directions)
     vectorise = layout.size < _VECTORISE_BELOW
@@ -116,8 +116,8 @@ def _times(expansion: Expansion, group: int, directions: Tensor) -> Tensor:
 
         with torch.no_grad():
             output = outputs(at)
-            pushed = pushed_forward(outputs, at, stack, vectorise=vectorise)  # (k, rows, ...)
+            pushed = jacobian_vector_products(outputs, at, stack, vectorise=vectorise)  # (k, rows, ...)
         information: OutputInformation = expansion.informations(output, y)[group]
         for k, each in enumerate(pushed):
-            total[:, k] += layout.flatten(pulled_back(outputs, at, information.times(each))).double()
+            total[:, k] += layout.flatten(vector_jacobian_product(outputs, at, information.times(each))).double()
     return total

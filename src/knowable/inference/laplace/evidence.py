@@ -22,7 +22,7 @@ from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, conditional_prior, prior_precision
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.point.point import PointObjective
 
 _WIDEST = 12.0  # logarithms of scales are searched between minus and plus this
@@ -37,7 +37,7 @@ class Evidence:
         curvature: The curvature there.
     """
 
-    expansion: Expansion
+    expansion: ExpansionPoint
     curvature: Curvature
 
     def __call__(self, settings: Params) -> Tensor:
@@ -61,7 +61,7 @@ class Evidence:
     def log_likelihood(self, settings: Params) -> Tensor:
         """Log p(D | θ) at the weights."""
         if not any(name.startswith("likelihood.") for name in settings):
-            return self.expansion.slope[0]
+            return self.expansion.log_likelihood()[0]
         return self._score(self._outputs, settings)
 
     @cached_property
@@ -135,7 +135,7 @@ class Evidence:
         return total
 
 
-def _outputs_of(expansion: Expansion) -> Iterable[tuple[Tensor, Tensor]]:
+def _outputs_of(expansion: ExpansionPoint) -> Iterable[tuple[Tensor, Tensor]]:
     """The network's outputs with their targets, in double precision."""
     for x, y in expansion.data:
         with torch.no_grad():
@@ -143,7 +143,7 @@ def _outputs_of(expansion: Expansion) -> Iterable[tuple[Tensor, Tensor]]:
         yield output.double(), y.double() if y.is_floating_point() else y
 
 
-def likeliest(expansion: Expansion, names: list[str]) -> Params:
+def likeliest(expansion: ExpansionPoint, names: list[str]) -> Params:
     """The likelihood's own parameters where they are most probable, the weights held."""
     model, outputs = expansion.model, list(_outputs_of(expansion))
     free = {name: expansion.params[name].double().clone().requires_grad_() for name in names}

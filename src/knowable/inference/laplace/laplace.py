@@ -26,7 +26,7 @@ from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
 from knowable.inference.laplace.evidence import Evidence, TuningObjective, likeliest
-from knowable.inference.laplace.expansion import CURVATURES, Expansion, random_weights
+from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.newton import log_joint_and_gradient, polished
 from knowable.inference.laplace.posteriors import PREDICTIONS
 from knowable.inference.point.point import PointObjective, fit_point
@@ -196,7 +196,7 @@ class Laplace(Trained, Method):
         )  # fmt: skip
         return posterior
 
-    def _settled(self, expansion: Expansion, polish: int) -> tuple[Evidence, Params]:
+    def _settled(self, expansion: ExpansionPoint, polish: int) -> tuple[Evidence, Params]:
         """Newton steps and tuning in turn until neither moves; one round where there are no Newton steps."""
         names = [] if self.tune == "never" else self._open_scales(expansion.model)
         for number in range(_ROUNDS):
@@ -209,8 +209,8 @@ class Laplace(Trained, Method):
             expansion = expansion.at(_cast(settings, expansion.params))
         return evidence, settings
 
-    def _expansion(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> Expansion:
-        return Expansion(model, rows, params, buffers, self.curvature, self.max_columns, seed)
+    def _expansion(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> ExpansionPoint:
+        return ExpansionPoint(model, rows, params, buffers, self.curvature, self.max_columns, seed)
 
     def _open_scales(self, model: Model) -> list[str]:
         """What the evidence chooses: the prior's hyperparameters, and the noise if the curvature scales with it."""
@@ -235,9 +235,9 @@ class Laplace(Trained, Method):
                 f"random, or raise it."
             )
 
-    def _notes(self, expansion: Expansion) -> tuple[str, ...]:
+    def _notes(self, expansion: ExpansionPoint) -> tuple[str, ...]:
         notes = []
-        if expansion.probes:
+        if expansion.has_random_columns:
             notes.append(
                 f"The network has more outputs than max_columns={self.max_columns}: random combinations of them."
             )

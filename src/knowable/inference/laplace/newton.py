@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from knowable.inference.laplace.curvature import FullCurvature, prior_precision
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 
 _SHORTEST = 1e-3  # of a step
 _LEAST = 0.2  # of what the slope promises
 
 
-def polished(expansion: Expansion, most: int) -> Expansion:
+def polished(expansion: ExpansionPoint, most: int) -> ExpansionPoint:
     """Up to ``most`` damped steps uphill, the last of which is one that promises next to nothing.
 
     A step is to the top of the parabola: with the generalised Gauss-Newton curvature it is that of Levenberg and
@@ -39,7 +39,7 @@ def polished(expansion: Expansion, most: int) -> Expansion:
     return expansion
 
 
-def _search(expansion: Expansion, value: Tensor, step: Tensor, slope: Tensor) -> Expansion | None:
+def _search(expansion: ExpansionPoint, value: Tensor, step: Tensor, slope: Tensor) -> ExpansionPoint | None:
     """The longest of the step, its half, its quarter, ... that gains a good part of what it should."""
     layout = expansion.layout
     flat = layout.flatten(expansion.params)
@@ -53,7 +53,7 @@ def _search(expansion: Expansion, value: Tensor, step: Tensor, slope: Tensor) ->
     return None
 
 
-def log_joint(expansion: Expansion) -> Tensor:
+def log_joint(expansion: ExpansionPoint) -> Tensor:
     """Log p(D, θ) of all rows, in double precision."""
     model, params, buffers = expansion.model, expansion.params, expansion.buffers
     with torch.no_grad():
@@ -61,9 +61,9 @@ def log_joint(expansion: Expansion) -> Tensor:
         return torch.cat(parts).double().sum() + model.log_prior(params)
 
 
-def log_joint_and_gradient(expansion: Expansion) -> tuple[Tensor, Tensor]:
+def log_joint_and_gradient(expansion: ExpansionPoint) -> tuple[Tensor, Tensor]:
     """Log p(D, θ) of all rows and its gradient in the random weights, ``(D,)``, in double precision."""
-    value, gradient = expansion.slope
+    value, gradient = expansion.log_likelihood()
     with torch.enable_grad():
         flat = expansion.layout.flatten(expansion.params).detach().requires_grad_()
         prior = expansion.model.log_prior({**expansion.params, **expansion.layout.views(flat)})
