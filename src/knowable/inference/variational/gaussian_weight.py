@@ -268,7 +268,7 @@ def _signs(like: Tensor, channel: int) -> Tensor:
     return torch.randint(0, 2, shape, dtype=torch.int8, device=like.device).to(like.dtype).mul_(2).sub_(1)
 
 
-# --- Local reparameterisation of a convolution: two convolutions, and as little as possible around them --------------
+# --- local reparameterisation of a convolution -----------------------------------------------------------------------
 
 _convolution: Any = torch.ops.aten.convolution
 _convolution_backward: Any = torch.ops.aten.convolution_backward
