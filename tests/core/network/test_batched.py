@@ -57,7 +57,7 @@ def test_a_matrix_that_cannot_be_factorised_is_no_refusal():
 
 def test_an_operation_that_vmap_would_loop_over_counts_as_refused():
     lstm = torch.nn.LSTM(2, 2, batch_first=True)  # torch has no batching rule for it
-    with no_hidden_loops(), pytest.raises(RuntimeError, match="[Bb]atching rule|vmap"), torch.no_grad():
+    with no_hidden_loops(), pytest.raises(RuntimeError, match=r"[Bb]atching rule|vmap"), torch.no_grad():
         vmap(lambda x: lstm(x)[0])(torch.ones(2, 1, 3, 2))
 
 

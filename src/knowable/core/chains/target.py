@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.recorder import BatchedGradient
+from knowable.core.compiling.recorder import BatchedGradient, Recorded
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
@@ -39,11 +39,11 @@ class Target(ABC):
         temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
         gradients: How many gradients were taken so far, each chain's counted.
         time: Of the block of transitions under way; None where it may take its time.
-        fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
+        step_graphs: Compiled steps of kernels, by the step's function, kept for their next block of transitions.
     """
 
     def __init__(self, layout: Layout, temperature: float = 1.0):
-        self.fused: dict[Any, Any] = {}
+        self.step_graphs: dict[Any, Recorded] = {}
         self.layout = layout
         self.temperature: float | Tensor = temperature
         self.gradients = 0
@@ -129,7 +129,7 @@ class DensityTarget(Target):
         return (self._recorded, ()) if self._fuses else None
 
     def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._function.to_be_recorded("gradient", position)
+        value, gradient = self._function.operations("gradient", position)
         return value / self.temperature, gradient / self.temperature
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ class ModelTarget(Target):
         return (self._recorded, (x, y)) if self._fuses else None
 
     def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._joint.to_be_recorded("gradient", position, x, y)
+        value, gradient = self._joint.operations("gradient", position, x, y)
         scale = self.size / len(x)
         value, gradient = value * scale, gradient * scale
         if self._prior is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -113,3 +114,20 @@ class Objective(nn.Module, ABC):
         It reads the learning rate from the optimiser and keeps the optimiser's state up to date.
         """
         return None
+
+
+def loss_with_gradients(loss: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """``loss`` for ``backward()``, where the gradient in each parameter is already known."""
+    return _KnownGradients.apply(loss, *gradients, *params)
+
+
+class _KnownGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *gradients_and_params: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients_and_params[: len(gradients_and_params) // 2])
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.saved_tensors
+        return None, *(None for _ in gradients), *(slopes[0] * each for each in gradients)

@@ -19,7 +19,7 @@ from knowable.core.support.memory import keep_free_memory
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.time_limit import Pace
-from knowable.core.training.compiled_objective import RecordedObjective, may_be_recorded
+from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
@@ -63,8 +63,8 @@ class TrainingRun:
             cycles=self.settings.cycles,
         )  # fmt: skip
         self.pace = Pace.within_limit()
-        compiled = self.engine.mode == "compiled" and may_be_recorded(self.objective)
-        self._loss = RecordedObjective(self.objective) if compiled else self.objective
+        compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
+        self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         self.good = self._snapshot()

@@ -39,7 +39,7 @@ class BatchTarget(Target):
 
     def __init__(self, target: ModelTarget):
         super().__init__(target.layout)
-        self.target, self.fused = target, target.fused
+        self.target, self.step_graphs = target, target.step_graphs
         self.batch: Batch | None = None
 
     @property

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from knowable.core.compiling.recorder import Recorded, refused_by_vmap, unchecked_distributions
-from knowable.core.network.network import no_hidden_loops
+from knowable.core.compiling.recorder import Recorded, unchecked_distributions
+from knowable.core.network.batched import batched, no_hidden_loops
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import fast_randn
 from knowable.core.training.objective import Objective
@@ -172,13 +172,9 @@ class ComponentsTogether(Objective):
 
     def vectorises(self, x: Tensor, y: Tensor) -> bool:
         """Whether ``vmap`` takes the network and its priors: tried on two rows."""
-        try:
-            self.losses_and_gradients(*self._inputs(x[:2], y[:2]))
-        except RuntimeError as error:
-            if not refused_by_vmap(error):
-                raise
-            return False
-        return True
+        trial = batched(self.losses_and_gradients, lambda *_: None)  # an error of the network's own comes again in turn
+        trial(*self._inputs(x[:2], y[:2]))
+        return not trial.refused
 
     # --- losses and gradients ----------------------------------------------------------------------------------------
 
