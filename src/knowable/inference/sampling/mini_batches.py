@@ -49,7 +49,7 @@ class BatchTarget(Target):
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the log densities ``(C,)`` of all rows and of their gradients ``(C, D)``."""
-        return self.target.batch_value_and_grad(position, *self._rows)
+        return self.target.value_and_grad(position, self._rows)
 
     def count(self, chains: int, gradients: int) -> None:
         """Take note of gradients that were taken within a fused step."""
@@ -61,7 +61,7 @@ class BatchTarget(Target):
 
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`~knowable.core.chains.target.Target`; the rows are the constants."""
-        return self.target.recordable_batch(*self._rows)
+        return self.target.recordable(chains, self._rows)
 
     @property
     def _rows(self) -> Batch:
