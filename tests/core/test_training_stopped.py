@@ -25,7 +25,10 @@ def test_a_keyboard_interrupt_returns_the_last_good_state_with_a_warning(generat
     whole = Quadratic()
     run_quietly(whole, data, settings_of(epochs=50, batch_size=5))  # 200 steps; the interrupted run would have 500
     objective = Quadratic(fail_at={250: KeyboardInterrupt()})
-    with pytest.warns(kn.Interrupted, match=r"stopped from the keyboard at step 200; this is what it had learned"):
+    with pytest.warns(
+        kn.Interrupted,
+        match=r"stopped from the keyboard at step 200; the posterior is that of the last complete record",
+    ):
         result = train(objective, data, settings_of(epochs=125, batch_size=5))
     assert result.interrupted
     assert result.converged is False

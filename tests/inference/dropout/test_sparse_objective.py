@@ -40,4 +40,4 @@ def test_frames_are_kept_of_one_weight_alone():
     assert frames is not None and frames.shape == (1, 2, 1, 4)
     unwatched = build()
     unwatched.end_of_epoch()
-    assert unwatched.album == [] and unwatched.frames() is None
+    assert unwatched.snapshots == [] and unwatched.frames() is None

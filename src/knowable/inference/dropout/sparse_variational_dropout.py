@@ -147,11 +147,11 @@ class SparseObjective(FlatNormalObjective):
         if self.watch is not None:
             loc = self.layout.views(self.q.detach()[0])[self.watch]
             log_alpha = self.layout.views(self.log_alpha())[self.watch]
-            self.album.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
+            self.snapshots.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
 
     def frames(self) -> Tensor | None:
         """All frames, ``(epochs, 2, *shape)``: means and log alphas."""
-        return torch.stack(self.album) if self.album else None
+        return torch.stack(self.snapshots) if self.snapshots else None
 
 
 # --- The posterior of dropout by noise: independent normals, and what was seen of one of them during training --------
