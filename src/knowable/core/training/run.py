@@ -88,7 +88,7 @@ class TrainingRun:
                     return
             if self.step == first:
                 raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
-            if self.batch < self.per_epoch:  # a loader that gave fewer batches than it said
+            if self.batch < self.per_epoch:  # a loader with fewer batches than its length
                 self.objective.end_of_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
 
