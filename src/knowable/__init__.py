@@ -25,10 +25,8 @@ from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.gates import Gates, gated
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.posterior.kronecker_normal import KroneckerNormal
-from knowable.core.posterior.low_rank_normal import LowRankNormal
 from knowable.core.posterior.mixture import Mixture
-from knowable.core.posterior.normal import DiagonalNormal, FullNormal
+from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.product import ProductPosterior

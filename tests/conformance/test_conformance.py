@@ -101,7 +101,7 @@ def _short_training_before_chains(monkeypatch):
 @pytest.fixture(autouse=True)
 def _few_passes_for_the_bound(monkeypatch):
     """The bound at the end of a variational fit is averaged over some ten draws of the weights, not hundreds."""
-    monkeypatch.setattr("knowable.inference.variational.method._BOUND_ROWS", 400)
+    monkeypatch.setattr("knowable.inference.variational.method._ELBO_ROWS", 400)
 
 
 def test_every_registered_method_is_here():

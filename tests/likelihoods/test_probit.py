@@ -94,3 +94,19 @@ def test_other_likelihoods_mix_the_draws():
     expected = kn.StudentT().predict(outputs.draws, stack, outputs.log_weights)
     y = torch.randn(4, 1, dtype=DTYPE)
     torch.testing.assert_close(found.log_prob(y), expected.log_prob(y))
+
+
+@pytest.mark.parametrize("likelihood", [kn.Bernoulli(), kn.Categorical()])
+def test_a_mixture_averages_the_closed_forms_of_its_parts(likelihood):
+    parts = [likelihood.predict_normal(outputs_of(torch.randn(4, 3, dtype=DTYPE), draws=10), {}) for _ in range(2)]
+    weights = torch.tensor([0.3, 0.7], dtype=DTYPE)
+    mixed = type(parts[0]).joined(parts, weights.log())
+    torch.testing.assert_close(mixed.probs, 0.3 * parts[0].probs + 0.7 * parts[1].probs)
+    assert mixed.samples.shape[0] == 20
+
+
+def test_an_ensemble_of_laplace_fits_predicts_labels():
+    x = torch.randn(20, 2)
+    model = kn.Model(torch.nn.Linear(2, 3), kn.Categorical())
+    posterior = kn.EnsembleOf(kn.Laplace(epochs=5), 2).fit(model, (x, torch.arange(20) % 3))
+    torch.testing.assert_close(posterior.predict(x).probs.sum(1), torch.ones(20))

@@ -6,7 +6,7 @@ import torch
 from scipy import integrate, stats
 
 from knowable.errors import Unsupported
-from knowable.inference.variational.divergence import NormalStretch
+from knowable.inference.variational.divergence import LogUniformSegment, NormalSegment
 from knowable.priors import LogUniform
 from knowable.priors.log_uniform import divergence_at
 
@@ -68,7 +68,7 @@ def test_it_cannot_be_sampled():
         LogUniform().sample((2,), like=torch.zeros(1))
 
 
-# --- the gradient, and the stretch that has it written by hand ------------------------------------------------------
+# --- the gradient, and the segment that has it written by hand ------------------------------------------------------
 
 
 def _slope(log_alpha: float) -> float:
@@ -97,33 +97,33 @@ def _buffer(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return loc, 3.0 * torch.randn(40, generator=generator, dtype=torch.float64)
 
 
-def test_stretch_has_the_value_and_gradient_of_autograd(generator):
+def test_segment_has_the_value_and_gradient_of_autograd(generator):
     loc, log_scale = (each.requires_grad_() for each in _buffer(generator))
-    stretch = LogUniform().stretch(2, 35)
+    segment = LogUniformSegment(2, 35)
     expected = LogUniform().kl_from_normal(loc[2:35], log_scale[2:35].exp())
     by_autograd = torch.stack(torch.autograd.grad(1.7 * expected, (loc, log_scale)))
     at = loc.detach(), log_scale.detach(), log_scale.detach().exp()
-    value, slopes = stretch.value_and_slopes(*at)
+    value, slopes = segment.value_and_slopes(*at)
     assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert stretch.value(*at).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert segment.value(*at).item() == pytest.approx(expected.item(), rel=1e-12)
     for kept in (slopes, None):
         found = torch.zeros(2, 40, dtype=torch.float64)
-        stretch.write_gradient(found, at[0], at[2], 1.7, kept)
+        segment.write_gradient(found, at[0], at[2], 1.7, kept)
         torch.testing.assert_close(found, by_autograd, rtol=1e-10, atol=1e-14)
 
 
-def test_stretch_is_finite_where_signal_or_noise_vanish_in_float32():
+def test_segment_is_finite_where_signal_or_noise_vanish_in_float32():
     loc = torch.tensor([0.0, 1e-30, 1.0, 1e15])
     log_scale = torch.tensor([0.0, 1.0, -40.0, -60.0])
-    stretch, gradient = LogUniform().stretch(0, 4), torch.empty(2, 4)
-    value, slopes = stretch.value_and_slopes(loc, log_scale, log_scale.exp())
-    stretch.write_gradient(gradient, loc, log_scale.exp(), 1.0, slopes)
+    segment, gradient = LogUniformSegment(0, 4), torch.empty(2, 4)
+    value, slopes = segment.value_and_slopes(loc, log_scale, log_scale.exp())
+    segment.write_gradient(gradient, loc, log_scale.exp(), 1.0, slopes)
     assert torch.isfinite(value) and torch.isfinite(gradient).all()
     torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0, 1.0, 1e-15], [0.0, 0.0, -1.0, -1.0]]))
 
 
-def test_stretches_of_neighbours_are_joined():
-    first, second = LogUniform().stretch(0, 4), LogUniform().stretch(4, 9)
-    assert first.joined(second) == LogUniform().stretch(0, 9)
-    assert first.joined(NormalStretch(4, 9, 0.0, 1.0, 1.0)) is None
-    assert NormalStretch(0, 4, 0.0, 1.0, 1.0).joined(second) is None
+def test_segmentes_of_neighbours_are_joined():
+    first, second = LogUniformSegment(0, 4), LogUniformSegment(4, 9)
+    assert first.joined(second) == LogUniformSegment(0, 9)
+    assert first.joined(NormalSegment(4, 9, 0.0, 1.0, 1.0)) is None
+    assert NormalSegment(0, 4, 0.0, 1.0, 1.0).joined(second) is None

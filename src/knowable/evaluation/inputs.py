@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import align_target, check_finite_target
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.prediction.targets import align_target, check_finite_target
 from knowable.errors import InvalidData, InvalidType
 
 Array = Tensor | np.ndarray | Sequence[Any]

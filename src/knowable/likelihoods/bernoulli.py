@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.output_information import DiagonalInformation
 from knowable.core.network.params import Params
 from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights, log_mixed
+from knowable.core.prediction.targets import as_numbers, refuse_where, sum_over_event
 from knowable.core.support.checks import check_count, check_generator
-from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Bernoulli(Likelihood):
         """A mixture of K Bernoulli distributions for each output."""
         return BernoulliPrediction(outputs, log_weights)
 
-    def predict_normal(self, outputs: NormalOutputs, params: Params) -> ProbitBernoulli:
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> BernoulliPrediction:
         """The probit approximation of the averaged probabilities."""
-        return ProbitBernoulli(outputs.draws, outputs.log_weights, moderated(outputs.mean, outputs.variance))
+        return BernoulliPrediction(outputs.draws, outputs.log_weights, moderated(outputs.mean, outputs.variance))
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
         """Probability of a 1 times that of a 0."""
@@ -53,14 +53,17 @@ class BernoulliPrediction(ClassPrediction):
     Attributes:
         logits: The draws' logits, ``(K, batch, ...)``.
         log_weights: Normalised log weights of the draws, ``(K,)``.
+        mean_logits: Logits of the averaged probabilities, ``(batch, ...)``, where they are known in closed form. The
+            outcomes of a row are then taken to be independent, and the draws only split the uncertainty.
     """
 
-    def __init__(self, logits: Tensor, log_weights: Tensor):
-        self.logits = logits
-        self.log_weights = log_weights
+    def __init__(self, logits: Tensor, log_weights: Tensor, mean_logits: Tensor | None = None):
+        self.logits, self.log_weights, self.mean_logits = logits, log_weights, mean_logits
         self.samples = logits.sigmoid()
-        self._log_mean_one = self._log_mix(F.logsigmoid(logits))
-        self._log_mean_zero = self._log_mix(F.logsigmoid(-logits))
+        if mean_logits is None:
+            self._log_mean_one, self._log_mean_zero = (self._log_mix(F.logsigmoid(s * logits)) for s in (1.0, -1.0))
+        else:
+            self._log_mean_one, self._log_mean_zero = F.logsigmoid(mean_logits), F.logsigmoid(-mean_logits)
 
     @property
     def probs(self) -> Tensor:
@@ -85,12 +88,18 @@ class BernoulliPrediction(ClassPrediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Joint log probability of each row's outcomes, ``(batch,)``."""
         y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
+        if self.mean_logits is not None:
+            return sum_over_event(bernoulli_log_prob(y, self.mean_logits))
         return self._log_mix(sum_over_event(bernoulli_log_prob(y, self.logits), batch_dims=2))
 
     @classmethod
     def joined(cls, parts: Sequence[BernoulliPrediction], log_weights: Tensor) -> BernoulliPrediction:
         """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
-        return cls(torch.cat([part.logits for part in parts]), joined_log_weights(parts, log_weights))
+        mean_logits = None
+        if all(part.mean_logits is not None for part in parts):
+            ones, zeros = ([part._log_mean_one for part in parts], [part._log_mean_zero for part in parts])
+            mean_logits = log_mixed(ones, log_weights) - log_mixed(zeros, log_weights)
+        return cls(torch.cat([part.logits for part in parts]), joined_log_weights(parts, log_weights), mean_logits)
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes 0 or 1, ``(n, batch, ...)``; all outcomes of one row come from the same posterior draw."""
@@ -100,24 +109,6 @@ class BernoulliPrediction(ClassPrediction):
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
         probs = self.samples[index, torch.arange(rows, device=index.device).repeat(n)]  # (n rows, ...)
         return torch.bernoulli(probs, generator=generator).long().view(n, rows, *probs.shape[1:])
-
-
-class ProbitBernoulli(BernoulliPrediction):
-    """Logits that are normal: probabilities averaged in closed form, the split of uncertainty from draws.
-
-    Attributes:
-        moderated_logits: Logits of the averaged probabilities, ``(batch, ...)``.
-    """
-
-    def __init__(self, logits: Tensor, log_weights: Tensor, moderated_logits: Tensor):
-        super().__init__(logits, log_weights)
-        self.moderated_logits = moderated_logits
-        self._log_mean_one, self._log_mean_zero = F.logsigmoid(moderated_logits), F.logsigmoid(-moderated_logits)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of each row's outcomes, taken to be independent, ``(batch,)``."""
-        y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
-        return sum_over_event(bernoulli_log_prob(y, self.moderated_logits))
 
 
 def bernoulli_log_prob(y: Tensor, logits: Tensor) -> Tensor:

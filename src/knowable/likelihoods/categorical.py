@@ -9,15 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, align_target, check_finite_target, sum_over_event
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.output_information import SoftmaxInformation
 from knowable.core.network.params import Params
 from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights
+from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights, log_mixed
+from knowable.core.prediction.targets import (
+    align_target,
+    check_finite_target,
+    check_has_rows,
+    refuse_where,
+    sum_over_event,
+)
 from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidData
 from knowable.likelihoods.bernoulli import moderated
-from knowable.likelihoods.targets import check_has_rows, refuse_where
 
 
 @dataclass(frozen=True)
@@ -51,15 +57,13 @@ class Categorical(Likelihood):
         """A mixture of K categorical distributions."""
         return CategoricalPrediction(outputs.log_softmax(2), log_weights)
 
-    def predict_normal(self, outputs: NormalOutputs, params: Params) -> ProbitCategorical:
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> CategoricalPrediction:
         """The probit approximation of the averaged probabilities."""
-        log_probs = outputs.draws.log_softmax(2)
-        return ProbitCategorical(
-            log_probs, outputs.log_weights, moderated(outputs.mean, outputs.variance).log_softmax(1)
-        )
+        log_mean_probs = moderated(outputs.mean, outputs.variance).log_softmax(1)
+        return CategoricalPrediction(outputs.draws.log_softmax(2), outputs.log_weights, log_mean_probs)
 
     def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
-        """Diag(p) - p pᵀ at every position."""
+        """The matrix diag(p) - p pᵀ at every position."""
         return SoftmaxInformation(output.softmax(1))
 
 
@@ -69,28 +73,30 @@ class CategoricalPrediction(ClassPrediction):
     Attributes:
         log_probs: The draws' log probabilities, ``(K, batch, classes, ...)``.
         log_weights: Normalised log weights of the draws, ``(K,)``.
+        log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``. Where they are given, in
+            closed form, the labels of a row are taken to be independent, and the draws only split the uncertainty.
     """
 
-    def __init__(self, log_probs: Tensor, log_weights: Tensor):
-        self.log_probs = log_probs
-        self.log_weights = log_weights
+    def __init__(self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor | None = None):
+        self.log_probs, self.log_weights = log_probs, log_weights
         self.samples = log_probs.exp()
-        self._log_mean_probs = self._log_mix(log_probs)
+        self._closed_form = log_mean_probs is not None
+        self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities, ``(batch, classes, ...)``."""
-        return self._log_mean_probs.exp()
+        return self.log_mean_probs.exp()
 
     @property
     def labels(self) -> Tensor:
         """The most probable class, ``(batch, ...)``."""
-        return self._log_mean_probs.argmax(1)
+        return self.log_mean_probs.argmax(1)
 
     @property
     def total(self) -> Tensor:
         """Entropy of the mixture in nats, ``(batch, ...)``."""
-        return entropy(self._log_mean_probs, dim=1)
+        return entropy(self.log_mean_probs, dim=1)
 
     @property
     def aleatoric(self) -> Tensor:
@@ -100,13 +106,17 @@ class CategoricalPrediction(ClassPrediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Joint log probability of each row's labels, ``(batch,)``."""
         y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
+        if self._closed_form:
+            return sum_over_event(self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1))
         index = y.unsqueeze(1).expand(self.log_probs.shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
         return self._log_mix(sum_over_event(self.log_probs.gather(2, index).squeeze(2), batch_dims=2))
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
         """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
-        return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights))
+        closed_form = all(part._closed_form for part in parts)
+        means = log_mixed([part.log_mean_probs for part in parts], log_weights) if closed_form else None
+        return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights), means)
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""
@@ -118,25 +128,6 @@ class CategoricalPrediction(ClassPrediction):
         probs = self.samples[index, row].movedim(1, -1)  # (n rows, ..., classes)
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.view(n, rows, *probs.shape[1:-1])
-
-
-class ProbitCategorical(CategoricalPrediction):
-    """Logits that are normal: probabilities averaged in closed form, the split of uncertainty from draws.
-
-    Args:
-        log_probs: The draws' log probabilities, ``(K, batch, classes, ...)``.
-        log_weights: Normalised log weights of the draws, ``(K,)``.
-        log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``.
-    """
-
-    def __init__(self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor):
-        super().__init__(log_probs, log_weights)
-        self._log_mean_probs = log_mean_probs
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of each row's labels, taken to be independent, ``(batch,)``."""
-        y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
-        return sum_over_event(self._log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1))
 
 
 def entropy(log_probs: Tensor, *, dim: int) -> Tensor:

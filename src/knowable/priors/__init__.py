@@ -1,12 +1,12 @@
 """Priors: what is believed about a parameter before the data. One a file."""
 
+from knowable.core.model.normal import Normal
 from knowable.priors.bernoulli import BernoulliPrior
 from knowable.priors.empirical_bayes import EmpiricalBayes
 from knowable.priors.flat import Flat
 from knowable.priors.horseshoe import Horseshoe
 from knowable.priors.laplace import LaplacePrior
 from knowable.priors.log_uniform import LogUniform
-from knowable.priors.normal import Normal
 from knowable.priors.scale_mixture import ScaleMixture
 from knowable.priors.student_t import StudentTPrior
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from knowable.core.model.normal import Normal
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_type
 from knowable.priors.laplace import LaplacePrior
-from knowable.priors.normal import Normal
 from knowable.priors.student_t import StudentTPrior
 
 _ROOT = "(network)"  # the module whose path is empty

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.prior import Prior
-from knowable.inference.variational.divergence import Stretch
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # the fit of Molchanov et al. (2017), equation 14
 
@@ -48,48 +47,3 @@ class LogUniform(Prior):
         """
         smallest = torch.finfo(loc.dtype).tiny  # a mean of exactly 0 costs 0, with gradient 0
         return divergence_at(2.0 * (scale.log() - loc.abs().clamp_min(smallest).log())).sum()
-
-    def stretch(self, start: int, stop: int) -> LogUniformStretch:
-        """The same over a part of a flat buffer, with its gradient written by hand."""
-        return LogUniformStretch(start, stop)
-
-
-@dataclass(frozen=True)
-class LogUniformStretch(Stretch):
-    r"""A part of a flat buffer of means and log scales under the log-uniform prior.
-
-    With :math:`t = \log \alpha^{-1} = 2 \log |m| - 2 \log s` and :math:`\sigma_t = \sigma(k_3 t - k_2)` the slope is
-
-    .. math:: \frac{d\, \mathrm{KL}}{dt} = k_1 k_3\, \sigma_t (1 - \sigma_t) + \frac{1}{2} \frac{1}{1 + \alpha},
-        \qquad \frac{dt}{dm} = \frac{2}{m}, \quad \frac{dt}{d \log s} = -2
-
-    and 0 at a mean of 0. The hand-written value stays where it is once :math:`1/\alpha` leaves the range of floats.
-    """
-
-    def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
-        """The divergence, differentiable."""
-        return LogUniform().kl_from_normal(loc[self.start : self.stop], scale[self.start : self.stop])
-
-    def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence and its derivatives in t over k1 k3, in as few passes over memory as there can be."""
-        part = slice(self.start, self.stop)
-        inverse = (loc[part] / scale[part]).square_().clamp_max_(0.1 * torch.finfo(loc.dtype).max)  # 1/alpha
-        bulk = torch.add(loc.new_tensor(-K2), inverse.log(), alpha=K3).sigmoid_()  # 0 where the mean is 0
-        total = K1 * bulk.sum() + 0.5 * inverse.log1p().sum()
-        slopes = bulk.addcmul_(bulk, bulk, value=-1.0)
-        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5 / (K1 * K3))
-
-    def write_gradient(
-        self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
-    ) -> None:
-        """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
-        part = slice(self.start, self.stop)
-        if slopes is None:
-            slopes = self.value_and_slopes(loc, scale, scale)[1]
-        by_loc, by_log_scale = gradient[0, part], gradient[1, part]
-        torch.mul(slopes, -2.0 * weight * K1 * K3, out=by_log_scale)
-        torch.div(by_log_scale, loc[part], out=by_loc).neg_().nan_to_num_(nan=0.0)  # 0 / 0 where the mean is 0
-
-    def joined(self, after: Stretch) -> LogUniformStretch | None:
-        """This stretch and the one right ``after`` it as one."""
-        return LogUniformStretch(self.start, after.stop) if isinstance(after, LogUniformStretch) else None

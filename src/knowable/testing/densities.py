@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.model.prior import normal_log_prob
 from knowable.core.network.params import Params
+from knowable.core.prediction.components import normal_log_prob
 from knowable.core.support.checks import check_count, check_number
 
 

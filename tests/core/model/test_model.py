@@ -210,6 +210,21 @@ def test_the_prior_predictive_repeats_with_its_generator_and_moves_without():
     assert not torch.equal(model.prior_predict(x, samples=5).samples, first.samples)
 
 
+def test_hyperparameters_stay_at_their_start_in_draws_from_the_prior(generator):
+    model = linear_model(prior=kn.EmpiricalBayes(kn.Normal(0.01)))
+    stack = model.prior_draws(200, generator=generator)
+    assert (stack["prior.*.log_scale"] == model.params()["prior.*.log_scale"]).all()
+    assert stack["weight"].abs().max() < 0.06  # six of its scale
+
+
+@pytest.mark.parametrize("make", [diagonal_posterior, full_posterior])
+def test_a_posterior_as_prior_is_drawn_from(make, generator):
+    first = make(linear_model(), generator)
+    weight = linear_model(prior=first).prior_draws(4_000, generator=generator)["weight"]
+    error = first.std()["weight"] / math.sqrt(4_000)
+    assert ((weight.mean(0) - first.mean()["weight"]).abs() < 5 * error).all()
+
+
 def test_parameters_that_are_not_random_keep_their_start_values_in_the_prior_predictive(generator):
     model = linear_model(random="weight")
     outputs = model.prior_predict(torch.zeros(1, 2), samples=10, generator=generator).samples

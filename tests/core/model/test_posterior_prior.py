@@ -81,8 +81,8 @@ def test_parameters_of_another_shape_are_refused():
 
 
 def test_the_printed_prior_says_how_large_it_is():
-    assert repr(diagonal_posterior(linear_model()).as_prior()) == "DiagonalNormalPrior(3 parameters)"
-    assert repr(full_posterior(linear_model()).as_prior()) == "FullNormalPrior(3 parameters)"
+    assert repr(diagonal_posterior(linear_model()).as_prior()) == "PosteriorPrior(diagonal normal, 3 parameters)"
+    assert repr(full_posterior(linear_model()).as_prior()) == "PosteriorPrior(full normal, 3 parameters)"
 
 
 def test_two_halves_one_after_the_other_give_the_posterior_of_both(generator):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.model.prior import Prior, PriorByName, normal_log_prob
+from knowable.core.model.prior import Prior, PriorByName
+from knowable.core.prediction.components import normal_log_prob
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from tests.core.cases import DTYPE, same_params
 

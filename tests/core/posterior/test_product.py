@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.model.posterior_prior import DiagonalNormalPrior
+from knowable.core.model.joint_normal import IndependentNormal, ProductNormal
+from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.network.params import Layout
-from knowable.core.posterior.kronecker_normal import KroneckerBlock
-from knowable.core.posterior.product import ProductPosterior, ProductPrior
+from knowable.core.posterior.product import ProductPosterior
 
 
 def network() -> nn.Sequential:
@@ -133,7 +133,7 @@ def test_prior_has_the_density_of_the_posterior(product):
     mean, precision = prior.joint_normal(layout)
     torch.testing.assert_close(mean, loc)
     torch.testing.assert_close(precision, torch.linalg.inv(covariance))
-    torch.testing.assert_close(prior.precision_diagonal(layout), precision.diagonal())
+    torch.testing.assert_close(layout.flatten(prior.normal.precision_diagonal()), precision.diagonal())
 
 
 def test_independent_parts_alone_make_an_independent_prior(seed):
@@ -143,7 +143,7 @@ def test_independent_parts_alone_make_an_independent_prior(seed):
     parts = [kn.DiagonalNormal(model, {name: start[name]}, {name: ones[name]}) for name in ones]
     points = {name: start[name] for name in model.point_names}
     prior = ProductPosterior(model, parts, points=points).as_prior()
-    assert isinstance(prior, DiagonalNormalPrior)
+    assert isinstance(prior.normal, IndependentNormal)
     assert torch.equal(prior.prior_of("0.bias").scale, ones["0.bias"])
     assert prior.fixed.keys() == points.keys()
 
@@ -170,7 +170,7 @@ def test_divergence_of_independent_normals_is_that_of_the_dense_form(product):
     own = torch.eye(len(loc), dtype=torch.float64) * 0.16
     product_of = torch.linalg.solve(covariance, own)
     expected = 0.5 * (product_of.trace() - len(loc) - torch.logdet(product_of))
-    assert objective.divergence().item() == pytest.approx(expected.item(), rel=1e-9)
+    assert objective.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_next_fit_moves_from_it_and_saves_it(product, tmp_path):
@@ -180,7 +180,7 @@ def test_next_fit_moves_from_it_and_saves_it(product, tmp_path):
     posterior.save(tmp_path / "next")
     loaded = kn.load(tmp_path / "next")
     prior, again = model.prior, loaded.model.prior
-    assert isinstance(again, ProductPrior) and len(again.parts) == 3
+    assert isinstance(again.normal, ProductNormal) and len(again.normal.parts) == 3
     draw = {name: value[0] for name, value in posterior.sample(1).items()}
     assert again.log_prob(draw).item() == pytest.approx(prior.log_prob(draw).item(), rel=1e-12)
 

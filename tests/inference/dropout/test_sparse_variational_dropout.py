@@ -115,7 +115,7 @@ def test_recurrent_weights_are_drawn_and_fitted(seed):
     output = model.forward(model.params(), x)
     method = kn.SparseVariationalDropout(epochs=4, batch_size=8)
     objective = method.objective(method.target(model), x, 24)
-    assert any("weight_hh" in name for name in objective.drawn.names)
+    assert any("weight_hh" in name for name in objective.normals.drawn.names)
     posterior = method.fit(model, (x, torch.zeros_like(output)), seed=seed)
     assert posterior.predict(x, samples=4).mean.shape == output.shape
     assert {name for name in posterior.loc if "weight_hh" in name}
@@ -125,7 +125,7 @@ def test_convolutions_and_linear_layers_are_sampled_locally():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     method = kn.SparseVariationalDropout()
     objective = method.objective(method.target(kn.Model(net, kn.Categorical())), torch.randn(4, 1, 4, 4), 4)
-    assert objective.drawn.names == () and set(objective.local.names) == {"0.weight", "3.weight"}
+    assert objective.normals.drawn.names == () and set(objective.normals.local.names) == {"0.weight", "3.weight"}
 
 
 # --- where it begins -------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_the_loss_of_a_linear_model_is_the_exact_bound(prior, seed):
         with torch.no_grad():
             next(iter(objective.noises)).global_log_scale.fill_(-20.0)  # type: ignore[operator]
     with torch.no_grad():
-        kl, prior_of_points = objective.divergence(), objective(x, y)[1]["log_prior_of_points"]
+        kl, prior_of_points = objective.kl_divergence(), objective(x, y)[1]["log_prior_of_points"]
         expected = -exact_log_likelihood(objective, x, y).mean() + (kl - prior_of_points) / ROWS
         found = torch.stack([objective(x.repeat(50, 1), y.repeat(50, 1))[0] for _ in range(40)])
     assert (found.mean() - expected).abs() < 5.5 * found.std() / math.sqrt(len(found))
@@ -80,7 +80,7 @@ def test_the_divergence_of_the_horseshoe_does_not_depend_on_the_coordinates():
     median = noise.log_prior_scale().exp()  # type: ignore[union-attr]
     v = objective.means()["weight"] / median, objective.scales()["weight"] / median
     expected = noise.divergence() + kl_divergence(Normal(*v), Normal(0.0, 1.0)).sum()
-    assert torch.isclose(objective.divergence(), expected)
+    assert torch.isclose(objective.kl_divergence(), expected)
 
 
 @pytest.mark.parametrize("prior", PRIORS)

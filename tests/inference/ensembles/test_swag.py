@@ -44,7 +44,10 @@ def _model(net: nn.Module | None = None, **settings) -> kn.Model:
 
 def _covariance(posterior: kn.LowRankNormal) -> Tensor:
     """Dense, from the parts."""
-    inner = torch.eye(len(posterior.loc), dtype=DTYPE) + (posterior.basis * (posterior.stretch - 1)) @ posterior.basis.T
+    inner = (
+        torch.eye(len(posterior.loc), dtype=DTYPE)
+        + (posterior.basis * (posterior.basis_variance - 1)) @ posterior.basis.T
+    )
     return posterior.scale.unsqueeze(1) * inner * posterior.scale
 
 

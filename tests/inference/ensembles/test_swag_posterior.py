@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import knowable as kn
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.network.params import Layout
 from tests.core.cases import DTYPE, batch_norm_net
 
@@ -14,7 +15,8 @@ def _posterior(inputs: torch.Tensor | None) -> kn.SWAGPosterior:
     layout = Layout.of(model.params())
     loc, diagonal = torch.randn(layout.size, dtype=DTYPE), torch.rand(layout.size, dtype=DTYPE)
     factor = torch.randn(layout.size, 2, dtype=DTYPE)
-    return kn.SWAGPosterior.of_covariance(model, layout, loc, diagonal, factor, inputs=inputs)
+    normal = DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor)
+    return kn.SWAGPosterior.of(model, normal, inputs=inputs)
 
 
 def test_draws_in_blocks_have_the_statistics_of_draws_at_once():

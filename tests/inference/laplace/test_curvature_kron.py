@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.model.posterior_prior import CorrelatedPrior
+from knowable.core.model.kronecker import KroneckerFactored
 from knowable.inference.laplace.curvature import PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
 from knowable.inference.laplace.expansion import Expansion
@@ -208,7 +208,7 @@ def test_the_posterior_before_is_added_along_the_basis():
     posterior = KroneckerCurvature.of(first).posterior(first, prior_precision(first), ONE)
     second = expansion_of(kn.Model(net, kn.Gaussian(0.5), prior=posterior), (x[5:], y[5:]))
     prior = prior_precision(second)
-    assert isinstance(prior.joint, CorrelatedPrior)
+    assert isinstance(prior.joint, KroneckerFactored)
     for factors, old in zip(KroneckerCurvature.of(second).factors, posterior.blocks, strict=True):
         block = factors.block(prior, ONE)
         whole = dense_block(factors) + old.dense()

@@ -27,7 +27,7 @@ def fitted(name: str, structure: str, **settings) -> tuple[LaplacePosterior, Ten
 def dense_covariance(posterior: LaplacePosterior, layout: Layout) -> Tensor:
     prior = posterior.as_prior()
     joint = prior.joint_normal(layout)
-    return (prior.precision_diagonal(layout).diag() if joint is None else joint[1]).inverse()
+    return (layout.flatten(prior.normal.precision_diagonal()).diag() if joint is None else joint[1]).inverse()
 
 
 def slow_covariances(posterior: LaplacePosterior, x: Tensor) -> Tensor:

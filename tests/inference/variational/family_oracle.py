@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.family import FamilyModule
 from knowable.inference.variational.matrix_normal import Side
+from knowable.inference.variational.structured import FamilyModule
 
 DRAWS = 20_000
 

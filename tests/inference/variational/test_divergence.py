@@ -10,11 +10,11 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import knowable as kn
 from knowable.core.network.params import Layout
 from knowable.inference.variational.divergence import (
-    NormalStretch,
+    NormalSegment,
     fixed_normal,
-    monte_carlo_divergence,
-    other_divergence,
-    stretches_of,
+    monte_carlo_kl,
+    prior_segments,
+    remaining_kl,
 )
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from tests.inference.variational.oracle import integrated_kl
@@ -65,7 +65,7 @@ def test_divergence_of_one_weight_is_the_integral(prior):
     if closed is not None:
         assert closed.item() == pytest.approx(expected, abs=1e-6)
     draws = 20_000
-    found = monte_carlo_divergence(prior, loc, scale, draws).item()
+    found = monte_carlo_kl(prior, loc, scale, draws).item()
     noise = torch.randn(draws, dtype=torch.float64)
     error = prior.log_prob(loc + scale * noise).std().item() / math.sqrt(draws)
     assert abs(found - expected) < 4.5 * error
@@ -103,7 +103,7 @@ def test_log_uniform_differs_from_the_integral_by_one_constant(loc, scale):
 )
 def test_divergence_of_a_network_is_the_sum_over_its_parameters(generator, prior):
     objective = scattered(kn.Model(network(), kn.Gaussian(0.1), prior), generator)
-    assert objective.divergence().item() == pytest.approx(kl_by_parameter(objective), rel=1e-10)
+    assert objective.kl_divergence().item() == pytest.approx(kl_by_parameter(objective), rel=1e-10)
 
 
 def test_divergence_without_a_closed_form_is_estimated_without_bias(generator):
@@ -116,7 +116,7 @@ def test_divergence_without_a_closed_form_is_estimated_without_bias(generator):
         for name in loc
         for m, s in zip(loc[name].flatten().tolist(), scale[name].flatten().tolist(), strict=True)
     )
-    found = torch.stack([objective.divergence().detach() for _ in range(225)])
+    found = torch.stack([objective.kl_divergence().detach() for _ in range(225)])
     assert abs(found.mean().item() - expected) < 4.5 * found.std().item() / 15
 
 
@@ -125,7 +125,7 @@ def test_divergence_to_a_learned_scale_has_its_gradient(generator):
     model = kn.Model(network(), kn.Gaussian(0.1), kn.EmpiricalBayes(kn.Normal(0.7)))
     objective = scattered(model, generator)
     (scale_of_prior,) = objective.points
-    (gradient,) = torch.autograd.grad(objective.divergence(), scale_of_prior)
+    (gradient,) = torch.autograd.grad(objective.kl_divergence(), scale_of_prior)
     loc, scale = objective.q[0].detach(), objective.q[1].detach().exp()
     expected = (1 - (scale**2 + loc**2) / 0.7**2).sum()
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
@@ -140,7 +140,7 @@ def test_scale_given_as_a_tensor_counts_for_every_weight(generator):
     objective = MeanFieldObjective(model, X, 10)
     with torch.no_grad():
         objective.q.copy_(expected.q)
-    assert objective.divergence().item() == pytest.approx(expected.divergence().item(), rel=1e-12)
+    assert objective.kl_divergence().item() == pytest.approx(expected.kl_divergence().item(), rel=1e-12)
 
 
 # --- a posterior as the prior ----------------------------------------------------------------------------------------
@@ -170,50 +170,50 @@ def test_divergence_to_a_posterior_is_that_of_two_normals(generator, full):
     expected = kl_divergence(
         MultivariateNormal(means, scale_tril=scales.diag()), MultivariateNormal(loc, scale_tril=factor)
     )
-    assert objective.divergence().item() == pytest.approx(expected.item(), rel=1e-9)
+    assert objective.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-# --- stretches -------------------------------------------------------------------------------------------------------
+# --- segments -------------------------------------------------------------------------------------------------------
 
 
 def test_neighbours_under_one_prior_are_joined():
     model = kn.Model(network(), kn.Gaussian(0.1), {"2.*": kn.Normal(3.0), "*": kn.Normal(1.0)})
     layout = Layout.of({name: model.params()[name] for name in model.random_names})
-    stretches = stretches_of(layout, model)
-    assert [(each.start, each.stop) for each in stretches] == [(0, 6), (6, 9)]
+    segments = prior_segments(layout, model)[0]
+    assert [(each.start, each.stop) for each in segments] == [(0, 6), (6, 9)]
     loc, log_scale = torch.randn(2, 9, dtype=torch.float64)
     expected = kn.Normal(1.0).kl_from_normal(loc[:6], log_scale[:6].exp())
     expected = expected + kn.Normal(3.0).kl_from_normal(loc[6:], log_scale[6:].exp())
-    found = sum(each.value(loc, log_scale, log_scale.exp()).item() for each in stretches)
+    found = sum(each.value(loc, log_scale, log_scale.exp()).item() for each in segments)
     assert found == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_stretches_cover_what_has_no_closed_form_with_nothing():
+def test_segments_cover_what_has_no_closed_form_with_nothing():
     model = kn.Model(network(), kn.Gaussian(0.1), {"0.*": kn.Horseshoe(), "*": kn.Normal(1.0)})
     layout = Layout.of({name: model.params()[name] for name in model.random_names})
-    first, second = stretches_of(layout, model)
+    first, second = prior_segments(layout, model)[0]
     loc = torch.randn(9, dtype=torch.float64)
     assert first.value(loc, loc, loc.exp()).item() == 0.0
     assert second.value(loc, loc, loc.exp()).item() != 0.0
 
 
 @pytest.mark.parametrize("kind", ["number", "tensor", "flat"])
-def test_gradient_of_a_stretch_is_that_of_its_value(generator, kind):
+def test_gradient_of_a_segment_is_that_of_its_value(generator, kind):
     mean: float | Tensor = 0.3
     precision: float | Tensor = 0.0 if kind == "flat" else 2.5
     if kind == "tensor":
         mean, precision = (torch.rand(4, generator=generator, dtype=torch.float64) for _ in range(2))
-    stretch = NormalStretch(2, 6, mean, precision, 1.0, 0.7)
+    segment = NormalSegment(2, 6, mean, precision, 1.0, 0.7)
     loc = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
     log_scale = torch.randn(8, generator=generator, dtype=torch.float64, requires_grad=True)
-    value = 1.5 * stretch.value(loc, log_scale, log_scale.exp())
+    value = 1.5 * segment.value(loc, log_scale, log_scale.exp())
     expected = torch.stack(torch.autograd.grad(value, (loc, log_scale)))
     found = torch.zeros(2, 8, dtype=torch.float64)
-    stretch.write_gradient(found, loc.detach(), log_scale.detach().exp(), 1.5)
+    segment.write_gradient(found, loc.detach(), log_scale.detach().exp(), 1.5)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_only_fixed_normal_priors_have_a_stretch():
+def test_only_fixed_normal_priors_have_a_segment():
     assert fixed_normal(kn.Normal(2.0, loc=1.0)) == (1.0, 0.25)
     assert fixed_normal(kn.Flat()) == (0.0, 0.0)
     assert fixed_normal(kn.EmpiricalBayes(kn.Normal(2.0))) is None
@@ -223,4 +223,4 @@ def test_only_fixed_normal_priors_have_a_stretch():
 
 def test_nothing_left_over_costs_nothing():
     model = kn.Model(network(), kn.Gaussian(0.1))
-    assert other_divergence(model, [], {}, {}, {}, 1).item() == 0.0
+    assert remaining_kl(model, [], {}, {}, {}, 1).item() == 0.0

@@ -12,6 +12,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
 from knowable.testing import LinearGaussian
+from tests.inference.variational.family_oracle import (
+    Bag,
+    check_against_dense,
+    check_gradient_of_terms,
+    check_start,
+    layout_of,
+    model_of,
+    moved,
+)
 from tests.inference.variational.oracle import expected_log_likelihood, flat_moments, integrated_kl
 
 # How close a fit comes: what Adam's last, small steps leave. Measured on twelve seeds: at most 0.06 nats with the
@@ -455,21 +464,29 @@ def test_prediction_uses_weights_shared_by_all_rows(seed):
     assert samples[:, 0].std() > 0
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"estimator": "pathwise"},
-        {"draws": 0},
-        {"temperature": math.nan},
-        {"accumulate": 0},
-        {"learning_rate": -0.1},
-        {"optimiser": "lbfgs"},
-        {"clip": 0.0},
-        {"patience": 0},
-        {"on_divergence": "ignore"},
-    ],
-    ids=str,
-)
-def test_settings_that_make_no_sense_are_refused_by_name(knobs):
-    with pytest.raises(kn.InvalidArgument, match=next(iter(knobs))):
-        kn.MeanFieldVI(**knobs)
+# --- mean field family -----------------------------------------------------------------------------------------------
+
+
+def build():
+    model = model_of(Bag(a=(2, 2), b=(1,)))
+    layout = layout_of(model)
+    loc = layout.flatten(model.params())
+    return model, loc, kn.families.MeanField().build(layout, loc, 0.3)
+
+
+def test_it_is_a_normal_with_a_diagonal_covariance(seed):
+    model, _, module = build()
+    moved(module, seed)
+    check_against_dense(module, model, module.loc.detach(), (2 * module.log_scale.detach()).exp().diag(), seed)
+    assert isinstance(module.posterior(model), kn.DiagonalNormal)
+
+
+def test_it_starts_where_it_is_told():
+    _, loc, module = build()
+    check_start(module, loc, 0.3)
+    loc.add_(1.0)
+    assert not torch.equal(module.loc, loc)  # its own copy
+
+
+def test_terms_in_one_call_have_the_same_gradient(seed):
+    check_gradient_of_terms(moved(build()[2], seed), seed)

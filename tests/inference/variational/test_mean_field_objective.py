@@ -140,17 +140,17 @@ def test_plan_follows_the_estimator(estimator, drawn):
     net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 1))
     model = kn.Model(net, kn.Gaussian(0.1))
     objective = MeanFieldObjective(model, torch.randn(5, 1, 3, 3), 5, estimator=estimator)
-    assert set(objective.drawn.names) == drawn
-    assert sorted(objective.drawn.names + objective.local.names) == sorted(model.random_names)
+    assert set(objective.normals.drawn.names) == drawn
+    assert sorted(objective.normals.drawn.names + objective.normals.local.names) == sorted(model.random_names)
 
 
 def test_weights_before_batch_normalisation_are_drawn_by_auto():
     # examples meet in the batch's statistics, which move with a draw that all of them share
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
     objective = MeanFieldObjective(kn.Model(net, kn.Gaussian(0.1)), torch.randn(6, 2), 6)
-    assert {"0.weight", "0.bias", "1.weight", "1.bias"} <= set(objective.drawn.names)
+    assert {"0.weight", "0.bias", "1.weight", "1.bias"} <= set(objective.normals.drawn.names)
     frozen = kn.Model(net, kn.Gaussian(0.1), frozen="1.*")  # held in evaluation mode: nothing meets
-    assert {"0.weight", "0.bias"} <= set(MeanFieldObjective(frozen, torch.randn(6, 2), 6).local.names)
+    assert {"0.weight", "0.bias"} <= set(MeanFieldObjective(frozen, torch.randn(6, 2), 6).normals.local.names)
 
 
 @pytest.mark.parametrize("shape", [(-1, 1), (2, -1, 1)], ids=["tokens as rows", "time before batch"])
@@ -166,8 +166,8 @@ def test_weights_whose_rows_are_not_the_examples_are_drawn_by_flipout(shape):
 
     model = kn.Model(Rearranged(), kn.Gaussian(0.1))
     objective = MeanFieldObjective(model, torch.randn(5, 2), 5, estimator="flipout")
-    assert set(objective.drawn.names) == {"layer.weight", "layer.bias"}
-    assert set(objective.local.names) == {"head.weight", "head.bias"}
+    assert set(objective.normals.drawn.names) == {"layer.weight", "layer.bias"}
+    assert set(objective.normals.local.names) == {"head.weight", "head.bias"}
 
 
 def test_equal_priors_are_side_by_side():
@@ -175,14 +175,14 @@ def test_equal_priors_are_side_by_side():
     model = kn.Model(net, kn.Gaussian(0.1), {"*.bias": kn.Normal(3.0), "*": kn.Normal(1.0)})
     objective = MeanFieldObjective(model, torch.randn(4, 2), 4)
     assert objective.layout.names == ("0.weight", "2.weight", "0.bias", "2.bias")
-    assert [(each.start, each.stop) for each in objective.plan.stretches] == [(0, 9), (9, 13)]
+    assert [(each.start, each.stop) for each in objective.normals.segments] == [(0, 9), (9, 13)]
 
 
 def test_noise_of_the_likelihood_is_a_random_parameter_like_any_other(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     model = kn.Model(problem.model().net, kn.Gaussian())
     objective = MeanFieldObjective(model, problem.x, 20)
-    assert "likelihood.log_noise" in objective.drawn.names
+    assert "likelihood.log_noise" in objective.normals.drawn.names
     loss, _ = objective(*problem.data)
     (gradient,) = torch.autograd.grad(loss, objective.q)
     assert (objective.layout.views(gradient[0])["likelihood.log_noise"] != 0).all()

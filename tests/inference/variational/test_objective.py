@@ -6,7 +6,12 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.objective import VariationalObjective, first_values
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 from knowable.testing import LinearGaussian
 
 
@@ -19,7 +24,7 @@ class Pinned(VariationalObjective):
         self.layout = Layout.of({name: start[name] for name in model.random_names})
         self.loc = nn.Parameter(self.layout.flatten(start))
 
-    def divergence(self):
+    def kl_divergence(self):
         return self.loc.square().sum()
 
     def entropy(self):
@@ -33,8 +38,8 @@ class Pinned(VariationalObjective):
 
     def forward(self, x, y):
         points = self.point_params()
-        log_likelihood = self.log_likelihood_of(x, y, {**points, **self.draw_weights(1)[0]})
-        return self.loss_and_terms(log_likelihood, self.divergence(), points)
+        log_likelihood = expected_log_likelihood(self, x, y, points, self.draw_weights(1))
+        return negative_elbo(self, log_likelihood, self.kl_divergence(), points)
 
 
 def build(**knobs: object) -> tuple[LinearGaussian, Pinned]:
@@ -55,7 +60,7 @@ def test_loss_is_likelihood_and_divergence_over_the_number_of_rows():
     problem, objective = build(beta=2.0)
     loss, terms = objective(*problem.data)
     log_likelihood = objective.model.log_likelihood(objective.model.params(), *problem.data).sum()
-    kl = objective.divergence()
+    kl = objective.kl_divergence()
     assert loss.item() == pytest.approx((2 * kl - log_likelihood).item() / 20, rel=1e-12)
     assert terms["expected_log_likelihood"].item() == pytest.approx(log_likelihood.item(), rel=1e-12)
     assert terms["kl"].item() == kl.item() and not terms["kl"].requires_grad
@@ -66,8 +71,8 @@ def test_temperature_counts_the_entropy_again():
     loss, terms = objective(*problem.data)
     plain = build()[1](*problem.data)[0]
     assert (loss - plain).item() == pytest.approx(-2 * objective.entropy().item() / 20, rel=1e-9)
-    assert terms["kl"].item() == objective.divergence().item()
-    known, _ = objective.loss_and_terms(torch.zeros(()), torch.ones(()), {}, entropy=torch.full((), 4.0))
+    assert terms["kl"].item() == objective.kl_divergence().item()
+    known, _ = negative_elbo(objective, torch.zeros(()), torch.ones(()), {}, entropy=torch.full((), 4.0))
     assert known.item() == pytest.approx((1 - 2 * 4) / 20)
 
 
@@ -78,7 +83,7 @@ def test_divergence_rises_to_its_full_weight():
     weights = []
     for epoch in (0.0, 1.5, 4.0, 9.0):
         objective.epoch = epoch
-        weights.append(1 + 20 * (objective(*problem.data)[0] - full).item() / objective.divergence().item())
+        weights.append(1 + 20 * (objective(*problem.data)[0] - full).item() / objective.kl_divergence().item())
     assert weights == pytest.approx([0.2, 0.5, 1.0, 1.0], rel=1e-9)
 
 

@@ -109,7 +109,7 @@ def test_local_gradient_is_right_through_an_activation_that_has_none(seed):
     net = nn.Sequential(nn.Linear(1, 1, bias=False), Threshold(), nn.Linear(1, 1, bias=False)).double()
     model = kn.Model(net, kn.Gaussian(0.8), kn.Normal(1.0))
     objective = MeanFieldObjective(model, x, 4, estimator="local_score", draws=3)
-    assert objective.drawn.size == 0  # both layers' outputs are drawn
+    assert objective.normals.drawn.size == 0  # both layers' outputs are drawn
     with torch.no_grad():
         objective.q.copy_(torch.tensor([[0.4, 1.1], [math.log(0.9), math.log(0.5)]]))
     torch.manual_seed(seed)
@@ -162,5 +162,5 @@ def test_weights_that_act_more_than_once_are_drawn_as_weights():
     objective = MeanFieldObjective(
         kn.Model(net, kn.Gaussian(0.1)), torch.randn(5, 1, 3, 3), 5, estimator="local_score", draws=2
     )
-    assert set(objective.drawn.names) == {"0.weight", "0.bias"}
-    assert set(objective.local.names) == {"2.weight", "2.bias"}
+    assert set(objective.normals.drawn.names) == {"0.weight", "0.bias"}
+    assert set(objective.normals.local.names) == {"2.weight", "2.bias"}

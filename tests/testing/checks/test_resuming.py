@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior.particles import prior_posterior
 from knowable.testing.checks import resuming
 from tests.testing.faulty import faulty, sound, swallow_interrupts
 
@@ -60,7 +59,7 @@ def test_crash_that_is_swallowed_is_found():
         try:
             return fit(model, data, **keywords)
         except Exception:
-            return prior_posterior(model, 1)
+            return kn.Particles(model, {name: value.unsqueeze(0) for name, value in model.params().items()})
 
     with pytest.raises(AssertionError, match="was swallowed"):
         resuming.check_killed_fit_resumes_exactly(faulty(fit))

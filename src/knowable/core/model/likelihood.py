@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
 from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.errors import InvalidData, Unsupported
+from knowable.core.prediction.targets import align_target
+from knowable.errors import Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.prediction.prediction import Prediction
@@ -84,41 +84,3 @@ class Likelihood(ABC):
             f"{type(self).__name__} does not say how curved it is in the network's outputs. Define its information(), "
             f"or use curvature='empirical_fisher' or 'hessian'."
         )
-
-
-def align_target(y: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str = "y") -> Tensor:
-    """Give ``y`` the shape ``(rows, *trailing)``: a column vector and a plain vector are the same thing.
-
-    This is where the classic mistake is caught: ``(B,)`` against ``(B, 1)`` would broadcast to ``(B, B)``.
-    """
-    if y.dim() == 0:
-        raise InvalidData(f"{name} must have one row for each example, got the single number {y.item()}.")
-    wanted = (y.shape[0], *trailing)
-    if tuple(y.shape) == wanted:
-        return y
-    squeezed = tuple(size for size in trailing if size != 1)
-    if tuple(size for size in y.shape[1:] if size != 1) == squeezed:
-        return y.reshape(wanted)
-    raise InvalidData(
-        f"{name} has shape {tuple(y.shape)}, but the network's output for that many rows has shape {wanted}. "
-        f"Reshape {name}, or change the network's last layer."
-    )
-
-
-def sum_over_event(values: Tensor, *, batch_dims: int = 1) -> Tensor:
-    """Sum everything behind the batch dimensions."""
-    return values.flatten(batch_dims).sum(-1) if values.dim() > batch_dims else values
-
-
-def check_finite_target(y: Tensor, *, name: str = "y") -> Tensor:
-    """Raise if ``y`` has missing or infinite values, saying in which rows."""
-    bad = ~torch.isfinite(y)
-    if bad.any():
-        rows = bad.flatten(1).any(1) if y.dim() > 1 else bad
-        where = torch.nonzero(rows).flatten().tolist()
-        more = f" and {len(where) - 5} more" if len(where) > 5 else ""
-        raise InvalidData(
-            f"{name} has missing or infinite values in row {', '.join(map(str, where[:5]))}{more} "
-            f"(counting from 0). Drop or fill these rows."
-        )
-    return y

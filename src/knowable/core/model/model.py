@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,16 @@ from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood
 from knowable.core.model.normal import Normal
 from knowable.core.model.posterior_prior import PosteriorPrior
-from knowable.core.model.prior import JointPrior, Prior, PriorByName
+from knowable.core.model.prior import BecomesPrior, JointPrior, Prior, PriorByName
 from knowable.core.network.network import Network, check_module
-from knowable.core.network.params import Buffers, Params, select_names
-from knowable.core.support.checks import check_count
+from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
+from knowable.core.prediction.prediction import Prediction
+from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
-if TYPE_CHECKING:
-    from knowable.core.posterior.posterior import Posterior
-    from knowable.core.prediction.prediction import Prediction
+_DRAWS_AT_ONCE = 8  # of a prior prediction, in one batched call where the network is small
+_VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
+_ROWS_AT_ONCE = 65_536
 
 
 class Model:
@@ -49,7 +49,7 @@ class Model:
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None = None,
+        prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None = None,
         *,
         random: str | Iterable[str] = "*",
         frozen: str | Iterable[str] = (),
@@ -89,7 +89,7 @@ class Model:
                 f"estimate apart from the others. Make all of them random, or freeze it."
             )
 
-    def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | Posterior | None) -> None:
+    def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None) -> None:
         values = {**{name: value.detach().clone() for name, value in self.net.named_parameters()}, **self._own}
         start = {name: value for name, value in values.items() if name not in self.frozen_names}
         self._frozen_values: Params = {}  # frozen at other values than the network's own
@@ -98,7 +98,7 @@ class Model:
         if isinstance(prior, PosteriorPrior):
             means = prior.start(start)
             self._frozen_values = {name: means[name] for name in start if name in prior.fixed}
-            prior = prior.given({name: values[name] for name in self.frozen_names})
+            prior = prior.condition({name: values[name] for name in self.frozen_names})
             self.frozen_names = self.frozen_names | self._frozen_values.keys()
             self._buffers |= {name: value.to(self.device) for name, value in prior.buffers.items()}
             start = {name: value for name, value in means.items() if name not in self.frozen_names}
@@ -248,14 +248,38 @@ class Model:
         return log_likelihood.sum() * (size / log_likelihood.shape[0]) + self.log_prior(params)
 
     def prior_predict(self, x: Tensor, *, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
-        """What the model believes before any data: the network run with weights drawn from the prior.
+        """The predictive distribution before any data: the network run with weights drawn from the prior.
 
-        Parameters that are not random keep their start values.
+        Args:
+            x: Inputs, one row each.
+            samples: Number of draws from the prior. Parameters that are not random keep their start values.
+            generator: Makes the draws repeatable.
         """
-        from knowable.core.posterior.particles import prior_posterior
-
         check_count("samples", samples)
-        return prior_posterior(self, samples, generator=generator).predict(as_input(x, self), samples=samples)
+        check_generator(generator)
+        x, stack = as_input(x, self), self.prior_draws(samples, generator=generator)
+        network, count = self.network_params(stack), sum(value.numel() for value in self._start.values())
+        with torch.no_grad():
+            self.network.probe(x, index_params(network, 0), self._buffers)
+            blocks = [
+                torch.cat([
+                    self.network.over_draws(
+                        index_params(network, slice(k, k + _DRAWS_AT_ONCE)), rows, buffers=self._buffers,
+                        vectorise=count <= _VECTORISE_BELOW,
+                    )
+                    for k in range(0, samples, _DRAWS_AT_ONCE)
+                ])
+                for rows in x.split(_ROWS_AT_ONCE)
+            ]  # fmt: skip
+            weights = torch.zeros(samples, dtype=self.dtype, device=self.device).log_softmax(0)
+            return self.likelihood.predict(torch.cat(blocks, dim=1), self.likelihood_params(stack), weights)
+
+    def prior_draws(self, samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """A stack of ``samples`` draws of the random parameters from the prior; the others at their start values."""
+        drawn = {name: self._start[name] for name in [*self.random_names, *self._hyperparams]}
+        draws = [self.prior.sample(drawn, generator=generator) for _ in range(samples)]
+        stack = stack_params([{name: draw[name] for name in self.random_names} for draw in draws])
+        return {**expand_params(self.params(), samples), **stack}
 
     def __repr__(self) -> str:
         total = sum(value.numel() for value in self._start.values())
@@ -270,14 +294,12 @@ def _literally(name: str) -> str:
 
 
 def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
-    from knowable.core.posterior.posterior import Posterior
-
     if prior is None:
         return Normal(1.0)
-    if isinstance(prior, Posterior):
-        return prior.as_prior()
     if isinstance(prior, type):
         raise InvalidType(f"prior must be an instance: write {prior.__name__}(...) with parentheses.")
+    if isinstance(prior, BecomesPrior):
+        return prior.as_prior()
     if not isinstance(prior, Prior | Mapping | JointPrior):
         raise InvalidType(
             f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}."

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.prior import Prior, normal_log_prob
+from knowable.core.model.prior import Prior
+from knowable.core.prediction.components import normal_log_prob
 from knowable.core.support.checks import check_number
 
 

@@ -8,10 +8,9 @@ fitted posterior is a joint prior for the next data set.
 from __future__ import annotations
 
 import fnmatch
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from knowable.inference.variational.divergence import Stretch
 
 HYPER_PREFIX = "prior."
 
@@ -51,13 +48,6 @@ class Prior(ABC):
 
     def normal_moments(self) -> tuple[float | Tensor, float | Tensor] | None:
         """``(mean, precision)`` if this prior is Gaussian (a flat prior has precision 0), else None."""
-        return None
-
-    def stretch(self, start: int, stop: int) -> Stretch | None:
-        """Its divergence over a part of a flat buffer, with a gradient written by hand, where there is a quick one.
-
-        Normal priors need none of their own: see :mod:`knowable.inference.variational.divergence`.
-        """
         return None
 
     # Priors with hyperparameters of their own (EmpiricalBayes) define the methods below.
@@ -113,6 +103,15 @@ class JointPrior(ABC):
     def joint_kl(self, loc: Params, scale: Params) -> Tensor | None:
         """KL(q ‖ self) for independent normals q over all random parameters, where it has a closed form as a whole."""
         return None
+
+
+@runtime_checkable
+class BecomesPrior(Protocol):
+    """Something that a model takes as its prior once it has been turned into one: a fitted posterior."""
+
+    def as_prior(self) -> JointPrior:
+        """The same distribution as a prior."""
+        ...
 
 
 class PriorByName(JointPrior):
@@ -229,12 +228,6 @@ class PriorByName(JointPrior):
         if set(self.globs) == {"*"}:
             return repr(self.globs["*"])
         return "{" + ", ".join(f"{glob!r}: {prior!r}" for glob, prior in self.globs.items()) + "}"
-
-
-def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -> Tensor:
-    """Log density of a normal distribution, elementwise."""
-    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
-    return -0.5 * ((value - loc) / scale) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)
 
 
 def _matches_any(glob: str, names: Iterable[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,21 @@ def index_params(stack: Params, index: int | slice | Tensor) -> Params:
 def number_of_draws(stack: Params) -> int:
     """The leading dimension of a stack."""
     return next(iter(stack.values())).shape[0]
+
+
+def joined_params(parts: Iterable[Params]) -> Params:
+    """One dict of the parameters of several disjoint ones."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under names that begin with ``prefix``."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def select_names(argument: str, choice: str | Iterable[str], names: Iterable[str], net: nn.Module) -> set[str]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Params, expand_params
-from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.network.params import Params, expand_params, with_prefix, without_prefix
+from knowable.core.posterior.particles import systematic_resample
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.saving import build_posterior, describe_posterior
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.randomness import derive_seed, generator_for
 from knowable.errors import InvalidArgument
@@ -116,10 +117,7 @@ class Mixture(Posterior):
         count = len(self)
         if count <= samples:
             return [samples // count + (k < samples % count) for k in range(count)], self.log_weights
-        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
-        points = (torch.arange(samples, dtype=torch.float64) + offset) / samples
-        total = self.weights.double().cpu().cumsum(0)
-        chosen = torch.searchsorted(total / total[-1], points).clamp_max(count - 1)
+        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
         counts = torch.bincount(chosen, minlength=count)
         return counts.tolist(), (counts / samples).log().to(self.log_weights)
 
@@ -131,11 +129,11 @@ class Mixture(Posterior):
             own = {k: v for k, v in member.points.items() if k not in self.points or not torch.equal(v, self.points[k])}
             parts = {"posterior": member._tensors(), "point": own, "buffer": member.buffers}
             for part, tensors in parts.items():
-                found |= {f"{k}.{part}.{name}": value for name, value in tensors.items()}
+                found |= with_prefix(f"{k}.{part}.", tensors)
         return found
 
     def _settings(self) -> dict[str, Any]:
-        return {"about_members": [_about(member) for member in self.members]}
+        return {"about_members": [describe_posterior(member) for member in self.members]}
 
     @classmethod
     def _from_tensors(
@@ -144,14 +142,10 @@ class Mixture(Posterior):
         shared = common.get("points") or {}
         members = []
         for k, about in enumerate(about_members):
-            posterior, points, buffers = (_part(tensors, f"{k}.{part}.") for part in ("posterior", "point", "buffer"))
-            evidence = about["log_evidence"]
-            member = Posterior.families[about["family"]]._from_tensors(
-                model, posterior, **about["settings"], points={**shared, **points}, buffers=buffers, seed=about["seed"],
-                diagnostics=Diagnostics.from_json(about["diagnostics"]),
-                log_evidence=None if evidence is None else LogEvidence(*evidence),
-            )  # fmt: skip
-            members.append(member)
+            own, points, buffers = (
+                without_prefix(f"{k}.{part}.", tensors) for part in ("posterior", "point", "buffer")
+            )
+            members.append(build_posterior(model, about, own, points={**shared, **points}, buffers=buffers))
         loaded = cls(model, members, tensors["log_weights"], **common)
         loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
         return loaded
@@ -168,19 +162,3 @@ def _of_model(member: Posterior, model: Model, points: Params) -> Posterior:
     bound = copy.copy(member)
     bound.model, bound.points, bound._kept = model, {**points, **member.points}, None
     return bound
-
-
-def _about(member: Posterior) -> dict[str, Any]:
-    """What is saved of a member beside its tensors."""
-    evidence = member.log_evidence
-    return {
-        "family": member.family,
-        "settings": member._settings(),
-        "seed": member.seed,
-        "diagnostics": member.diagnostics.to_json(),
-        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
-    }
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

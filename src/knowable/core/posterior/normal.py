@@ -1,21 +1,107 @@
-"""Gaussian posteriors: independent (diagonal) and with a full covariance."""
+"""Normal posteriors, one for each structure of the covariance."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import (
+    FlatNormal,
+    FullCovarianceNormal,
+    IndependentNormal,
+    JointNormal,
+    saved_means,
+)
+from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
-from knowable.core.model.posterior_prior import DiagonalNormalPrior, FullNormalPrior
+from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.posterior import Posterior
-from knowable.errors import InvalidArgument
 
 
-class DiagonalNormal(Posterior):
+class NormalPosterior(Posterior):
+    """What normal posteriors share: the distribution, whose fields (``loc``, ``scale``, ...) are attributes here too.
+
+    Args:
+        model: The model.
+        normal: The distribution of the random parameters; it is copied.
+        common: See :class:`Posterior`.
+    """
+
+    def __init__(self, model: Model, normal: JointNormal, **common: Any):
+        super().__init__(model, **common)
+        self.normal = normal.copied()
+        for field in fields(self.normal):  # type: ignore[arg-type]
+            setattr(self, field.name, getattr(self.normal, field.name))
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance matrix of the flat random parameters, ``(D, D)``, in the order of ``normal.layout``."""
+        return self.normal.covariance_matrix()
+
+    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
+        return self.normal.sample(n, generator)
+
+    def _mean_random(self) -> Params:
+        return {name: value.clone() for name, value in self.normal.means.items()}
+
+    def _std_random(self) -> Params:
+        return {name: value.clone() for name, value in self.normal.std().items()}
+
+    def log_alpha(self) -> Params:
+        r"""Log of noise over signal of every random parameter, :math:`\log \alpha = \log (s^2 / m^2)`, elementwise.
+
+        Weights above ``log_alpha_threshold`` are drowned in their own noise (Molchanov et al., 2017).
+        """
+        means = self.normal.means
+        return {name: 2.0 * (std.log() - means[name].abs().log()) for name, std in self.normal.std().items()}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
+        return self.normal.log_prob(params)
+
+    def as_prior(self) -> PosteriorPrior:
+        """The same distribution as a prior; parameters that were point estimates stay fixed at their values."""
+        return PosteriorPrior(self.normal, fixed=self.points, buffers=self.buffers)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self.normal.mean_tensors(), **self.normal.tensors()}
+
+    @classmethod
+    def of(cls, model: Model, normal: JointNormal, **common: Any) -> Self:
+        """The posterior whose arguments are the fields of ``normal``."""
+        parts = {field.name: getattr(normal, field.name) for field in fields(normal)}  # type: ignore[arg-type]
+        return cls(model, **parts, **common)
+
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Self:
+        return cls.of(model, saved_normal(model, tensors), **common)
+
+
+def saved_normal(model: Model, tensors: dict[str, Tensor]) -> JointNormal:
+    """The distribution whose tensors a normal posterior saved; their names tell its structure."""
+    structure: type[JointNormal] = IndependentNormal
+    if "scale_tril" in tensors:
+        structure = FullCovarianceNormal
+    elif "basis" in tensors:
+        structure = DiagonalPlusLowRank
+    elif any(name.startswith("block.") for name in tensors):
+        structure = KroneckerFactored
+    means = saved_means(tensors)
+    return structure.from_tensors(means if issubclass(structure, FlatNormal) else in_order(model, means), tensors)
+
+
+def in_order(model: Model, params: Params) -> Params:
+    """The random parameters among ``params``, in the order of the model."""
+    return {name: params[name] for name in model.random_names if name in params}
+
+
+class DiagonalNormal(NormalPosterior):
     r"""Independent normal distributions: :math:`q(\theta) = \prod_d \mathcal{N}(\theta_d \mid m_d, s_d^2)`.
 
     Args:
@@ -26,56 +112,14 @@ class DiagonalNormal(Posterior):
     """
 
     family = "diagonal_normal"
+    loc: Params
+    scale: Params
 
     def __init__(self, model: Model, loc: Params, scale: Params, **common: Any):
-        super().__init__(model, **common)
-        self.loc = {name: loc[name].detach().clone() for name in model.random_names if name in loc}
-        self.scale = {name: scale[name].detach().clone() for name in self.loc}
-        self._layout = Layout.of(self.loc)
-        self._flat = self._layout.flatten(self.loc), self._layout.flatten(self.scale)
-
-    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        loc, scale = self._flat
-        noise = torch.randn((n, len(loc)), generator=generator, dtype=loc.dtype, device=loc.device)
-        return self._layout.views(torch.addcmul(loc, scale, noise))
-
-    def _mean_random(self) -> Params:
-        return {name: value.clone() for name, value in self.loc.items()}
-
-    def _std_random(self) -> Params:
-        return {name: value.clone() for name, value in self.scale.items()}
-
-    def log_alpha(self) -> Params:
-        r"""Log of noise over signal of every random parameter, :math:`\log \alpha = \log (s^2 / m^2)`, elementwise.
-
-        Weights above ``log_alpha_threshold`` are drowned in their own noise (Molchanov et al., 2017).
-        """
-        return {name: 2.0 * (self.scale[name].log() - self.loc[name].abs().log()) for name in self.loc}
-
-    def log_prob(self, params: Params) -> Tensor:
-        """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
-        _check_names(self._layout, params)
-        loc, scale = self._flat
-        standard = (self._layout.flatten(params) - loc) / scale
-        return -0.5 * (standard**2).sum(-1) - scale.log().sum() - 0.5 * len(loc) * math.log(2 * math.pi)
-
-    def as_prior(self) -> DiagonalNormalPrior:
-        """The same distribution as a prior; parameters that were point estimates stay fixed at their values."""
-        return DiagonalNormalPrior(self.loc, self.scale, fixed=self.points, buffers=self.buffers)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {f"{part}.{name}": value for part in ("loc", "scale") for name, value in getattr(self, part).items()}
-
-    @classmethod
-    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> DiagonalNormal:
-        parts = [
-            {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            for part in ("loc", "scale")
-        ]
-        return cls(model, *parts, **common)
+        super().__init__(model, IndependentNormal(in_order(model, loc), in_order(model, scale)), **common)
 
 
-class FullNormal(Posterior):
+class FullNormal(NormalPosterior):
     r"""A normal distribution with a full covariance: :math:`q(\theta) = \mathcal{N}(\theta \mid m, L L^\top)`.
 
     Args:
@@ -87,55 +131,77 @@ class FullNormal(Posterior):
     """
 
     family = "full_normal"
+    layout: Layout
+    loc: Tensor
+    scale_tril: Tensor
 
     def __init__(self, model: Model, layout: Layout, loc: Tensor, scale_tril: Tensor, **common: Any):
-        super().__init__(model, **common)
-        self.layout = layout
-        self.loc, self.scale_tril = loc.detach().clone(), scale_tril.detach().contiguous().clone()
+        super().__init__(model, FullCovarianceNormal(layout, loc, scale_tril), **common)
 
-    @property
-    def covariance(self) -> Tensor:
-        """Covariance of the flat random parameters, ``(D, D)``, in the order of ``layout``."""
-        return self.scale_tril @ self.scale_tril.T
 
-    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        noise = torch.randn((n, len(self.loc)), generator=generator, dtype=self.loc.dtype, device=self.loc.device)
-        return self.layout.views(self.loc + noise @ self.scale_tril.T)
+class LowRankNormal(NormalPosterior):
+    r"""A normal distribution whose covariance is a diagonal and a low-rank part.
 
-    def _mean_random(self) -> Params:
-        return self.layout.views(self.loc.clone())
+    .. math:: \Sigma = D^{1/2} \big(I + Q\, \mathrm{diag}(\lambda - 1)\, Q^\top\big) D^{1/2}
 
-    def _std_random(self) -> Params:
-        return self.layout.views(self.scale_tril.square().sum(-1).sqrt())
+    Make one from a covariance or a precision with :meth:`of_covariance` and :meth:`of_precision`.
 
-    def log_prob(self, params: Params) -> Tensor:
-        """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
-        _check_names(self.layout, params)
-        difference = (self.layout.flatten(params) - self.loc).unsqueeze(-1)
-        standard = torch.linalg.solve_triangular(self.scale_tril, difference, upper=False).squeeze(-1)
-        log_det = self.scale_tril.diagonal().log().sum()
-        return -0.5 * (standard**2).sum(-1) - log_det - 0.5 * len(self.loc) * math.log(2 * math.pi)
+    Args:
+        model: The model.
+        layout: Order of the random parameters in the flat vector.
+        loc: Mean, ``(D,)``.
+        scale: Square roots of the diagonal D, ``(D,)``.
+        basis: Q, ``(D, k)``, with orthonormal columns.
+        basis_variance: λ, ``(k,)``, above 0: the variance along each column of Q, in units of the diagonal.
+        common: See :class:`Posterior`.
+    """
 
-    def as_prior(self) -> FullNormalPrior:
-        """The same distribution as a prior; parameters that were point estimates stay fixed at their values."""
-        return FullNormalPrior(self.layout, self.loc, self.scale_tril, fixed=self.points, buffers=self.buffers)
+    family = "low_rank_normal"
+    layout: Layout
+    loc: Tensor
+    scale: Tensor
+    basis: Tensor
+    basis_variance: Tensor
 
-    def _tensors(self) -> dict[str, Tensor]:
-        shapes = {f"shape.{i}.{name}": torch.zeros(shape) for i, (name, shape) in enumerate(self._entries())}
-        return {"loc": self.loc, "scale_tril": self.scale_tril, **shapes}
-
-    def _entries(self) -> list[tuple[str, torch.Size]]:
-        return list(zip(self.layout.names, self.layout.shapes, strict=True))
+    def __init__(
+        self, model: Model, layout: Layout, loc: Tensor, scale: Tensor, basis: Tensor, basis_variance: Tensor,
+        **common: Any,
+    ):  # fmt: skip
+        super().__init__(model, DiagonalPlusLowRank(layout, loc, scale, basis, basis_variance), **common)
 
     @classmethod
-    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> FullNormal:
-        entries = sorted((k.split(".", 2) for k in tensors if k.startswith("shape.")), key=lambda parts: int(parts[1]))
-        names = tuple(parts[2] for parts in entries)
-        shapes = tuple(tensors[".".join(parts)].shape for parts in entries)
-        return cls(model, Layout(names, shapes), tensors["loc"], tensors["scale_tril"], **common)
+    def of_covariance(
+        cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
+    ) -> LowRankNormal:
+        """The covariance is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
+        return cls.of(model, DiagonalPlusLowRank.of_covariance(layout, loc, diagonal, factor), **common)
+
+    @classmethod
+    def of_precision(
+        cls, model: Model, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor, **common: Any
+    ) -> LowRankNormal:
+        """The precision (inverse covariance) is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
+        return cls.of(model, DiagonalPlusLowRank.of_precision(layout, loc, diagonal, factor), **common)
+
+    @property
+    def rank(self) -> int:
+        """Number of columns k of the low-rank part."""
+        return len(self.basis_variance)
 
 
-def _check_names(layout: Layout, params: Params) -> None:
-    lacking = [name for name in layout.names if name not in params]
-    if lacking:
-        raise InvalidArgument(f"params lacks {', '.join(lacking[:5])}. Use the dict that sample() or mean() gives.")
+class KroneckerNormal(NormalPosterior):
+    r"""Independent layers, each normal with a :class:`~knowable.core.model.kronecker.KroneckerBlock` as its precision.
+
+    Args:
+        model: The model.
+        loc: Means of the random parameters.
+        blocks: Precisions; together they hold every random parameter once.
+        common: See :class:`Posterior`.
+    """
+
+    family = "kronecker_normal"
+    loc: Params
+    blocks: tuple[KroneckerBlock, ...]
+
+    def __init__(self, model: Model, loc: Params, blocks: Iterable[KroneckerBlock], **common: Any):
+        super().__init__(model, KroneckerFactored(in_order(model, loc), tuple(blocks)), **common)

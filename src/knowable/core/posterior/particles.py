@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Buffers, Params, index_params, number_of_draws, stack_params
+from knowable.core.network.params import Buffers, Params, index_params, number_of_draws, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument
@@ -101,23 +101,17 @@ class Particles(Posterior):
         """Which atoms draws ``start`` to ``stop`` of a prediction are."""
         if len(self) <= samples:
             return torch.arange(start, stop, device=self.model.device)
-        # systematic resampling: evenly spaced points through the cumulative weights
-        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
-        points = (torch.arange(start, stop, dtype=torch.float64) + offset) / samples
-        total = self.weights.double().cpu().cumsum(0)
-        return torch.searchsorted(total / total[-1], points).clamp_max(len(self) - 1).to(self.model.device)
+        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        return chosen[start:stop].to(self.model.device)
 
     def _tensors(self) -> dict[str, Tensor]:
-        stack = {f"stack.{name}": value for name, value in self.stack.items()}
-        buffers = {f"buffers.{name}": value for name, value in self.buffer_stack.items()}
-        return {**stack, **buffers, "log_weights": self.log_weights}
+        stacks = {**with_prefix("stack.", self.stack), **with_prefix("buffers.", self.buffer_stack)}
+        return {**stacks, "log_weights": self.log_weights}
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Particles:
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        loaded = cls(model, part("stack."), tensors["log_weights"], buffer_stack=part("buffers."), **common)
+        stack, buffers = without_prefix("stack.", tensors), without_prefix("buffers.", tensors)
+        loaded = cls(model, stack, tensors["log_weights"], buffer_stack=buffers, **common)
         loaded.log_weights = tensors["log_weights"]  # to the bit: they were normalised before they were saved
         return loaded
 
@@ -126,14 +120,12 @@ class Particles(Posterior):
         return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)
 
 
-# --- The prior as a posterior given no data: atoms drawn from the prior ----------------------------------------------
+def systematic_resample(weights: Tensor, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Draw n indices, on the CPU, in proportion to ``weights``: n evenly spaced points through their cumulative sum.
 
-
-def prior_posterior(model: Model, samples: int, *, generator: torch.Generator | None = None) -> Particles:
-    """``samples`` draws of the random parameters from the prior; the others at their start values."""
-    start = model.params()
-    random = {name: start[name] for name in model.random_names}
-    hyper = {name: start[name] for name in model.hyper_names}
-    draws = [model.prior.sample({**random, **hyper}, generator=generator) for _ in range(samples)]
-    stack = stack_params([{name: draw[name] for name in random} for draw in draws])
-    return Particles(model, stack, points={name: start[name] for name in model.point_names})
+    An index with a share w of the total is drawn floor(n w) or ceil(n w) times.
+    """
+    offset = torch.rand((), generator=generator, device="cpu" if generator is None else generator.device).item()
+    points = (torch.arange(n, dtype=torch.float64) + offset) / n
+    total = weights.double().cpu().cumsum(0)
+    return torch.searchsorted(total / total[-1], points).clamp_max(len(weights) - 1)

@@ -17,6 +17,7 @@ from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Buffers, Params, expand_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.predicting import parse_memory, predict_outputs, rows_that_fit
+from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
 from knowable.core.support.randomness import generator_for
@@ -40,7 +41,7 @@ class Posterior(ABC):
     log_alpha_threshold: ClassVar[float] = 3.0
     """Where the log of noise over signal, :math:`-2 \\log` :meth:`signal_to_noise`, says that a weight can go."""
     family: ClassVar[str]
-    families: ClassVar[dict[str, type[Posterior]]] = {}
+    families: ClassVar[dict[str, type[Posterior]]] = FAMILIES
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,7 +70,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        """N draws of the random parameters."""
+        """Draw n sets of the random parameters, stacked."""
 
     @abstractmethod
     def _mean_random(self) -> Params:
@@ -210,8 +211,6 @@ class Posterior(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code."""
-        from knowable.core.posterior.saving import save_posterior
-
         return save_posterior(self, path)
 
     def __repr__(self) -> str:

@@ -1,20 +1,19 @@
-"""A posterior made of independent parts, each over its own parameters, and the same as a prior."""
+"""A posterior made of independent parts, each over its own parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import ProductNormal
 from knowable.core.model.model import Model
-from knowable.core.model.posterior_prior import CorrelatedPrior, DiagonalNormalPrior, PosteriorPrior
-from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.model.posterior_prior import PosteriorPrior
+from knowable.core.network.params import Params, joined_params, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument, Unsupported
-
-NormalPart = DiagonalNormalPrior | CorrelatedPrior
 
 
 class ProductPosterior(Posterior):
@@ -46,32 +45,27 @@ class ProductPosterior(Posterior):
         raise InvalidArgument(f"name must be one of the random parameters, got {name!r}.")
 
     def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        return _joined(part._sample_random(n, generator) for part in self.parts)
+        return joined_params(part._sample_random(n, generator) for part in self.parts)
 
     def _mean_random(self) -> Params:
-        return _joined(part._mean_random() for part in self.parts)
+        return joined_params(part._mean_random() for part in self.parts)
 
     def _std_random(self) -> Params:
-        return _joined(part._std_random() for part in self.parts)
+        return joined_params(part._std_random() for part in self.parts)
 
     def log_prob(self, params: Params) -> Tensor:
         """Sum of the log densities of the parts: a scalar for one draw, ``(n,)`` for a stack."""
         return torch.stack([part.log_prob(params) for part in self.parts]).sum(0)
 
-    def as_prior(self) -> ProductPrior | DiagonalNormalPrior:
+    def as_prior(self) -> PosteriorPrior:
         """The same distribution as a prior; parameters that were point estimates stay fixed at their values."""
-        priors = []
+        normals = []
         for part in self.parts:
             prior = part.as_prior()
-            if not isinstance(prior, NormalPart):
+            if not isinstance(prior, PosteriorPrior):
                 raise Unsupported(f"{type(part).__name__} cannot be part of a prior: only normal posteriors can.")
-            priors.append(prior)
-        independent = [prior for prior in priors if isinstance(prior, DiagonalNormalPrior)]
-        if len(independent) < len(priors):
-            return ProductPrior(priors, fixed=self.points, buffers=self.buffers)
-        loc = _joined(each.loc_by_name for each in independent)
-        scale = _joined(each.scale_by_name for each in independent)
-        return DiagonalNormalPrior(loc, scale, fixed=self.points, buffers=self.buffers)
+            normals.append(prior.normal)
+        return PosteriorPrior(ProductNormal.of(normals), fixed=self.points, buffers=self.buffers)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f"{k}.{key}": value for k, part in enumerate(self.parts) for key, value in part._tensors().items()}
@@ -85,7 +79,7 @@ class ProductPosterior(Posterior):
     ) -> ProductPosterior:
         parts = [
             Posterior.families[about["family"]]._from_tensors(
-                model, _unprefixed(f"{k}.", tensors), **about["settings"]
+                model, without_prefix(f"{k}.", tensors), **about["settings"]
             )
             for k, about in enumerate(about_parts)
         ]  # fmt: skip
@@ -94,120 +88,3 @@ class ProductPosterior(Posterior):
     def __repr__(self) -> str:
         kinds = ", ".join(type(part).__name__ for part in self.parts)
         return Posterior.__repr__(self).replace("(", f"({kinds}: ", 1)
-
-
-class ProductPrior(CorrelatedPrior):
-    """The same as a prior: one normal over all parameters, whose precision is made of blocks.
-
-    Args:
-        parts: Priors of disjoint groups of parameters.
-        fixed: Parameters that stay at their values.
-        buffers: Buffers the next fit starts from.
-    """
-
-    kind = "product"
-
-    def __init__(self, parts: Iterable[NormalPart], *, fixed: Params, buffers: Buffers):
-        self.parts = tuple(parts)
-        loc = _joined(part.loc_by_name for part in self.parts)
-        super().__init__(Layout.of(loc), loc, fixed=fixed, buffers=buffers)
-
-    def given(self, frozen: Params) -> ProductPrior:
-        """The prior of the others: each part given what is known of its own parameters."""
-        kept = [part for part in self.parts if part.loc_by_name.keys() - frozen.keys()]
-        return ProductPrior((_given(part, frozen) for part in kept), fixed=self.fixed, buffers=self.buffers)
-
-    def log_det_precision(self) -> Tensor:
-        """Sum over the parts."""
-        return torch.stack([_log_det(part) for part in self.parts]).sum()
-
-    def quadratic(self, params: Params) -> Tensor:
-        """Sum over the parts."""
-        return torch.stack([_quadratic(part, params) for part in self.parts]).sum()
-
-    def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
-        """Draw one set of parameters."""
-        shares = [{name: like[name] for name in part.loc_by_name} for part in self.parts]
-        drawn = _joined(part.sample(share, generator=generator) for part, share in zip(self.parts, shares, strict=True))
-        return {name: drawn[name] for name in like}
-
-    def precision_diagonal(self, layout: Layout) -> Tensor:
-        """Diagonal of the precision."""
-        own = [Layout.of(part.loc_by_name) for part in self.parts]
-        found = [each.views(part.precision_diagonal(each)) for part, each in zip(self.parts, own, strict=True)]
-        return layout.flatten(_joined(found))
-
-    def joint_normal(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Mean and dense precision in the order of ``layout``: for few parameters."""
-        mean = layout.flatten(self.loc_by_name)
-        precision = mean.new_zeros((layout.size, layout.size))
-        places = layout.views(torch.arange(layout.size, device=mean.device))
-        for part in self.parts:
-            own = Layout.of(part.loc_by_name)
-            index = own.flatten(places)
-            joint = part.joint_normal(own)
-            precision[index.unsqueeze(1), index] = part.precision_diagonal(own).diag() if joint is None else joint[1]
-        return mean, precision
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Those of the parts: ``part.1.full.scale_tril`` and the like; ``name.1.0.weight`` says what they hold."""
-        saved: dict[str, Tensor] = {}
-        for k, part in enumerate(self.parts):
-            saved |= {f"name.{k}.{place}.{name}": torch.zeros(()) for place, name in enumerate(part.loc_by_name)}
-            saved |= {f"part.{k}.{part.kind}.{key}": value for key, value in part.tensors().items()}
-        return saved
-
-    @classmethod
-    def from_tensors(
-        cls, layout: Layout, loc: Params, tensors: dict[str, Tensor], *, fixed: Params, buffers: Buffers
-    ) -> ProductPrior:
-        """From those of the parts."""
-        held = [key.split(".", 3) for key in tensors if key.startswith("name.")]
-        parts = []
-        for k in range(1 + max(int(key[1]) for key in held)):
-            names = [name for _, name in sorted((int(key[2]), key[3]) for key in held if key[1] == str(k))]
-            own = {name: loc[name] for name in names}
-            stored = _unprefixed(f"part.{k}.", tensors)
-            kind = next(iter(stored)).partition(".")[0]
-            made = PosteriorPrior.kinds[kind].from_tensors(
-                Layout.of(own), own, _unprefixed(f"{kind}.", stored), fixed={}, buffers={}
-            )
-            assert isinstance(made, NormalPart)
-            parts.append(made)
-        return cls(parts, fixed=fixed, buffers=buffers)
-
-
-def _joined(parts: Iterable[Params]) -> Params:
-    return {name: value for part in parts for name, value in part.items()}
-
-
-def _given(part: NormalPart, frozen: Params) -> NormalPart:
-    """A part once some of its parameters are known."""
-    if isinstance(part, CorrelatedPrior):
-        made = part.given(frozen)
-        assert isinstance(made, CorrelatedPrior)
-        return made
-    loc, scale = (
-        {name: value for name, value in values.items() if name not in frozen}
-        for values in (part.loc_by_name, part.scale_by_name)
-    )
-    return DiagonalNormalPrior(loc, scale, fixed=part.fixed, buffers=part.buffers)
-
-
-def _log_det(part: NormalPart) -> Tensor:
-    """Log determinant of the precision."""
-    if isinstance(part, CorrelatedPrior):
-        return part.log_det_precision()
-    return -2.0 * torch.stack([scale.log().sum() for scale in part.scale_by_name.values()]).sum()
-
-
-def _quadratic(part: NormalPart, params: Params) -> Tensor:
-    """Squared distance from the mean in units of the precision."""
-    if isinstance(part, CorrelatedPrior):
-        return part.quadratic(params)
-    loc, scale = part.loc_by_name, part.scale_by_name
-    return torch.stack([((params[name] - loc[name]) / scale[name]).square().sum() for name in loc]).sum()
-
-
-def _unprefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -7,44 +7,45 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-import knowable.core.posterior.kronecker_normal
-import knowable.core.posterior.low_rank_normal
-import knowable.core.posterior.product  # noqa: F401  (these register kinds of priors that an artifact may name)
+import knowable.core.model.kronecker
+import knowable.core.model.low_rank  # noqa: F401  (they register structures that an artifact may name)
+from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
 from knowable.core.network.architecture import build, describe
-from knowable.core.network.params import Layout
+from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError
 
+if TYPE_CHECKING:
+    from knowable.core.posterior.posterior import Posterior
+
 KIND = "posterior"
+FAMILIES: dict[str, type[Posterior]] = {}
+"""Posterior classes by the name of their family in an artifact; they enter themselves."""
 
 
 def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
     """Write ``posterior`` to a folder, atomically."""
     model = posterior.model
-    evidence = posterior.log_evidence
     tensors = {
-        **_prefixed("posterior", posterior._tensors()),
-        **_prefixed("point", posterior.points),
-        **_prefixed("buffer", posterior.buffers),
-        **_prefixed("frozen", model.frozen_params()),
+        **with_prefix("posterior.", posterior._tensors()),
+        **with_prefix("point.", posterior.points),
+        **with_prefix("buffer.", posterior.buffers),
+        **with_prefix("frozen.", model.frozen_params()),
     }
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
-        "family": posterior.family,
-        "seed": posterior.seed,
-        "settings": posterior._settings(),
+        **describe_posterior(posterior),
         "network": {
             "class": type(model.net).__name__,
             "structure": describe(model.net),
@@ -55,10 +56,8 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
-        "diagnostics": posterior.diagnostics.to_json(),
-        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
     }
-    return write_folder(path, KIND, content, {**tensors, **_prefixed("prior", prior_tensors)})
+    return write_folder(path, KIND, content, {**tensors, **with_prefix("prior.", prior_tensors)})
 
 
 def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
@@ -66,22 +65,42 @@ def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -
     content, tensors = read_folder(path, KIND)
     try:
         model = _load_model(content, tensors, net)
-        family = Posterior.families[content["family"]]
-        evidence = content["log_evidence"]
-        return family._from_tensors(
-            model,
-            {k: v.to(model.device) for k, v in _unprefixed("posterior", tensors).items()},
-            **content.get("settings", {}),
-            points={k: v.to(model.device) for k, v in _unprefixed("point", tensors).items()},
-            buffers={k: v.to(model.device) for k, v in _unprefixed("buffer", tensors).items()},
-            diagnostics=Diagnostics.from_json(content["diagnostics"]),
-            log_evidence=None if evidence is None else LogEvidence(*evidence),
-            seed=content["seed"],
-        )
+        here = {name: value.to(model.device) for name, value in tensors.items()}
+        own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
+        return build_posterior(model, content, own, points=points, buffers=buffers)
     except KnowableError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+
+
+def describe_posterior(posterior: Posterior) -> dict[str, Any]:
+    """What an artifact says about a posterior besides its tensors and its model."""
+    evidence = posterior.log_evidence
+    return {
+        "family": posterior.family,
+        "settings": posterior._settings(),
+        "seed": posterior.seed,
+        "diagnostics": posterior.diagnostics.to_json(),
+        "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
+    }
+
+
+def build_posterior(
+    model: Model, description: dict[str, Any], tensors: dict[str, Tensor], *, points: Params, buffers: Buffers
+) -> Posterior:
+    """The inverse of :func:`describe_posterior`, with the posterior's own ``tensors``."""
+    evidence = description["log_evidence"]
+    return FAMILIES[description["family"]]._from_tensors(
+        model,
+        tensors,
+        **description.get("settings", {}),
+        points=points,
+        buffers=buffers,
+        diagnostics=Diagnostics.from_json(description["diagnostics"]),
+        log_evidence=None if evidence is None else LogEvidence(*evidence),
+        seed=description["seed"],
+    )
 
 
 def describe_object(value: Any) -> Any:
@@ -105,7 +124,7 @@ def build_object(description: Any, base: type) -> Any:
 
 
 def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None) -> Model:
-    frozen = _unprefixed("frozen", tensors)
+    frozen = without_prefix("frozen.", tensors)
     if net is None:
         structure = content["network"]["structure"]
         if structure is None:
@@ -121,7 +140,7 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
         if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
             own = {name: frozen.get(name, value) for name, value in own.items()}
             net = _copy_with(net, own)
-    prior = _build_prior(content["prior"], _unprefixed("prior", tensors))
+    prior = _build_prior(content["prior"], without_prefix("prior.", tensors))
     own_frozen = [
         name for name in content["frozen"] if not isinstance(prior, PosteriorPrior) or name not in prior.fixed
     ]
@@ -170,29 +189,25 @@ def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor
     if isinstance(prior, PriorByName):
         return {"globs": {glob: describe_object(each) for glob, each in prior.globs.items()}}, {}
     if isinstance(prior, PosteriorPrior):
-        parts = {"loc": prior.loc_by_name, "fixed": prior.fixed, "buffers": prior.buffers}
-        named = {f"{part}.{k}": v for part, found in parts.items() for k, v in found.items()}
-        return {"posterior": prior.kind, "order": list(prior.loc_by_name)}, {**named, **prior.tensors()}
+        means = prior.normal.means
+        tensors = {
+            **with_prefix("loc.", means),
+            **with_prefix("fixed.", prior.fixed),
+            **with_prefix("buffers.", prior.buffers),
+            **prior.normal.tensors(),
+        }
+        return {"posterior": prior.normal.kind, "order": list(means)}, tensors
     raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
 
 
 def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
     if "globs" in description:
         return {glob: build_object(each, Prior) for glob, each in description["globs"].items()}
-    loc, fixed, buffers = (_unprefixed(part, tensors) for part in ("loc", "fixed", "buffers"))
-    order = description.get("order") or list(loc)
-    loc = {name: loc[name] for name in order}
-    kind = PosteriorPrior.kinds[description["posterior"]]
-    return kind.from_tensors(Layout.of(loc), loc, dict(tensors), fixed=fixed, buffers=buffers)
+    loc, fixed, buffers = (without_prefix(part, tensors) for part in ("loc.", "fixed.", "buffers."))
+    loc = {name: loc[name] for name in description.get("order") or loc}
+    normal = JointNormal.kinds[description["posterior"]].from_tensors(loc, dict(tensors))
+    return PosteriorPrior(normal, fixed=fixed, buffers=buffers)
 
 
 def _subclasses(base: type) -> set[type]:
     return {base} | {each for direct in base.__subclasses__() for each in _subclasses(direct)}
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}
-
-
-def _unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + ".")}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.model.prior import normal_log_prob
 from knowable.core.prediction.prediction import Components, RegressionPrediction
 from knowable.errors import Unsupported
 
@@ -142,3 +141,9 @@ class CorrelatedNormal(NormalComponents):
         flat = (len(index), *self.factor.shape[:-1], 1)
         noise = torch.randn(flat, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + (self.factor @ noise).reshape(index.shape)
+
+
+def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -> Tensor:
+    """Log density of a normal distribution, elementwise."""
+    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
+    return -0.5 * ((value - loc) / scale) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import align_target, check_finite_target, sum_over_event
+from knowable.core.prediction.targets import align_target, check_finite_target, sum_over_event
 from knowable.core.support.checks import check_count, check_generator, check_number
 from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, Unsupported
@@ -81,7 +81,7 @@ class Prediction(ABC):
         return torch.tensordot(weights, values, dims=1)
 
     def _log_mix(self, log_values: Tensor) -> Tensor:
-        """Log Σ_k w_k exp(log_values_k), over the first dimension."""
+        """Logarithm of Σ_k w_k exp(log_values_k), over the first dimension."""
         shape = (-1,) + (1,) * (log_values.dim() - 1)
         return torch.logsumexp(log_values + self.log_weights.view(shape).to(log_values.dtype), 0)
 
@@ -291,6 +291,11 @@ class ClassPrediction(Prediction):
 def joined_log_weights(parts: Sequence[Prediction], log_weights: Tensor) -> Tensor:
     """Log weights of all draws of several predictions that are themselves weighed."""
     return torch.cat([part.log_weights + own for part, own in zip(parts, log_weights, strict=True)])
+
+
+def log_mixed(log_values: Sequence[Tensor], log_weights: Tensor) -> Tensor:
+    """Logarithm of the weighted mean of values given by their logarithms."""
+    return torch.stack([value + own for value, own in zip(log_values, log_weights, strict=True)]).logsumexp(0)
 
 
 def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) -> Tensor:

@@ -60,8 +60,8 @@ class TrainingSettings:
         batch_size: Rows per step, or None for all rows up to 1,024 and 128 beyond.
         training: Optimiser, gradient clipping, patience, divergence, accumulation.
         schedule: ``"fall"`` (the learning rate is constant, then falls to zero along a cosine) or ``"constant"``.
-        cycles: Number of cycles of the learning rate. With several it is restarted each time and, where ``epochs`` is given,
-            falls all along (Huang et al., 2017).
+        cycles: Number of cycles of the learning rate. With several it is restarted each time and, where ``epochs`` is
+            given, falls all along (Huang et al., 2017).
     """
 
     epochs: int | None = None

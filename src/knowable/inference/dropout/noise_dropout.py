@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params, select_names
-from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.training.loop import TrainingResult
 from knowable.inference.dropout.mc_dropout import check_where
@@ -22,13 +20,20 @@ from knowable.inference.dropout.sparse_variational_dropout import (
     prior_notes,
     with_log_uniform,
 )
-from knowable.inference.variational.method import VariationalFit, final_bound, tempering_notes
-from knowable.inference.variational.objective import NormalObjective
+from knowable.inference.variational.gaussian_weight import local_rule, local_weights
+from knowable.inference.variational.method import VariationalMethod, tempering_notes, warmup_notes
+from knowable.inference.variational.normals import drawn_and_local, standard_noise
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 from knowable.priors.log_uniform import divergence_at
 
 
-@dataclass(frozen=True, repr=False)
-class NoiseMethod(VariationalFit):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class NoiseMethod(VariationalMethod):
     """Noise on the weights under a log-uniform prior, that the method brings with it; points elsewhere.
 
     Args:
@@ -49,11 +54,8 @@ class NoiseMethod(VariationalFit):
         """The model with the log-uniform prior on the noisy weights, and points elsewhere."""
         return with_log_uniform(model, noisy_names(model, self.where))
 
-    def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
-        return final_bound(objective, rows, seed)
-
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*super()._notes(model, size, result), *prior_notes(model, noisy_names(model, self.where)))
+        return (*warmup_notes(self.kl_warmup or 0, result), *prior_notes(model, noisy_names(model, self.where)))
 
 
 # --- The bound of multiplicative Gaussian noise on the weights, of a strength that is set or learned -----------------
@@ -62,7 +64,7 @@ SHARES = ("layer", "neuron", "weight")
 _INITIAL_SHARE = 0.25  # of the largest alpha, at which a learned one starts
 
 
-class NoiseObjective(NormalObjective):
+class NoiseObjective(VariationalObjective):
     r"""-ELBO / N of :math:`w = \theta\, (1 + \sqrt{\alpha}\, \epsilon)` under the log-uniform prior.
 
     The KL is a function of α alone. A learned α is :math:`\alpha_\max\, \sigma(a)`. Weights of ``zero_mean`` have no θ:
@@ -77,7 +79,7 @@ class NoiseObjective(NormalObjective):
         share: What has an α of its own: ``"layer"``, ``"neuron"`` (a weight's first dimension) or ``"weight"``. None:
             α is not learned.
         zero_mean: Names of the weights without a mean.
-        common: See :class:`~knowable.inference.variational.objective.NormalObjective`.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         theta: Means of the weights that have one, end to end.
@@ -96,12 +98,15 @@ class NoiseObjective(NormalObjective):
         alpha: float,
         share: str | None = None,
         zero_mean: tuple[str, ...] = (),
+        start: Params | None = None,
         **common: Any,
     ):
-        super().__init__(model, x, size, estimator="local", **common)
+        super().__init__(model, size, start=start, **common)
         self.alpha, self.share = alpha, share
-        first = {name: self.first[name] for name in self.layout.names}
-        del self.first
+        first = first_values(model, start)
+        parts = [{name: first[name] for name in names} for names in drawn_and_local(model, x, "local")]
+        first = {**parts[0], **parts[1]}
+        self.drawn, self.local, self.layout = Layout.of(parts[0]), Layout.of(parts[1]), Layout.of(first)
         like = next(iter(first.values()))
         self.with_mean = Layout.of({name: value for name, value in first.items() if name not in zero_mean})
         self.without = Layout.of({name: value for name, value in first.items() if name in zero_mean})
@@ -138,25 +143,40 @@ class NoiseObjective(NormalObjective):
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals."""
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
-        return NoisyWeights(self.model, *self.loc_and_scale(), **about)
+        return NoisyWeights(self.model, *self.loc_and_scale(), **self.shared(common))
 
-    def divergence(self) -> Tensor:
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all noisy weights."""
+        loc, scale = (self.layout.flatten(each) for each in self.loc_and_scale())
+        noise = torch.randn((count, self.layout.size), dtype=loc.dtype, device=loc.device)
+        return [self.layout.views(draw) for draw in torch.addcmul(loc, scale, noise)]
+
+    def kl_divergence(self) -> Tensor:
         """KL(q ‖ p), up to the constant of the improper prior."""
         log_alphas = self.log_alphas()
         sizes = zip(self.with_mean.names, self.with_mean.sizes, strict=True)
         each = [divergence_at(log_alphas[name]).mean() * size for name, size in sizes]
         return torch.stack(each).sum() if each else self.theta.new_zeros(())
 
-    def draw(self, noise: Tensor) -> tuple[Tensor, Params, Params, list[Params]]:
-        """KL, means and variances of local weights, and the draws."""
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms."""
+        points = self.point_params()
+        like = next(self.parameters())
+        noise = standard_noise(self.draws, self.drawn.size, like=like, recording=self.recording)
+        kl, thetas = self.draw(noise)
+        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, list[Params]]:
+        """The KL, and draws of all weights; those of local layers are drawn by their outputs."""
         loc, shift = self._loc_and_shift()
+        means = {name: loc[name] for name in self.local.names}
         variance = {name: shift[name].square() for name in self.local.names}
         draws = [
             {name: torch.addcmul(loc[name], shift[name], value) for name, value in self.drawn.views(each).items()}
             for each in noise
         ]
-        return self.divergence(), {name: loc[name] for name in self.local.names}, variance, draws
+        kl = self.kl_divergence()
+        return kl, [{**draw, **local_weights(means, variance, local_rule, recording=self.recording)} for draw in draws]
 
     # --- records -----------------------------------------------------------------------------------------------------
 
@@ -195,19 +215,8 @@ def _in_order(layout: Layout, values: Params) -> Params:
 # --- Gaussian dropout (Wang and Manning, 2013; Srivastava et al., 2014; as a posterior: Kingma et al., 2015) ---------
 
 
-@dataclass(frozen=True)
-class Strength:
-    """What Gaussian dropout is told: how much.
-
-    Args:
-        alpha: Variance of the noise.
-    """
-
-    alpha: float = 0.25
-
-
-@dataclass(frozen=True, repr=False)
-class GaussianDropout(NoiseMethod, Strength):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class GaussianDropout(NoiseMethod):
     r"""Every weight is multiplied by noise of a set strength, in training and in prediction.
 
     .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \quad \epsilon \sim \mathcal{N}(0, 1), \qquad
@@ -247,6 +256,7 @@ class GaussianDropout(NoiseMethod, Strength):
     summary = "weights multiplied by Gaussian noise of a set strength, in training and prediction"
     references = ("wang2013", "kingma2015", "neklyudov2018")
 
+    alpha: float = field(default=0.25, kw_only=False)
     zero_mean: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -268,21 +278,8 @@ class GaussianDropout(NoiseMethod, Strength):
 # --- Variational dropout (Kingma, Salimans and Welling, 2015) --------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What variational dropout is told: what has a strength of its own, and how much it may be.
-
-    Args:
-        share: ``"layer"``, ``"neuron"`` or ``"weight"``.
-        max_alpha: Largest variance of the noise.
-    """
-
-    share: str = "layer"
-    max_alpha: float = 1.0
-
-
-@dataclass(frozen=True, repr=False)
-class VariationalDropout(NoiseMethod, Learned):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class VariationalDropout(NoiseMethod):
     r"""Gaussian dropout whose strength is learned with the weights: by layer, by neuron, or by weight.
 
     .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \qquad
@@ -325,6 +322,9 @@ class VariationalDropout(NoiseMethod, Learned):
     summary = "Gaussian dropout whose strength is learned, by layer, neuron or weight"
     aliases = ("vdo",)
     references = ("kingma2015", "molchanov2017")
+
+    share: str = field(default="layer", kw_only=False)
+    max_alpha: float = field(default=1.0, kw_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

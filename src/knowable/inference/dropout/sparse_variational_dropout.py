@@ -6,23 +6,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, select_names
-from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.normal import NormalPosterior, in_order
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_count
 from knowable.core.training.loop import TrainingResult
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.variational.method import BoundMethod
-from knowable.inference.variational.objective import FlatNormalObjective
+from knowable.inference.variational.divergence import entropy_of_normals
+from knowable.inference.variational.gaussian_weight import local_rule, local_weights
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 from knowable.priors.log_uniform import LogUniform
 
 
-@dataclass(frozen=True, repr=False)
-class SparseVariationalDropout(BoundMethod):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class SparseVariationalDropout(VariationalMethod):
     r"""Gaussian noise of its own for every weight, learned under a log-uniform prior: most weights drown in it.
 
     .. math:: q(w) = \prod_d \mathcal{N}(w_d \mid \theta_d, \sigma_d^2), \qquad p(w_d) \propto \frac{1}{|w_d|}, \qquad
@@ -74,12 +83,14 @@ class SparseVariationalDropout(BoundMethod):
 
     kl_warmup: int | None = None
     initial_scale: float = 0.01
+    temperature: float = 1.0
     draws: int = 1
     where: str | tuple[str, ...] | None = None
     watch: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_count("draws", self.draws)
         object.__setattr__(self, "where", check_where(self.where))
         if self.watch is not None and not isinstance(self.watch, str):
@@ -97,10 +108,7 @@ class SparseVariationalDropout(BoundMethod):
 
         ``model`` is what :meth:`target` makes of the user's.
         """
-        return SparseObjective(
-            model, x, size, watch=self.watch, draws=self.draws, beta=self.beta, temperature=self.temperature,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
-        )  # fmt: skip
+        return SparseObjective(model, x, size, watch=self.watch, draws=self.draws, **self.elbo_settings(start))
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
         return (*super()._notes(model, size, result), *prior_notes(model, noisy_names(model, self.where)))
@@ -109,7 +117,7 @@ class SparseVariationalDropout(BoundMethod):
 # --- The bound of sparse variational dropout, what it records of sparsity, and the frames it keeps of one weight -----
 
 
-class SparseObjective(FlatNormalObjective):
+class SparseObjective(VariationalObjective):
     """-ELBO / N of independent normals under log-uniform priors.
 
     Args:
@@ -117,20 +125,66 @@ class SparseObjective(FlatNormalObjective):
         x: Rows like those of the data.
         size: Number of training examples N.
         watch: A weight whose mean and log alpha are kept after every epoch; None for none.
-        common: See :class:`~knowable.inference.variational.objective.FlatNormalObjective`.
+        initial_scale: Standard deviation of all weights at the start.
+        start: First means, where they are not the model's own.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+
+    Attributes:
+        normals: How the random parameters are laid out in ``q``.
+        q: Means and log scales of all random parameters, ``(2, D)``.
     """
 
     recordable = True
 
-    def __init__(self, model: Model, x: Tensor, size: int, *, watch: str | None = None, **common: Any):
-        super().__init__(model, x, size, estimator="local", **common)
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        watch: str | None = None,
+        initial_scale: float = 0.02,
+        start: Params | None = None,
+        **common: Any,
+    ):
+        super().__init__(model, size, start=start, **common)
         self.watch = watch
+        first = first_values(model, start)
+        self.normals = FlatNormals.of(model, x, first, "local")
+        self.layout = self.normals.layout
+        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms."""
+        points = self.point_params()
+        noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q, recording=self.recording)
+        kl, loc, variance, draws = self.normals.draw(self.q, noise, recording=self.recording)
+        local = [local_weights(loc, variance, local_rule, recording=self.recording) for _ in draws]
+        thetas = [{**draw, **own} for draw, own in zip(draws, local, strict=True)]
+        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
+
+    def loc_and_scale(self) -> tuple[Params, Params]:
+        """Means and standard deviations of the noisy weights, by name, differentiable."""
+        return self.normals.loc_and_scale(self.q)
+
+    def kl_divergence(self) -> Tensor:
+        """KL(q ‖ p), up to the constant of the improper prior."""
+        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
+
+    def entropy(self) -> Tensor:
+        """H[q] in closed form."""
+        return entropy_of_normals(self.q[1])
+
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all noisy weights."""
+        return self.normals.sample(self.q, count)
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals, and the frames."""
-        loc, scale = self.loc_and_scale()
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
-        return NoisyWeights(self.model, loc, scale, watched=self.watch, frames=self.frames(), **about)
+        frames = self.frames()
+        return NoisyWeights(
+            self.model, *self.loc_and_scale(), watched=self.watch, frames=frames, **self.shared(common)
+        )  # fmt: skip
 
     def summary(self) -> dict[str, float]:
         """The share of each weight's elements that are drowned in noise."""
@@ -157,7 +211,7 @@ class SparseObjective(FlatNormalObjective):
 # --- The posterior of dropout by noise: independent normals, and what was seen of one of them during training --------
 
 
-class NoisyWeights(DiagonalNormal):
+class NoisyWeights(NormalPosterior):
     r"""Independent normals :math:`\mathcal{N}(\theta, \alpha \theta^2)` over the weights that have noise.
 
     Args:
@@ -171,6 +225,8 @@ class NoisyWeights(DiagonalNormal):
     """
 
     family = "noisy_weights"
+    loc: Params
+    scale: Params
 
     def __init__(
         self,
@@ -182,7 +238,7 @@ class NoisyWeights(DiagonalNormal):
         frames: Tensor | None = None,
         **common: Any,
     ):
-        super().__init__(model, loc, scale, **common)
+        super().__init__(model, IndependentNormal(in_order(model, loc), in_order(model, scale)), **common)
         self.watched, self.frames = watched, frames
 
     def sparsity(self) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,25 +22,19 @@ from knowable.inference.dropout.noisy_units import NoisyUnits, times_noise
 from knowable.inference.dropout.placement import Placement, place_noise
 from knowable.inference.dropout.unit_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
 from knowable.inference.variational.gaussian_weight import GaussianWeight, local_rule, trace_usage
-from knowable.inference.variational.method import VariationalMethod, final_bound, tempering_notes
-from knowable.inference.variational.objective import VariationalObjective, first_values
+from knowable.inference.variational.method import VariationalMethod, check_normals, final_elbo
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 
 PRIORS = ("log_uniform", "horseshoe")
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """What structured dropout is told first.
-
-    Args:
-        prior: The prior of the factors.
-    """
-
-    prior: str = "log_uniform"
-
-
-@dataclass(frozen=True, repr=False)
-class StructuredDropout(VariationalMethod, Grouping):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class StructuredDropout(VariationalMethod):
     r"""Noise on whole inputs of layers, learned: neurons and channels that are all noise can be taken out.
 
     .. math:: w_{ij} = z_i\, v_{ij}, \qquad \max_q\; E_q[\log p(D \mid w)] - \mathrm{KL}(q \,\|\, p)
@@ -94,6 +88,8 @@ class StructuredDropout(VariationalMethod, Grouping):
     aliases = ("sbp", "group_horseshoe")
     references = ("neklyudov2017", "louizos2017")
 
+    initial_scale: float = 0.02
+    prior: str = field(default="log_uniform", kw_only=False)
     where: str | tuple[str, ...] | None = None
     span: float = 20.0
     global_scale: float = 1e-5
@@ -101,6 +97,7 @@ class StructuredDropout(VariationalMethod, Grouping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale)
         check_choice("prior", self.prior, PRIORS)
         object.__setattr__(self, "where", check_where(self.where))
         check_number("span", self.span, above=0)
@@ -120,9 +117,8 @@ class StructuredDropout(VariationalMethod, Grouping):
         check_priors(model, placement.sites if local is None else ())
         noises = _noises(make, first_values(model, start), placement)
         return StructuredDropoutObjective(
-            model, size, placement, noises, local=local, draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale, start=start,
-        )  # fmt: skip
+            model, size, placement, noises, local=local, draws=self.draws, **self.elbo_settings(start)
+        )
 
     def _log_uniform(self, units: int, weight: Tensor) -> GroupNoise:
         return LogUniformNoise(units, span=self.span, initial_scale=self.initial_scale, like=weight)
@@ -135,7 +131,7 @@ class StructuredDropout(VariationalMethod, Grouping):
         )  # fmt: skip
 
     def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
-        _, terms = final_bound(objective, rows, seed)
+        _, terms = final_elbo(objective, rows, seed)
         units = objective.posterior().unit_signal_to_noise()
         return None, {**terms, **{f"kept.{name}": (each >= 1).double().mean().item() for name, each in units.items()}}
 
@@ -145,7 +141,7 @@ class StructuredDropout(VariationalMethod, Grouping):
             own = (
                 "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",
             )
-        return (*own, *tempering_notes(self.beta, 1.0), *super()._notes(model, size, result))
+        return (*own, *super()._notes(model, size, result))
 
 
 def _noises(make: Callable[[int, Tensor], GroupNoise], start: Params, placement: Placement) -> list[GroupNoise]:
@@ -251,11 +247,11 @@ class StructuredDropoutObjective(VariationalObjective):
         """Loss of a batch and its terms."""
         points, values = self.point_params(), self.means()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
-            kl = self.divergence()
-            given = [{**points, **self._under_noise(values)} for _ in range(self.draws)]
-        each = [self.log_likelihood_of(x, y, params) for params in given]
+            kl = self.kl_divergence()
+            given = [self._under_noise(values) for _ in range(self.draws)]
+        log_likelihood = expected_log_likelihood(self, x, y, points, given)
         fixed = {**points, **{name: value for name, value in values.items() if name not in self.random_names}}
-        return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, fixed)
+        return negative_elbo(self, log_likelihood, kl, fixed)
 
     def _under_noise(self, values: Params) -> Params:
         """The weights for one pass: their noise will be drawn by example where that can be."""
@@ -270,12 +266,12 @@ class StructuredDropoutObjective(VariationalObjective):
         masks = [SiteMasks(site, noise.draw) for site, noise in zip(self.placement.sites, self.noises, strict=True)]
         return masked_params(given, masks, by_example=True)
 
-    def scores_of(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         """Log likelihood of each row of a batch, in training mode, the network's own dropout layers off."""
         output = self.network(self.model.network_params(params), x, buffers=self.net_buffers, training=True)
         return self.model.score(output, y, params)
 
-    def divergence(self) -> Tensor:
+    def kl_divergence(self) -> Tensor:
         """KL(q ‖ p) of the factors, and of v where it is random, in closed form."""
         noises = list(self.noises)
         total = type(noises[0]).total_divergence(noises)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Batch, Data
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, index_params
-from knowable.core.posterior.low_rank_normal import LowRankNormal
+from knowable.core.posterior.normal import NormalPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
@@ -163,8 +164,9 @@ class SWAG(Trained, Method):
         loc, diagonal, factor = objective.moments()
         mean = objective.layout.views(loc)
         inputs, buffers = self._statistics(given, rows, mean, objective.net_buffers, seed)
-        return SWAGPosterior.of_covariance(
-            model, objective.layout, loc, diagonal, factor, inputs=inputs, points=points, buffers=buffers, seed=seed,
+        normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
+        return SWAGPosterior.of(
+            model, normal, inputs=inputs, points=points, buffers=buffers, seed=seed,
             diagnostics=training_diagnostics(self, model, result, {**points, **mean}, terms),
         )  # fmt: skip
 
@@ -371,7 +373,7 @@ def largest_curvature(probe: _Probe, batches: list[Batch]) -> float:
 # --- The posterior of SWAG: a normal distribution whose draws have running statistics of their own -------------------
 
 
-class SWAGPosterior(LowRankNormal):
+class SWAGPosterior(NormalPosterior):
     """A normal distribution with a diagonal and a low-rank part of its covariance.
 
     Where the network has batch normalisation, the running statistics of every draw are those that its weights have on
@@ -381,27 +383,25 @@ class SWAGPosterior(LowRankNormal):
         model: The model.
         layout: Order of the random parameters in the flat vector.
         loc: Mean, ``(D,)``.
-        scale: See :class:`~knowable.core.posterior.low_rank_normal.LowRankNormal`, and so for ``basis`` and
-            ``stretch``.
+        scale: Square roots of the diagonal D of the covariance, ``(D,)``.
+        basis: Q, ``(D, k)``, with orthonormal columns.
+        basis_variance: λ, ``(k,)``, above 0: the variance along each column of Q, in units of the diagonal.
         inputs: Rows on which running statistics are computed, or None where the network has none.
         common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
     family = "swag"
+    layout: Layout
+    loc: Tensor
+    scale: Tensor
+    basis: Tensor
+    basis_variance: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        layout: Layout,
-        loc: Tensor,
-        scale: Tensor,
-        basis: Tensor,
-        stretch: Tensor,
-        *,
-        inputs: Tensor | None = None,
-        **common: Any,
-    ):
-        super().__init__(model, layout, loc, scale, basis, stretch, **common)
+        self, model: Model, layout: Layout, loc: Tensor, scale: Tensor, basis: Tensor, basis_variance: Tensor, *,
+        inputs: Tensor | None = None, **common: Any,
+    ):  # fmt: skip
+        super().__init__(model, DiagonalPlusLowRank(layout, loc, scale, basis, basis_variance), **common)
         self.inputs = inputs
 
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
@@ -418,8 +418,4 @@ class SWAGPosterior(LowRankNormal):
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> SWAGPosterior:
-        rest = {name: value for name, value in tensors.items() if name != "inputs"}
-        loaded = super()._from_tensors(model, rest, **common)
-        assert isinstance(loaded, SWAGPosterior)
-        loaded.inputs = tensors.get("inputs")
-        return loaded
+        return super()._from_tensors(model, tensors, inputs=tensors.get("inputs"), **common)

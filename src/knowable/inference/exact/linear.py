@@ -6,16 +6,18 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
+from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.posterior.normal import FullNormal
+from knowable.core.posterior.normal import NormalPosterior
 from knowable.core.posterior.predicting import predict_outputs
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
@@ -248,13 +250,26 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
 # --- The exact posterior of a linear model, whose predictions are exact too: weights integrated out in closed form ---
 
 
-class LinearNormal(FullNormal):
+class LinearNormal(NormalPosterior):
     r"""A normal posterior over weights in which the network is linear.
 
     .. math:: p(y \mid x, D) = \mathcal{N}\big(f_0(x) + J(x) m,\; J(x) \Sigma J(x)^\top + \sigma^2\big)
+
+    Args:
+        model: The model.
+        layout: Order of the random parameters in the flat vector.
+        loc: Mean m, ``(D,)``.
+        scale_tril: Lower Cholesky factor of the covariance Σ, ``(D, D)``.
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
     family = "linear_normal"
+    layout: Layout
+    loc: Tensor
+    scale_tril: Tensor
+
+    def __init__(self, model: Model, layout: Layout, loc: Tensor, scale_tril: Tensor, **common: Any):
+        super().__init__(model, FullCovarianceNormal(layout, loc, scale_tril), **common)
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         """The exact predictive distribution; ``samples`` functions are drawn as well, for ``prediction.samples``."""

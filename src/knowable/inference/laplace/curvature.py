@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
+from knowable.core.model.kronecker import pack
 from knowable.core.model.output_information import OutputInformation
-from knowable.core.model.posterior_prior import CorrelatedPrior
+from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Layout, Params
-from knowable.core.posterior.kronecker_normal import pack
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.expansion import Expansion, Rows
 from knowable.inference.laplace.hessian import hessian
-from knowable.inference.laplace.posteriors import FullLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.inference.laplace.weight_uses import Use, second_moment
 
 
@@ -106,13 +107,14 @@ class FullCurvature(Curvature):
             raise undetermined()
         return factor
 
-    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> FullLaplace:
+    def posterior(
+        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+    ) -> LaplacePosterior:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
         scale_tril = torch.linalg.cholesky(covariance).to(expansion.model.dtype)
-        return FullLaplace(
-            expansion.model, expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril, **common
-        )
+        normal = FullCovarianceNormal(expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril)
+        return LaplacePosterior(expansion.model, normal, **common)
 
 
 class _Sums:
@@ -202,13 +204,13 @@ class PriorPrecision:
         layout: The random weights.
         by_name: For each its precision: one number, or one for each element. Of a prior with correlations it is the
             diagonal.
-        joint: The prior itself, if it has correlations.
+        joint: The prior as a normal distribution, if it has correlations.
         notes: What is not exact about it.
     """
 
     layout: Layout
     by_name: Params
-    joint: CorrelatedPrior | None = None
+    joint: JointNormal | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -219,16 +221,16 @@ class PriorPrecision:
 
     def dense(self) -> Tensor:
         """As a matrix, ``(D, D)``."""
-        joint = None if self.joint is None else self.joint.joint_normal(self.layout)
-        return self.flat.diag() if joint is None else joint[1].double()
+        return self.flat.diag() if self.joint is None else self.joint.dense(self.layout)[1].double()
 
 
 def prior_precision(expansion: Expansion, settings: Params | None = None) -> PriorPrecision:
     """The prior's precision at the expansion's weights; ``settings`` may hold other values of its hyperparameters."""
     params = {**expansion.params, **(settings or {})}
     layout, prior = expansion.layout, conditional_prior(expansion)
-    if isinstance(prior, CorrelatedPrior):
-        return PriorPrecision(layout, layout.views(prior.precision_diagonal(layout).double()), prior)
+    if isinstance(prior, PosteriorPrior) and prior.correlated:
+        diagonal = {name: value.double() for name, value in prior.normal.precision_diagonal().items()}
+        return PriorPrecision(layout, diagonal, prior.normal)
     found, notes = {}, []
     for name in layout.names:
         each = expansion.model.prior.bound(name, params)
@@ -245,10 +247,10 @@ def prior_precision(expansion: Expansion, settings: Params | None = None) -> Pri
 def conditional_prior(expansion: Expansion):
     """The model's prior, given the likelihood's parameters where it ties them to the weights."""
     prior = expansion.model.prior
-    if not isinstance(prior, CorrelatedPrior):
+    if not (isinstance(prior, PosteriorPrior) and prior.correlated):
         return prior
     own = {name: value for name, value in expansion.params.items() if name not in expansion.layout.names}
-    return prior.given(own)
+    return prior.condition(own)
 
 
 def touching_precision(prior: Prior, value: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.output_information import OutputInformation
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import Expansion, Rows
-from knowable.inference.laplace.posteriors import DiagonalLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 
 
 class DiagonalCurvature(Curvature):
@@ -54,10 +55,12 @@ class DiagonalCurvature(Curvature):
         """Weight by weight."""
         return vector / self.precision(prior, weights)
 
-    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> DiagonalLaplace:
+    def posterior(
+        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+    ) -> LaplacePosterior:
         """Independent normals."""
         scale = expansion.layout.views(self.precision(prior, weights).rsqrt().to(expansion.model.dtype))
-        return DiagonalLaplace(expansion.model, expansion.weights, scale, **common)
+        return LaplacePosterior(expansion.model, IndependentNormal(expansion.weights, scale), **common)
 
 
 class _Sums:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored, pack
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.network.params import Params
-from knowable.core.posterior.kronecker_normal import KroneckerBlock, KroneckerNormalPrior, pack
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import Expansion, Rows
 from knowable.inference.laplace.layers import Layer
-from knowable.inference.laplace.posteriors import KroneckerLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.inference.laplace.weight_uses import second_moment
 
 _LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, it gets a diagonal
@@ -66,10 +66,10 @@ class KroneckerCurvature(Curvature):
 
     def posterior(
         self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> KroneckerLaplace:
+    ) -> LaplacePosterior:
         """Independent layers."""
         blocks = [block.mapped(lambda value: value.to(expansion.model.dtype)) for block in self.blocks(prior, weights)]
-        return KroneckerLaplace(expansion.model, expansion.weights, blocks, **common)
+        return LaplacePosterior(expansion.model, KroneckerFactored(expansion.weights, tuple(blocks)), **common)
 
 
 class Factors(ABC):
@@ -89,7 +89,7 @@ class Factors(ABC):
 
     def _previous(self, prior: PriorPrecision) -> KroneckerBlock | None:
         """The same block in the prior, where that was a posterior of this kind."""
-        if not isinstance(prior.joint, KroneckerNormalPrior):
+        if not isinstance(prior.joint, KroneckerFactored):
             return None
         found = (block for block in prior.joint.blocks if block.names == self.names)
         return next((block.mapped(Tensor.double) for block in found), None)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.network.params import Params
-from knowable.core.posterior.low_rank_normal import LowRankNormalPrior
 from knowable.core.support.randomness import generator_for
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import Expansion
-from knowable.inference.laplace.posteriors import LowRankLaplace
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.inference.laplace.tangents import pulled_back, pushed_forward
 
 _EXTRA = 10  # directions more than asked for, which make the others precise
@@ -39,7 +39,7 @@ class LowRankCurvature(Curvature):
     def parts(self, prior: PriorPrecision, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Diagonal ``(D,)`` and factor ``(D, groups * k)`` of P; a low-rank prior brings its own columns."""
         factor = (self.factors * weights.sqrt().view(-1, 1, 1)).movedim(0, 1).flatten(1)
-        if not isinstance(prior.joint, LowRankNormalPrior):
+        if not isinstance(prior.joint, DiagonalPlusLowRank):
             return prior.flat, factor
         diagonal, own, signs = prior.joint.precision_parts(prior.layout)
         if (signs < 0).any():  # a precision below its diagonal: no factor of ours
@@ -63,15 +63,16 @@ class LowRankCurvature(Curvature):
         first = vector / diagonal
         return first - scaled @ torch.linalg.solve(inner, factor.T @ first)
 
-    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> LowRankLaplace:
+    def posterior(
+        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+    ) -> LaplacePosterior:
         """The prior's diagonal, and the leading directions."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
         if not (diagonal > 0).all():
             raise undetermined()
         flat = expansion.layout.flatten(expansion.weights)
-        made = LowRankLaplace.of_precision(expansion.model, expansion.layout, flat, diagonal, factor, **common)
-        assert isinstance(made, LowRankLaplace)
-        return made
+        normal = DiagonalPlusLowRank.of_precision(expansion.layout, flat, diagonal, factor)
+        return LaplacePosterior(expansion.model, normal, **common)
 
 
 def _leading(expansion: Expansion, group: int, rank: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
-from knowable.core.model.posterior_prior import CorrelatedPrior
+from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, conditional_prior, prior_precision
@@ -77,7 +77,7 @@ class Evidence:
         """Log p(θ) of the random weights."""
         params = {name: value.double() for name, value in self.expansion.params.items()} | settings
         names, prior = self.expansion.layout.names, conditional_prior(self.expansion)
-        if isinstance(prior, CorrelatedPrior):
+        if isinstance(prior, PosteriorPrior) and prior.correlated:
             return prior.log_prob({name: self.expansion.params[name] for name in names}).double()
         bound = [self.expansion.model.prior.bound(name, params) for name in names]
         pairs = zip(names, bound, strict=True)

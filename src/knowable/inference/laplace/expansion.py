@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from knowable.core.model.data import Data
+from knowable.core.model.kronecker import unpack
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.model.output_information import DiagonalInformation, EmpiricalInformation, OutputInformation
 from knowable.core.network.params import Buffers, Layout, Params
-from knowable.core.posterior.kronecker_normal import unpack
 from knowable.core.posterior.predicting import bytes_per_row
 from knowable.core.support.randomness import generator_for
 from knowable.errors import Unsupported

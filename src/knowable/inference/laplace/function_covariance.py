@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import FullCovarianceNormal
+from knowable.core.model.kronecker import KroneckerBlock, pack
+from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.network.params import Params
-from knowable.core.posterior.kronecker_normal import KroneckerBlock, pack
-from knowable.core.posterior.low_rank_normal import LowRankNormal
-from knowable.core.posterior.normal import FullNormal
 from knowable.inference.laplace.expansion import Rows
 from knowable.inference.laplace.layers import Anatomy, Layer
 
@@ -114,16 +114,16 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------
 
 
-def full_covariance(rows: Rows, posterior: FullNormal) -> Tensor:
+def full_covariance(rows: Rows, normal: FullCovarianceNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
-    anatomy, layout = rows.anatomy, posterior.layout
+    anatomy, layout = rows.anatomy, normal.layout
     layer = anatomy.layers[0] if anatomy.is_one_layer else None
     if layer is None or layer.positions > 1 or not anatomy.is_head(rows.recording, layer):
         jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
-        return _gram(jacobian @ posterior.scale_tril)
+        return _gram(jacobian @ normal.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
     places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
-    return _head_covariance(a, places, posterior.scale_tril)
+    return _head_covariance(a, places, normal.scale_tril)
 
 
 def _head_covariance(a: Tensor, places: Tensor, scale_tril: Tensor) -> Tensor:
@@ -144,13 +144,13 @@ def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:
     return 3 * outputs * size * itemsize
 
 
-def low_rank_covariance(rows: Rows, posterior: LowRankNormal) -> Tensor:
+def low_rank_covariance(rows: Rows, normal: DiagonalPlusLowRank) -> Tensor:
     """The same under independent weights with a few directions of their own; the Jacobian goes by a few outputs."""
-    layout = posterior.layout
-    blocks = diagonal_blocks(rows.anatomy, layout.views(posterior.scale**-2))
-    basis = posterior.basis * posterior.scale.unsqueeze(1)
+    layout = normal.layout
+    blocks = diagonal_blocks(rows.anatomy, layout.views(normal.scale**-2))
+    basis = normal.basis * normal.scale.unsqueeze(1)
     along = torch.cat([rows.flat(some, layout) @ basis for some in units(rows.output).split(_TOGETHER)]).movedim(0, 1)
-    return block_covariance(rows, blocks) + (along * (posterior.stretch - 1.0)) @ along.mT
+    return block_covariance(rows, blocks) + (along * (normal.basis_variance - 1.0)) @ along.mT
 
 
 def low_rank_row_bytes(anatomy: Anatomy, outputs: int, params: Params, itemsize: int) -> int:

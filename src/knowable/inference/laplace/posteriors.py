@@ -12,17 +12,18 @@ at drawn weights, which may lie where the parabola no longer holds.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, JointNormal
+from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.model.low_rank import DiagonalPlusLowRank
+from knowable.core.model.model import Model
 from knowable.core.network.params import Params
-from knowable.core.posterior.kronecker_normal import KroneckerNormal
-from knowable.core.posterior.low_rank_normal import LowRankNormal
-from knowable.core.posterior.normal import DiagonalNormal, FullNormal
+from knowable.core.posterior.normal import NormalPosterior, saved_normal
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.predicting import bytes_per_row, check_result_fits, predict_outputs
 from knowable.core.prediction.normal_outputs import NormalOutputs
@@ -48,16 +49,20 @@ _MOST_OUTPUTS = 100  # of a row, for a covariance in closed form; beyond, linear
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
 
 
-class LaplacePosterior(Posterior):
-    """What Laplace posteriors share: the ways of predicting.
+class LaplacePosterior(NormalPosterior):
+    """A normal distribution over weights that predicts by linearising the network.
 
-    Attributes:
+    Args:
+        model: The model.
+        normal: The distribution of the random weights, of any structure.
         prediction: ``"linearised"`` (closed form), ``"linearised_sampling"`` (draws of linear functions) or
             ``"sampling"`` (the network itself at drawn weights).
+        common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
-    def __init__(self, *args: Any, prediction: str = "linearised", **common: Any):
-        super().__init__(*args, **common)
+    def __init__(self, model: Model, normal: JointNormal, *, prediction: str = "linearised", **common: Any):
+        super().__init__(model, normal, **common)
+        self.family = f"laplace_{normal.kind}"  # type: ignore[misc]
         self.prediction = check_choice("prediction", prediction, PREDICTIONS)
         self._anatomy: Anatomy | None = None
 
@@ -68,19 +73,34 @@ class LaplacePosterior(Posterior):
         made._kept = None
         return made
 
-    # --- what a structure defines ------------------------------------------------------------------------------------
+    # --- what depends on the structure of the covariance -------------------------------------------------------------
 
-    @abstractmethod
     def _covariance(self, rows: Rows) -> Tensor:
         """Covariance of the linearised outputs of some rows, ``(rows, outputs, outputs)``."""
+        if isinstance(self.normal, FullCovarianceNormal):
+            return full_covariance(rows, self.normal)
+        if isinstance(self.normal, DiagonalPlusLowRank):
+            return low_rank_covariance(rows, self.normal)
+        return block_covariance(rows, self._blocks(rows.anatomy))
 
-    @abstractmethod
     def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        """Working memory that takes for one row."""
+        """Working memory that :meth:`_covariance` takes for one row."""
+        itemsize = self.model.dtype.itemsize
+        if isinstance(self.normal, FullCovarianceNormal):
+            return full_row_bytes(outputs, self.normal.layout.size, itemsize)
+        bytes_of = low_rank_row_bytes if isinstance(self.normal, DiagonalPlusLowRank) else block_row_bytes
+        return bytes_of(anatomy, outputs, self.normal.means, itemsize)
 
     def _head_variance(self, rows: Rows) -> Tensor | None:
-        """Variances of very many outputs, where they are cheap."""
-        return None
+        """Variances of very many outputs, where they are cheap; None elsewhere."""
+        if isinstance(self.normal, FlatNormal):
+            return None
+        return head_variance(rows, self._blocks(rows.anatomy))
+
+    def _blocks(self, anatomy: Anatomy) -> list[KroneckerBlock]:
+        if isinstance(self.normal, KroneckerFactored):
+            return list(self.normal.blocks)
+        return diagonal_blocks(anatomy, self.normal.precision_diagonal())
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
@@ -158,59 +178,9 @@ class LaplacePosterior(Posterior):
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "prediction": self.prediction}
 
-
-class FullLaplace(LaplacePosterior, FullNormal):
-    """A full covariance."""
-
-    family = "laplace_full"
-
-    def _covariance(self, rows: Rows) -> Tensor:
-        return full_covariance(rows, self)
-
-    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return full_row_bytes(outputs, self.layout.size, self.model.dtype.itemsize)
+    @classmethod
+    def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> LaplacePosterior:
+        return cls(model, saved_normal(model, tensors), **common)
 
 
-class LowRankLaplace(LaplacePosterior, LowRankNormal):
-    """The prior's precision and a low-rank part."""
-
-    family = "laplace_low_rank"
-
-    def _covariance(self, rows: Rows) -> Tensor:
-        return low_rank_covariance(rows, self)
-
-    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return low_rank_row_bytes(anatomy, outputs, self._mean_random(), self.model.dtype.itemsize)
-
-
-class DiagonalLaplace(LaplacePosterior, DiagonalNormal):
-    """Independent weights."""
-
-    family = "laplace_diagonal"
-
-    def _covariance(self, rows: Rows) -> Tensor:
-        return block_covariance(rows, self._blocks(rows.anatomy))
-
-    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return block_row_bytes(anatomy, outputs, self.loc, self.model.dtype.itemsize)
-
-    def _head_variance(self, rows: Rows) -> Tensor | None:
-        return head_variance(rows, self._blocks(rows.anatomy))
-
-    def _blocks(self, anatomy: Anatomy):
-        return diagonal_blocks(anatomy, {name: value**-2 for name, value in self.scale.items()})
-
-
-class KroneckerLaplace(LaplacePosterior, KroneckerNormal):
-    """A Kronecker-factored precision for each layer."""
-
-    family = "laplace_kronecker"
-
-    def _covariance(self, rows: Rows) -> Tensor:
-        return block_covariance(rows, list(self.blocks))
-
-    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
-        return block_row_bytes(anatomy, outputs, self.loc, self.model.dtype.itemsize)
-
-    def _head_variance(self, rows: Rows) -> Tensor | None:
-        return head_variance(rows, list(self.blocks))
+Posterior.families |= {f"laplace_{kind}": LaplacePosterior for kind in ("full", "low_rank", "diagonal", "kronecker")}

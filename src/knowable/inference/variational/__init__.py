@@ -1,11 +1,9 @@
 """Variational inference: the posterior as an optimisation."""
 
 from knowable.inference.variational import families
-from knowable.inference.variational.bottleneck import InformationBottleneck
-from knowable.inference.variational.bottleneck_code import RandomCode
+from knowable.inference.variational.bottleneck import InformationBottleneck, RandomCode
 from knowable.inference.variational.discrete import BernoulliNormal, DiscreteVI
-from knowable.inference.variational.flow.flow import FlowVI
-from knowable.inference.variational.flow.posterior import FlowPosterior
+from knowable.inference.variational.flow import FlowPosterior, FlowVI
 from knowable.inference.variational.full_rank import FullRankVI
 from knowable.inference.variational.function_space.function_space import FunctionSpaceVI
 from knowable.inference.variational.function_space.priors import (

@@ -18,17 +18,17 @@ from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.variational.divergence import entropy_of_normals, fixed_normal, other_divergence, stretches_of
-from knowable.inference.variational.method import BoundMethod
-from knowable.inference.variational.objective import VariationalObjective, first_values
+from knowable.inference.variational.divergence import entropy_of_normals, prior_segments, remaining_kl
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.objective import VariationalObjective, first_values, negative_elbo
 from knowable.inference.variational.score_function import centred
 
 _SCORE_DRAWS = 8
-_BY_DIFFERENCES = 16  # gates at the most, where it is not said how
+_BY_DIFFERENCES = 16  # most gates for which "auto" is "local_expectation"
 
 
-@dataclass(frozen=True, repr=False)
-class DiscreteVI(BoundMethod):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DiscreteVI(VariationalMethod):
     r"""An independent Bernoulli for every parameter that is 0 or 1, an independent normal for every other.
 
     .. math:: q(z, w) = \prod_j \pi_j^{z_j} (1 - \pi_j)^{1 - z_j} \prod_d \mathcal{N}(w_d \mid m_d, s_d^2), \qquad
@@ -43,13 +43,18 @@ class DiscreteVI(BoundMethod):
     independent gates cannot say so. They settle on one of the two.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
-            where; but there is no ``start="map"`` for zeros and ones.
-        estimator: How the bound is differentiated in the probabilities.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means) or a fitted posterior. There is no
+            ``"map"`` for zeros and ones.
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
+        estimator: How the ELBO is differentiated in the probabilities.
             ``"auto"``: ``"local_expectation"`` up to 16 gates, ``"score"`` beyond.
             ``"score"``: log-derivative with a leave-one-out baseline; ``draws`` forward passes a step. A gate that is
             hardly ever closed is hardly ever compared: such probabilities stay a little away from 0 and 1.
@@ -77,12 +82,15 @@ class DiscreteVI(BoundMethod):
     references = ("williams1992", "mnih2016", "kool2019", "titsias2015")
     supports_binary = True
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
     estimator: str = "auto"
     draws: int | None = None
     initial_probability: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_choice("estimator", self.estimator, ("auto", *ESTIMATORS))
         if self.draws is not None:
             check_count("draws", self.draws)
@@ -111,15 +119,14 @@ class DiscreteVI(BoundMethod):
         draws = self.draws or (_SCORE_DRAWS if estimator == "score" else 1)
         return DiscreteObjective(
             model, size, estimator=estimator, draws=max(2, draws) if estimator == "score" else draws,
-            beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale,
-            initial_probability=self.initial_probability, start=start,
+            initial_probability=self.initial_probability, **self.elbo_settings(start),
         )  # fmt: skip
 
     def _evidence(
         self, objective: DiscreteObjective, rows: Data, seed: int
     ) -> tuple[LogEvidence | None, dict[str, float]]:
-        bound, terms = super()._evidence(objective, rows, seed)
-        return bound, {**terms, "kl_of_gates": objective.divergence_of_gates().item()}
+        evidence, terms = super()._evidence(objective, rows, seed)
+        return evidence, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 
 # --- The evidence lower bound of independent Bernoullis and normals, with the gradient estimator of one's choice -----
@@ -127,7 +134,7 @@ class DiscreteVI(BoundMethod):
 ESTIMATORS = ("score", "local_expectation", "enumerate")
 MOST_ENUMERATED = 10
 _NEAREST = 0.05  # to 0 or 1 that a probability begins
-_PRIOR_DRAWS = 8  # of weights, where their divergence has no closed form
+_PRIOR_DRAWS = 8  # of weights, for a KL without a closed form
 
 
 class DiscreteObjective(VariationalObjective):
@@ -146,12 +153,10 @@ class DiscreteObjective(VariationalObjective):
         size: Number of training examples N.
         estimator: ``"score"``, ``"local_expectation"`` or ``"enumerate"``.
         draws: Settings of the gates in each step.
-        beta: Factor on the divergence; 1 is Bayes.
-        temperature: How often the entropy counts; 1 is Bayes.
-        kl_warmup: Epochs over which the divergence rises to its full weight.
-        initial_scale: Standard deviations of the normals at the beginning.
+        initial_scale: Standard deviations of the normals at the start.
         initial_probability: Of all gates; None is the start's, and without a start the prior's.
         start: Values to begin at, where they are not the model's own: means of weights, probabilities of gates.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         logits: Of the probabilities, ``(G,)`` in the order of ``gates``.
@@ -166,14 +171,12 @@ class DiscreteObjective(VariationalObjective):
         *,
         estimator: str = "score",
         draws: int = 8,
-        beta: float = 1.0,
-        temperature: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         initial_probability: float | None = None,
         start: Params | None = None,
+        **common: Any,
     ):
-        super().__init__(model, size, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup, start=start)
+        super().__init__(model, size, draws=draws, start=start, **common)
         self.estimator = estimator
         params, binary = first_values(model, start), set(model.binary_names)
         self.gates = Layout.of({name: params[name] for name in model.random_names if name in binary})
@@ -190,8 +193,7 @@ class DiscreteObjective(VariationalObjective):
         loc = self.layout.flatten(params).to(like)
         scale = torch.full_like(loc, math.log(initial_scale))
         self.q = nn.Parameter(torch.stack([loc, scale]), requires_grad=self.layout.size > 0)
-        self.stretches = stretches_of(self.layout, model)
-        self.others = [name for name in self.layout.names if fixed_normal(model.prior.prior_of(name)) is None]
+        self.segments, self.others = prior_segments(self.layout, model)
 
     def _log_prior_of_gates(self, value: float) -> Tensor:
         """Log prior probability that each gate is 0, or 1."""
@@ -216,17 +218,16 @@ class DiscreteObjective(VariationalObjective):
     def posterior(self, **common: Any) -> BernoulliNormal:
         """Bernoullis and normals."""
         loc, scale = self.loc_and_scale()
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
-        return BernoulliNormal(self.model, self.probabilities(), loc, scale, **about)
+        return BernoulliNormal(self.model, self.probabilities(), loc, scale, **self.shared(common))
 
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of gates and weights."""
         settings = self.settings(count)
         return [{**self._weights(), **self.gates.views(setting)} for setting in settings]
 
-    def divergence(self) -> Tensor:
+    def kl_divergence(self) -> Tensor:
         """KL of Bernoullis and normals."""
-        return self.divergence_of_gates() + self.divergence_of_weights()
+        return self.kl_of_gates() + self.kl_of_weights()
 
     def entropy(self) -> Tensor:
         """H[q] of Bernoullis and normals, in closed form."""
@@ -242,7 +243,7 @@ class DiscreteObjective(VariationalObjective):
         each = F.binary_cross_entropy_with_logits(self.logits.expand_as(settings), settings, reduction="none")
         return -each.sum(1)
 
-    def divergence_of_gates(self) -> Tensor:
+    def kl_of_gates(self) -> Tensor:
         r"""KL of the Bernoullis, in closed form.
 
         .. math:: \sum_j \pi_j \log \frac{\pi_j}{p_j} + (1 - \pi_j) \log \frac{1 - \pi_j}{1 - p_j}
@@ -254,22 +255,23 @@ class DiscreteObjective(VariationalObjective):
         """Log probabilities of a 0 and of a 1, ``(2, G)``."""
         return torch.stack([F.logsigmoid(-self.logits), F.logsigmoid(self.logits)])
 
-    def divergence_of_weights(self) -> Tensor:
+    def kl_of_weights(self) -> Tensor:
         """KL of the normals, with as little Monte Carlo as the priors allow."""
         flat = self.q[0], self.q[1], self.q[1].exp()
-        closed = sum(stretch.value(*flat) for stretch in self.stretches)
-        loc, scale = self.loc_and_scale()
-        return closed + other_divergence(self.model, self.others, loc, scale, self.point_params(), _PRIOR_DRAWS)
+        closed = sum(segment.value(*flat) for segment in self.segments)
+        return closed + remaining_kl(
+            self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS
+        )  # fmt: skip
 
-    # --- the bound ---------------------------------------------------------------------------------------------------
+    # --- the ELBO ----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
         params = {**points, **self._weights()}
         log_likelihood = self._expected_score(x, y, params)
-        kl, kl_of_gates = self.divergence_of_weights(), self.divergence_of_gates()
-        loss, terms = self.loss_and_terms(log_likelihood, kl + kl_of_gates, points)
+        kl, kl_of_gates = self.kl_of_weights(), self.kl_of_gates()
+        loss, terms = negative_elbo(self, log_likelihood, kl + kl_of_gates, points)
         return loss, {**terms, "kl_of_gates": kl_of_gates.detach()}
 
     def _weights(self) -> Params:
@@ -286,7 +288,8 @@ class DiscreteObjective(VariationalObjective):
 
     def _mean_score(self, x: Tensor, y: Tensor, params: Params, setting: Tensor | None = None) -> Tensor:
         """Mean log likelihood of a batch for one setting of the gates."""
-        return self.log_likelihood_of(x, y, params if setting is None else {**params, **self.gates.views(setting)})
+        own = {} if setting is None else self.gates.views(setting)
+        return self.log_likelihood(x, y, {**params, **own}).mean()
 
     def _by_score(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
         settings = self.settings(self.draws)

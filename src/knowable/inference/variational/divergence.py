@@ -1,8 +1,8 @@
 r"""KL(q ‖ p) of a mean-field Gaussian q, by the cheapest way each prior allows.
 
-- Normal and flat priors with fixed values, and others that know how: closed form over contiguous stretches of one flat
-  buffer, with a hand-written gradient (:class:`Stretch`).
-- Priors with a closed form of their own, or whose scale is being learned: :meth:`Prior.kl_from_normal`, by autograd.
+- Normal, flat and log-uniform priors with fixed values: closed form over contiguous segments of one flat vector of
+  means and log scales, with a hand-written gradient (:class:`PriorSegment`).
+- Other priors with a closed form, or whose scale is learned: :meth:`Prior.kl_from_normal`, by autograd.
 - Everything else: the entropy of q in closed form and :math:`-E_q[\log p(w)]` by Monte Carlo.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from knowable.core.model.model import Model
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Layout, Params
-from knowable.inference.variational.family import Drawn
+from knowable.priors.log_uniform import K1, K2, K3, LogUniform
 
 HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
@@ -31,18 +31,21 @@ def entropy_of_normals(log_scale: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stretch(ABC):
-    """A contiguous part of the flat buffer under one prior, whose divergence has a gradient written by hand."""
+class PriorSegment(ABC):
+    """Elements ``start`` to ``stop`` of the flat vectors, under one prior whose KL has a hand-written gradient.
+
+    Every method takes the whole vectors ``loc``, ``log_scale`` and ``scale`` ``(D,)`` and reads its own part.
+    """
 
     start: int
     stop: int
 
     @abstractmethod
     def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
-        """The divergence of this stretch, differentiable."""
+        """KL of this segment, differentiable."""
 
     def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The divergence, and what it has found out for :meth:`write_gradient` on the way."""
+        """The KL, and intermediate values that :meth:`write_gradient` can use again."""
         return self.value(loc, log_scale, scale), None
 
     @abstractmethod
@@ -52,24 +55,30 @@ class Stretch(ABC):
         """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
 
     @abstractmethod
-    def joined(self, after: Stretch) -> Stretch | None:
-        """This stretch and the one right ``after`` it as one, if they are of the same kind."""
+    def joined(self, after: PriorSegment) -> PriorSegment | None:
+        """This segment and its right neighbour as one, or None if their priors differ."""
 
 
 @dataclass(frozen=True)
-class NormalStretch(Stretch):
-    """A part of the flat buffer under one normal (or flat) prior.
+class NormalSegment(PriorSegment):
+    """A segment under one normal (or flat) prior.
 
     KL = Σ ½ precision (scale² + (loc - mean)²) - entropy log scale + offset.
+
+    Attributes:
+        mean: Mean of the prior.
+        precision: Precision of the prior; 0 for a flat prior.
+        entropy: 1, or 0 for an empty segment, whose KL is computed elsewhere.
+        offset: What does not depend on q.
     """
 
     mean: float | Tensor = 0.0
-    precision: float | Tensor = 0.0  # 0 for a flat prior
-    entropy: float = 0.0  # 1, or 0 for a part whose divergence is computed elsewhere
-    offset: float = 0.0  # what does not depend on q
+    precision: float | Tensor = 0.0
+    entropy: float = 0.0
+    offset: float = 0.0
 
     def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
-        """The divergence of this stretch."""
+        """KL of this segment."""
         part = slice(self.start, self.stop)
         centred = self._centred(loc[part])
         if isinstance(self.precision, Tensor):
@@ -79,12 +88,12 @@ class NormalStretch(Stretch):
         return 0.5 * quadratic - self.entropy * log_scale[part].sum() + self.offset
 
     def cross_entropy(self, loc: Tensor, variance: Tensor) -> Tensor:
-        """-E_q[log p] of this stretch for any q with these means and variances of its elements."""
+        """-E_q[log p] of this segment for any q with these means and variances of its elements."""
         centred = self._centred(loc)
         return self._cross_entropy(torch.addcmul(variance, centred, centred), 1)
 
     def sampled_cross_entropy(self, values: Tensor) -> Tensor:
-        """The mean of -log p over draws ``(K, stop - start)`` of this stretch."""
+        """The mean of -log p over draws ``(K, stop - start)`` of this segment."""
         return self._cross_entropy(self._centred(values).square(), len(values))
 
     def _cross_entropy(self, squares: Tensor, count: int) -> Tensor:
@@ -106,9 +115,9 @@ class NormalStretch(Stretch):
             torch.mul(centred, weight * self.precision, out=gradient[0, part])
             torch.addcmul(constant, spread, spread, value=weight * self.precision, out=gradient[1, part])
 
-    def joined(self, after: Stretch) -> NormalStretch | None:
-        """This stretch and the one right ``after`` it as one, if both have the same numbers as prior."""
-        if not isinstance(after, NormalStretch):
+    def joined(self, after: PriorSegment) -> NormalSegment | None:
+        """This segment and its right neighbour as one, if both have the same prior."""
+        if not isinstance(after, NormalSegment):
             return None
         values = (self.mean, self.precision, after.mean, after.precision)
         if any(isinstance(value, Tensor) for value in values):
@@ -121,62 +130,105 @@ class NormalStretch(Stretch):
         return loc if isinstance(self.mean, float) and self.mean == 0.0 else loc - self.mean
 
 
+@dataclass(frozen=True)
+class LogUniformSegment(PriorSegment):
+    r"""A segment under the log-uniform prior.
+
+    With :math:`t = \log \alpha^{-1} = 2 \log |m| - 2 \log s` and :math:`\sigma_t = \sigma(k_3 t - k_2)` the slope is
+
+    .. math:: \frac{d\, \mathrm{KL}}{dt} = k_1 k_3\, \sigma_t (1 - \sigma_t) + \frac{1}{2} \frac{1}{1 + \alpha},
+        \qquad \frac{dt}{dm} = \frac{2}{m}, \quad \frac{dt}{d \log s} = -2
+
+    and 0 at a mean of 0. The hand-written value is clamped where :math:`1/\alpha` overflows.
+    """
+
+    def value(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
+        """KL of this segment, differentiable."""
+        return LogUniform().kl_from_normal(loc[self.start : self.stop], scale[self.start : self.stop])
+
+    def value_and_slopes(self, loc: Tensor, log_scale: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The KL, and its derivative in t divided by k1 k3."""
+        part = slice(self.start, self.stop)
+        inverse = (loc[part] / scale[part]).square_().clamp_max_(0.1 * torch.finfo(loc.dtype).max)  # 1/alpha
+        bulk = torch.add(loc.new_tensor(-K2), inverse.log(), alpha=K3).sigmoid_()  # 0 where the mean is 0
+        total = K1 * bulk.sum() + 0.5 * inverse.log1p().sum()
+        slopes = bulk.addcmul_(bulk, bulk, value=-1.0)
+        return total, slopes.addcdiv_(inverse, inverse + 1.0, value=0.5 / (K1 * K3))
+
+    def write_gradient(
+        self, gradient: Tensor, loc: Tensor, scale: Tensor, weight: float, slopes: Tensor | None = None
+    ) -> None:
+        """Write ``weight`` times the derivative in ``(loc, log scale)`` into this part of ``gradient`` ``(2, D)``."""
+        part = slice(self.start, self.stop)
+        if slopes is None:
+            slopes = self.value_and_slopes(loc, scale, scale)[1]
+        by_loc, by_log_scale = gradient[0, part], gradient[1, part]
+        torch.mul(slopes, -2.0 * weight * K1 * K3, out=by_log_scale)
+        torch.div(by_log_scale, loc[part], out=by_loc).neg_().nan_to_num_(nan=0.0)  # 0 / 0 where the mean is 0
+
+    def joined(self, after: PriorSegment) -> LogUniformSegment | None:
+        """This segment and its right neighbour as one."""
+        return LogUniformSegment(self.start, after.stop) if isinstance(after, LogUniformSegment) else None
+
+
+FAST_KL: dict[type[Prior], Callable[[int, int], PriorSegment]] = {LogUniform: LogUniformSegment}
+"""Priors other than normals whose KL over a segment is written by hand."""
+
+
 def fixed_normal(prior: Prior | None) -> tuple[float | Tensor, float | Tensor] | None:
-    """Mean and precision of a normal or flat prior whose values are not being learned, else None."""
+    """Mean and precision of a normal or flat prior whose values are not learned, else None."""
     return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
 
 
-def stretches_of(layout: Layout, model: Model) -> list[NormalStretch]:
-    """All of ``layout`` cut into stretches under normal priors (empty ones elsewhere), like neighbours joined."""
-    found: list[Any] = []
-    for start, size, prior in _places(layout, model):
-        _append(found, _stretch(start, start + size, fixed_normal(prior)))
-    return found
+def prior_segments(
+    layout: Layout, model: Model, *, names: Collection[str] | None = None, normal_only: bool = False
+) -> tuple[list[Any], list[str]]:
+    """Cut the flat vector of ``layout`` into segments with one prior each.
 
+    Args:
+        layout: Names and shapes in the order of the vector.
+        model: The model, whose priors these are.
+        names: The parameters whose KL is wanted; None for all. The others get empty segments.
+        normal_only: Use only :class:`NormalSegment`, not the fast KL of other priors.
 
-def closed_stretches_of(layout: Layout, model: Model) -> tuple[list[Stretch], list[str]]:
-    """All of ``layout`` cut into stretches, those of priors other than normals too, and the names that have none."""
-    found: list[Stretch] = []
-    lacking = []
-    for name, (start, size, prior) in zip(layout.names, _places(layout, model), strict=True):
-        own = None if prior is None else prior.stretch(start, start + size)
-        moments = fixed_normal(prior)
-        if own is None and moments is None:
-            lacking.append(name)
-        _append(found, own or _stretch(start, start + size, moments))
-    return found, lacking
-
-
-def _places(layout: Layout, model: Model) -> Iterator[tuple[int, int, Prior | None]]:
-    """Where each parameter begins, its size, and its prior."""
-    start = 0
+    Returns:
+        The segments, equal neighbours joined, and the names whose prior has no segment (theirs are empty).
+    """
+    segments: list[PriorSegment] = []
+    lacking, start = [], 0
     for name, size in zip(layout.names, layout.sizes, strict=True):
-        yield start, size, model.prior.prior_of(name)
+        segment: PriorSegment = NormalSegment(start, start + size)  # empty
+        if names is None or name in names:
+            found = _segment(model.prior.prior_of(name), start, start + size, normal_only=normal_only)
+            if found is None:
+                lacking.append(name)
+            segment = found or segment
+        joined = segments[-1].joined(segment) if segments else None
+        if joined is not None:
+            segments.pop()
+        segments.append(joined or segment)
         start += size
+    return segments, lacking
 
 
-def _append(found: list[Stretch], stretch: Stretch) -> None:
-    joined = found[-1].joined(stretch) if found else None
-    if joined is None:
-        found.append(stretch)
-    else:
-        found[-1] = joined
-
-
-def _stretch(start: int, stop: int, moments: tuple[float | Tensor, float | Tensor] | None) -> NormalStretch:
+def _segment(prior: Prior | None, start: int, stop: int, *, normal_only: bool) -> PriorSegment | None:
+    """The segment of a prior, or None where there is none."""
+    if not normal_only and type(prior) in FAST_KL:
+        return FAST_KL[type(prior)](start, stop)
+    moments = fixed_normal(prior)
     if moments is None:
-        return NormalStretch(start, stop)
+        return None
     mean, precision = moments
     size = stop - start
     if isinstance(mean, Tensor) or isinstance(precision, Tensor):
         mean, precision = (torch.as_tensor(each).flatten().expand(size) for each in (mean, precision))
-        return NormalStretch(start, stop, mean, precision, 1.0, -0.5 * (precision.log().sum().item() + size))
+        return NormalSegment(start, stop, mean, precision, 1.0, -0.5 * (precision.log().sum().item() + size))
     each = -0.5 * (math.log(precision) + 1) if precision > 0 else -HALF_LOG_TWO_PI_E
-    return NormalStretch(start, stop, mean, precision, 1.0, each * size)
+    return NormalSegment(start, stop, mean, precision, 1.0, each * size)
 
 
-def other_divergence(model: Model, names: list[str], loc: Params, scale: Params, params: Params, draws: int) -> Tensor:
-    """KL of the parameters that no stretch covers.
+def remaining_kl(model: Model, names: Sequence[str], loc: Params, scale: Params, params: Params, draws: int) -> Tensor:
+    """KL of the parameters whose prior has no segment: by a closed form with autograd, else by Monte Carlo.
 
     Args:
         model: The model, whose priors these are.
@@ -192,107 +244,14 @@ def other_divergence(model: Model, names: list[str], loc: Params, scale: Params,
     total = torch.zeros((), dtype=model.dtype, device=model.device)
     for name in names:
         prior = model.prior.bound(name, params)
-        assert prior is not None  # a prior over all parameters as a whole has a joint divergence
+        assert prior is not None  # a prior over all parameters as a whole has a joint KL
         closed = prior.kl_from_normal(loc[name], scale[name])
-        total = total + (monte_carlo_divergence(prior, loc[name], scale[name], draws) if closed is None else closed)
+        total = total + (monte_carlo_kl(prior, loc[name], scale[name], draws) if closed is None else closed)
     return total
 
 
-def monte_carlo_divergence(prior: Prior, loc: Tensor, scale: Tensor, draws: int) -> Tensor:
+def monte_carlo_kl(prior: Prior, loc: Tensor, scale: Tensor, draws: int) -> Tensor:
     """-H(q) in closed form minus E_q[log p(w)] by reparameterised draws."""
     noise = torch.randn((draws, *loc.shape), dtype=loc.dtype, device=loc.device)
     cross = -prior.log_prob(loc + scale * noise).sum() / draws
     return cross - scale.log().sum() - HALF_LOG_TWO_PI_E * loc.numel()
-
-
-# The prior's side of KL(q ‖ p) for a group of weights: :math:`-E_q[\log p(\theta)]`, by the cheapest way there
-# is ------------------------------------------------------------------------------------------------------------------
-#
-# - Normal and flat priors with fixed values need only means and variances of q, over stretches of the flat vector.
-# - Priors with a closed form for normals, or normals whose scale is being learned, need them parameter by parameter.
-# - Everything else takes the draws that the likelihood was given.
-
-
-@dataclass(frozen=True)
-class GroupPrior:
-    """The priors of the weights of one group.
-
-    Attributes:
-        model: The model.
-        layout: The weights.
-        stretches: All of them, cut where the prior changes.
-        others: Those whose prior is not a fixed normal.
-    """
-
-    model: Model
-    layout: Layout
-    stretches: tuple[NormalStretch, ...]
-    others: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: Model, layout: Layout) -> GroupPrior:
-        """The priors of the weights of ``layout``."""
-        others = tuple(name for name in layout.names if fixed_normal(model.prior.prior_of(name)) is None)
-        return cls(model, layout, tuple(stretches_of(layout, model)), others)
-
-    def cross_entropy(self, drawn: Drawn, points: Params, *, normal: bool) -> Tensor:
-        """-E_q[log p], in closed form as far as there is one.
-
-        Args:
-            drawn: Draws of q and what is known of it.
-            points: Point estimates, among them the prior's hyperparameters.
-            normal: Whether each weight by itself is normal under q.
-        """
-        if drawn.moments is None:
-            return self.sampled(drawn.values, points)
-        means, variances = drawn.moments
-        sizes = [stretch.stop - stretch.start for stretch in self.stretches]
-        pieces = zip(self.stretches, means.split(sizes), variances.split(sizes), strict=True)
-        total = _sum([stretch.cross_entropy(m, v) for stretch, m, v in pieces if stretch.entropy], like=means)
-        if not self.others:
-            return total
-        by_name = self.layout.views(means), self.layout.views(variances), self.layout.views(drawn.values)
-        for name in self.others:
-            mean, variance, values = (each[name] for each in by_name)
-            prior = self._bound(name, points)
-            closed = _closed_form(prior, mean, variance, normal=normal)
-            total = total + (_sampled(prior, values) if closed is None else closed)
-        return total
-
-    def sampled(self, values: Tensor, points: Params) -> Tensor:
-        """The mean of -log p over draws ``(K, D)``."""
-        pieces = values.split([stretch.stop - stretch.start for stretch in self.stretches], dim=1)
-        fixed = [
-            stretch.sampled_cross_entropy(piece)
-            for stretch, piece in zip(self.stretches, pieces, strict=True)
-            if stretch.entropy
-        ]
-        total = _sum(fixed, like=values)
-        views = self.layout.views(values) if self.others else {}
-        return total + sum(_sampled(self._bound(name, points), views[name]) for name in self.others)
-
-    def _bound(self, name: str, points: Params) -> Prior:
-        prior = self.model.prior.bound(name, points)
-        assert prior is not None  # a prior over all parameters as a whole is asked as a whole
-        return prior
-
-
-def _closed_form(prior: Prior, mean: Tensor, variance: Tensor, *, normal: bool) -> Tensor | None:
-    """-E[log p] of independent elements with these moments, or None."""
-    if normal:
-        scale = variance.sqrt()
-        kl = prior.kl_from_normal(mean, scale)
-        return None if kl is None else kl + scale.log().sum() + HALF_LOG_TWO_PI_E * scale.numel()
-    moments = prior.normal_moments()
-    if moments is None:
-        return None
-    spread = moments[1] * variance
-    return 0.5 * spread.sum() - prior.log_prob(mean).sum()
-
-
-def _sampled(prior: Prior, values: Tensor) -> Tensor:
-    return -prior.log_prob(values).sum() / len(values)
-
-
-def _sum(terms: list[Tensor], *, like: Tensor) -> Tensor:
-    return torch.stack(terms).sum() if terms else like.new_zeros(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,14 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout
+from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.normal import FullNormal
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.errors import Unsupported
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
-from knowable.inference.variational.family import Family, FamilyModule
-from knowable.inference.variational.structured import StructuredVI
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.structured import (
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 # --- The full-rank family: one normal with all correlations, by its Cholesky factor ----------------------------------
 #
@@ -25,15 +32,14 @@ from knowable.inference.variational.structured import StructuredVI
 #     \Sigma = L L^\top, \quad L = B\, \mathrm{diag}(s)\,(I + R)
 #
 # with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some
-# steps
-# and then takes in what was learned, so that steps are always taken in units of the distribution itself (whitened
-# coordinates): how elongated the posterior is then makes no difference to how many of them are needed. There R is a
+# steps and then absorbs what was learned, so that steps are always taken in units of the distribution itself (whitened
+# coordinates): the condition number of the posterior then makes no difference to the number of steps. There R is a
 # matrix of trained numbers over √D: a step changes half of D² of them at once, each by as much as a mean, and where
-# gradients are mostly noise q would otherwise be carried away. For many weights, where products of matrices are dear, B
+# gradients are mostly noise q would otherwise drift. For many weights, where products of matrices are expensive, B
 # is the identity: s is the scale of each weight given the noise of those before.
 
 _WHITENED_UP_TO = 300  # weights
-_STEPS_OF_A_BASE = 10  # after which B takes in what was learned
+_STEPS_OF_A_BASE = 10  # after which B absorbs what was learned
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class FullRankModule(FamilyModule):
         return self.base is not None
 
     def after_step(self) -> None:
-        """Now and then, let B take in what was learned; the distribution stays the same."""
+        """Every ten steps, let B absorb what was learned; the distribution stays the same."""
         self.age += 1
         if self.base is None or self.drift is None or self.age % _STEPS_OF_A_BASE:
             return
@@ -160,8 +166,8 @@ class FullRankModule(FamilyModule):
 # --- Full-rank Gaussian variational inference (Titsias and Lázaro-Gredilla, 2014; Kucukelbir et al., 2017) -----------
 
 
-@dataclass(frozen=True, repr=False)
-class FullRankVI(StructuredVI):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class FullRankVI(VariationalMethod):
     r"""One normal distribution over all weights, with all their correlations.
 
     .. math:: q(\theta) = \mathcal{N}(\theta \mid m, L L^\top)
@@ -170,13 +176,24 @@ class FullRankVI(StructuredVI):
     ``random="last_layer"`` it is Bayesian linear regression on the features.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
-            it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod`, say what is maximised, how
-            and from where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
+        draws: Weight draws per step; None is one.
+        families: Families for groups of weights by name, glob or ``"last_layer"``, such as
+            ``{"head.*": kn.families.FullRank()}``; the first match wins. All other weights have the method's own.
+        kl_gradient: ``"closed"``: from the closed form of the KL, where there is one. ``"path"``: along the draws that
+            the likelihood is given (Roeder et al., 2017), whose noise cancels as q approaches the posterior.
+            ``"auto"``: ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All aim at
+            the same optimum.
         max_parameters: Refuse a group of more weights: L is a D by D matrix, and training keeps some six of that size.
 
     Example:
@@ -194,13 +211,22 @@ class FullRankVI(StructuredVI):
     aliases = ("frvi",)
     references = ("opper2009", "titsias2014", "kucukelbir2017", "roeder2017")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
+    draws: int | None = None
+    families: Mapping[str, Family] | None = None
+    kl_gradient: str = "auto"
     max_parameters: int = FullRank.max_parameters
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
+        check_groups(self.draws, self.families, self.kl_gradient)
         check_count("max_parameters", self.max_parameters)
 
-    @property
-    def own_family(self) -> FullRank:
-        """A full covariance."""
-        return FullRank(self.max_parameters)
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
+        groups = group_weights(self.families or {}, FullRank(self.max_parameters), model)
+        return StructuredObjective(
+            model, size, groups, kl_gradient=self.kl_gradient, draws=self.draws or 1, **self.elbo_settings(start)
+        )

@@ -109,6 +109,12 @@ class PairRules(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def local_weights(loc: Params, variance: Params, rule: Callable[..., Tensor], *, recording: bool = False) -> Params:
+    """Weights whose layers draw their outputs by the rule."""
+    kind: Any = GaussianPair if recording else GaussianWeight
+    return {name: kind(loc[name], variance[name], rule) for name in loc}
+
+
 def local_rule(
     op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
 ) -> Tensor:

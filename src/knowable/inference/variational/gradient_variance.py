@@ -1,4 +1,4 @@
-"""How noisy each estimator of the bound's gradient is: the comparison the lectures talk about, measured."""
+"""The variance of each estimator of the ELBO's gradient, measured."""
 
 from __future__ import annotations
 

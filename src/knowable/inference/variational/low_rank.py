@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from knowable.core.model.low_rank import directions
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout
-from knowable.core.posterior.low_rank_normal import LowRankNormal, directions
+from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.normal import LowRankNormal
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import fast_randn
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E
-from knowable.inference.variational.family import Drawn, Family, FamilyModule
-from knowable.inference.variational.structured import StructuredVI
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.structured import (
+    Drawn,
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 # --- The low-rank family: a normal whose covariance is a diagonal and a few directions (Ong, Nott and Smith, 2018) ---
 #
@@ -36,7 +45,7 @@ class LowRank(Family):
     .. math:: q(\theta) = \mathcal{N}(\theta \mid m, \mathrm{diag}(s^2) + F F^\top)
 
     Args:
-        rank: Number of columns of F; as many as there are weights at the most.
+        rank: Number of columns of F; at most the number of weights.
     """
 
     rank: int = 4
@@ -148,19 +157,8 @@ def _inner(factor: Tensor) -> Tensor:
 # --- Low-rank Gaussian variational inference (Ong, Nott and Smith, 2018) ---------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rank:
-    """What comes first among the knobs of :class:`LowRankVI`.
-
-    Args:
-        rank: Number of directions of the covariance beside its diagonal.
-    """
-
-    rank: int = LowRank.rank
-
-
-@dataclass(frozen=True, repr=False)
-class LowRankVI(StructuredVI, Rank):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class LowRankVI(VariationalMethod):
     r"""One normal distribution over all weights, whose covariance is diagonal plus low rank.
 
     .. math:: q(\theta) = \mathcal{N}(\theta \mid m, \mathrm{diag}(s^2) + F F^\top)
@@ -170,13 +168,24 @@ class LowRankVI(StructuredVI, Rank):
 
     Args:
         rank: Number of columns of F. Time and memory of a step grow with it.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of :class:`~knowable.inference.variational.structured.StructuredVI` and of what
-            it builds on, :class:`~knowable.inference.variational.structured.FamiliesVI`,
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod`, say what is maximised, how
-            and from where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
+        draws: Weight draws per step; None is one.
+        families: Families for groups of weights by name, glob or ``"last_layer"``, such as
+            ``{"head.*": kn.families.FullRank()}``; the first match wins. All other weights have the method's own.
+        kl_gradient: ``"closed"``: from the closed form of the KL, where there is one. ``"path"``: along the draws that
+            the likelihood is given (Roeder et al., 2017), whose noise cancels as q approaches the posterior.
+            ``"auto"``: ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All aim at
+            the same optimum.
 
     Example:
         >>> import torch
@@ -192,11 +201,22 @@ class LowRankVI(StructuredVI, Rank):
     aliases = ("lrvi",)
     references = ("ong2018",)
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
+    draws: int | None = None
+    families: Mapping[str, Family] | None = None
+    kl_gradient: str = "auto"
+    rank: int = field(default=LowRank.rank, kw_only=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
+        check_groups(self.draws, self.families, self.kl_gradient)
         check_count("rank", self.rank)
 
-    @property
-    def own_family(self) -> LowRank:
-        """A diagonal and ``rank`` directions."""
-        return LowRank(self.rank)
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
+        groups = group_weights(self.families or {}, LowRank(self.rank), model)
+        return StructuredObjective(
+            model, size, groups, kl_gradient=self.kl_gradient, draws=self.draws or 1, **self.elbo_settings(start)
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,37 +17,54 @@ from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import fast_randn
 from knowable.errors import InvalidArgument
 from knowable.inference.variational.divergence import entropy_of_normals
-from knowable.inference.variational.family import Family, FamilyModule
-from knowable.inference.variational.objective import FlatNormalObjective
+from knowable.inference.variational.gaussian_weight import flipout_rule, local_rule, local_weights
+from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 from knowable.inference.variational.score_function import score_surrogate
-from knowable.inference.variational.structured import FamiliesVI, StructuredObjective
+from knowable.inference.variational.structured import (
+    Family,
+    FamilyModule,
+    StructuredObjective,
+    check_groups,
+    group_weights,
+)
 
 _DRAWS = {"score": 16, "local_score": 8}  # where they are not given, and not 1
 
 
-@dataclass(frozen=True, repr=False)
-class MeanFieldVI(FamiliesVI):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MeanFieldVI(VariationalMethod):
     r"""An independent normal distribution for every weight, fitted by maximising the evidence lower bound.
 
     .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
 
-    There is no weight of the KL to set: everything is on the full-data scale and ``beta=1`` is Bayes. Prediction always
-    uses weight draws shared by all inputs, whatever the estimator that training used.
+    There is no KL weight to tune: everything is on the full-data scale and ``beta=1`` is Bayes. Prediction always uses
+    weight draws shared by all inputs, whatever the estimator that training used.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which the KL's factor rises to its full value. It changes the path and not the target.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
-            prior that are to be learned wait at their first values meanwhile), or a fitted posterior.
-        initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start: small, so that training begins like that of a
+            point estimate.
         temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
             Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
         draws: Weight draws per step; None is 1, 16 for ``"score"`` and 8 for ``"local_score"``.
-        families: Other families for some of the weights, such as ``{"head.*": FullRank()}``, see
-            :class:`~knowable.inference.variational.structured.FamiliesVI`. All weights are then drawn
-            (``estimator="weight"``).
+        families: Families for groups of weights by name, glob or ``"last_layer"``, such as
+            ``{"head.*": kn.families.FullRank()}``; the first match wins, and groups are independent. All other weights
+            are independent normals. With families every weight is drawn (``estimator="weight"``).
         estimator: How the gradient is estimated.
             ``"auto"``: local reparameterisation for linear layers whose weights act once per example, weight draws
             elsewhere: exact and quick.
@@ -74,10 +92,16 @@ class MeanFieldVI(FamiliesVI):
     aliases = ("mfvi", "bbb")
     references = ("graves2011", "blundell2015", "kingma2015", "ranganath2014", "kool2019")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
+    draws: int | None = None
+    families: Mapping[str, Family] | None = None
     estimator: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
+        check_groups(self.draws, self.families)
         check_choice("estimator", self.estimator, ESTIMATORS)
         if self.estimator in BY_SCORE and self.draws == 1:
             raise InvalidArgument(
@@ -92,16 +116,112 @@ class MeanFieldVI(FamiliesVI):
         self, model: Model, x: Tensor, size: int, *, start: Params | None = None
     ) -> MeanFieldObjective | StructuredObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
+        common = self.elbo_settings(start)
         if self.families is not None:
-            return self._by_groups(model, size, MeanField(), start=start)
+            groups = group_weights(self.families, MeanField(), model)
+            return StructuredObjective(model, size, groups, draws=self.draws or 1, **common)
         draws = self.draws or _DRAWS.get(self.estimator, 1)
-        return MeanFieldObjective(
-            model, x, size, estimator=self.estimator, draws=draws, beta=self.beta, temperature=self.temperature,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
-        )  # fmt: skip
+        return MeanFieldObjective(model, x, size, estimator=self.estimator, draws=draws, **common)
 
 
-# --- The mean-field family: an independent normal for every weight ---------------------------------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
+
+ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
+BY_SCORE = ("score", "local_score")
+"""Estimators that need no gradient of the likelihood."""
+
+
+class MeanFieldObjective(VariationalObjective):
+    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`; see :func:`negative_elbo` for the formula.
+
+    Args:
+        model: The model.
+        x: Rows like those of the data: the network is run on a few of them to trace how it uses its weights.
+        size: Number of training examples N.
+        estimator: How the gradient is estimated, see :class:`MeanFieldVI`.
+        initial_scale: Standard deviation of all weights at the start.
+        start: Values to begin at, where they are not the model's own.
+        step: Replaces the optimiser's step: a function of this objective and the optimiser.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+
+    Attributes:
+        normals: How the random parameters are laid out in ``q``.
+        q: Means and log scales of all random parameters, ``(2, D)``.
+    """
+
+    recordable = True
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        size: int,
+        *,
+        estimator: str = "auto",
+        initial_scale: float = 0.02,
+        start: Params | None = None,
+        step: Callable[[MeanFieldObjective, torch.optim.Optimizer], None] | None = None,
+        **common: Any,
+    ):
+        super().__init__(model, size, start=start, **common)
+        self.estimator, self.step = estimator, step
+        first = first_values(model, start)
+        self.normals = FlatNormals.of(model, x, first, estimator)
+        self.layout = self.normals.layout
+        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
+
+    # --- the ELBO ----------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms."""
+        points = self.point_params()
+        if self.estimator in BY_SCORE:
+            log_likelihood, kl = score_surrogate(self, x, y, points)
+        else:
+            kl, thetas = self.draw()
+            log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+        if self.normals.others:
+            kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
+        return negative_elbo(self, log_likelihood, kl, points)
+
+    def draw(self) -> tuple[Tensor, list[Params]]:
+        """The KL in closed form, and draws of all weights; those of local layers are drawn by their outputs."""
+        noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q, recording=self.recording)
+        kl, loc, variance, draws = self.normals.draw(self.q, noise, recording=self.recording)
+        rule = flipout_rule if self.estimator == "flipout" else local_rule
+        return kl, [{**draw, **local_weights(loc, variance, rule, recording=self.recording)} for draw in draws]
+
+    def update(self, optimiser: torch.optim.Optimizer) -> None:
+        """The optimiser's step, or that of ``step``."""
+        if self.step is None:
+            optimiser.step()
+        else:
+            self.step(self, optimiser)
+
+    # --- the distribution --------------------------------------------------------------------------------------------
+
+    def loc_and_scale(self) -> tuple[Params, Params]:
+        """Means and standard deviations of the random parameters, by name, differentiable."""
+        return self.normals.loc_and_scale(self.q)
+
+    def kl_divergence(self) -> Tensor:
+        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
+        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
+
+    def entropy(self) -> Tensor:
+        """H[q] in closed form."""
+        return entropy_of_normals(self.q[1])
+
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all random parameters, whatever the estimator."""
+        return self.normals.sample(self.q, count)
+
+    def posterior(self, **common: Any) -> DiagonalNormal:
+        """Independent normals."""
+        return DiagonalNormal(self.model, *self.loc_and_scale(), **self.shared(common))
+
+
+# --- the same as a family for groups of weights ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,31 +275,3 @@ class MeanFieldModule(FamilyModule):
         """Independent normals."""
         views = self.layout.views
         return DiagonalNormal(model, views(self.loc.detach()), views(self.log_scale.detach().exp()), **common)
-
-
-# --- The evidence lower bound of a mean-field Gaussian, with the gradient estimator of one's choice ------------------
-
-ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
-BY_SCORE = ("score", "local_score")
-"""Estimators that need no gradient of the likelihood."""
-
-
-class MeanFieldObjective(FlatNormalObjective):
-    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`, on the full-data scale.
-
-    .. math:: \mathrm{ELBO} = E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
-        - \beta\, \big(\mathrm{KL}(q \,\|\, p) - (T - 1)\, H[q]\big)
-
-    with β and the temperature T both 1 for Bayes.
-    """
-
-    recordable = True
-
-    def __init__(self, model: Model, x: Tensor, size: int, *, estimator: str = "auto", **common: Any):
-        super().__init__(model, x, size, estimator=estimator, **common)
-
-    def estimate(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
-        """Expected log likelihood per example, and KL over the stretches."""
-        if self.estimator in BY_SCORE:
-            return score_surrogate(self, x, y, points)
-        return self.reparameterised(x, y, points)

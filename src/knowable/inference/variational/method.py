@@ -1,11 +1,11 @@
-"""What variational methods have in common: their knobs, and the fit itself."""
+"""What variational methods have in common: their settings, the fit, and the final ELBO."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,19 +26,22 @@ from knowable.inference.point.point import PointObjective, fit_point, training_d
 from knowable.inference.start import means_for
 from knowable.inference.variational.objective import VariationalObjective
 
-_WARMUP_STEPS = 2_000  # where the warm-up is not given
+_WARMUP_STEPS = 2_000  # with kl_warmup=None
 
 
-@dataclass(frozen=True, repr=False)
-class VariationalFit(Trained, Method):
-    r"""A distribution q over the weights, fitted by maximising how well it explains the data less a divergence.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class VariationalMethod(Trained, Method):
+    r"""A distribution q over the weights, fitted by maximising the evidence lower bound (ELBO).
+
+    .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
+        = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
 
     Args:
-        beta: Factor on the divergence: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
-            about 2,000 steps, at most a third of the epochs.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is; scales of the
-            prior that are to be learned wait at their first values meanwhile), or a fitted posterior.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
     """
 
     beta: float = 1.0
@@ -52,8 +55,8 @@ class VariationalFit(Trained, Method):
             check_count("kl_warmup", self.kl_warmup, at_least=0)
         if self.epochs is not None and 2 * (self.kl_warmup or 0) > self.epochs:
             raise InvalidArgument(
-                f"kl_warmup must be at most half of epochs={self.epochs}, got {self.kl_warmup}: the fit would end "
-                f"before it has seen the Bayes posterior for long."
+                f"kl_warmup must be at most half of epochs={self.epochs}, got {self.kl_warmup}: too few epochs would "
+                f"be trained at the full weight of the KL."
             )
         if not isinstance(self.start, Posterior):
             if not isinstance(self.start, str):
@@ -62,15 +65,20 @@ class VariationalFit(Trained, Method):
 
     # --- what a method defines ---------------------------------------------------------------------------------------
 
-    def target(self, model: Model) -> Model:
-        """The model whose bound is maximised: the user's own, unless the method brings priors with it."""
-        return model
-
     @abstractmethod
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> VariationalObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
 
-    def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> VariationalObjective:
+    def target(self, model: Model) -> Model:
+        """The model whose ELBO is maximised: the user's own, unless the method replaces priors."""
+        return model
+
+    def elbo_settings(self, start: Params | None) -> dict[str, Any]:
+        """The arguments that the objectives of all methods share."""
+        shared = ("beta", "temperature", "kl_warmup", "initial_scale")
+        return {name: getattr(self, name) for name in shared if hasattr(self, name)} | {"start": start}
+
+    def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> Any:
         return self.objective(model, next(iter(rows))[0], rows.size, start=start)
 
     def _identity(self, objective: Any) -> dict[str, Any]:
@@ -78,110 +86,81 @@ class VariationalFit(Trained, Method):
         return {}
 
     def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
-        """What the fit says of the evidence, and the terms it reports."""
-        return None, {}
+        """The log evidence and the terms that the report has."""
+        return final_elbo(objective, rows, seed)
 
     def _posterior(self, objective: Any, **common: Any) -> Posterior:
         return objective.posterior(**common)
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*warmup_notes(self.kl_warmup or 0, result), *learned_scale_notes(model, size))
+        return (
+            *tempering_notes(self.beta, getattr(self, "temperature", 1.0)),
+            *warmup_notes(self.kl_warmup or 0, result),
+            *learned_scale_notes(model, size),
+        )
 
     # --- the fit -----------------------------------------------------------------------------------------------------
 
     def _fit(self, job: FitJob) -> Posterior:
-        """Maximise the objective."""
+        method = self._with_warmup(job.rows)
+        return method._maximise_elbo(replace(job, method=method))
+
+    def _maximise_elbo(self, job: FitJob) -> Posterior:
         model, rows, seed = job.model, job.rows, job.seed
-        if self.kl_warmup is None:
-            chosen = replace(self, kl_warmup=self._chosen_warmup(rows))
-            return chosen._fit(replace(job, method=chosen))
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
-            target = self.target(model)
-            objective = self._objective_for(target, rows, seed, self._start(job))
-        with share_of_time(0.9):  # the rest is for the bound
+            objective = self._objective_for(self.target(model), rows, seed, start_values(self, job))
+        with share_of_time(0.9):  # the rest is for the final ELBO
             options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
             result = train(objective, rows, self.training_settings(), **options)
         evidence, terms = self._evidence(objective, rows, seed)
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
-        posterior.diagnostics = training_diagnostics(
-            self, model, result, posterior.mean(), terms, self._notes(model, rows.size, result)
-        )
+        notes = self._notes(model, rows.size, result)
+        posterior.diagnostics = training_diagnostics(self, model, result, posterior.mean(), terms, notes)
         return posterior
 
-    def _chosen_warmup(self, rows: Data) -> int:
-        """Epochs that make so many steps."""
+    def _with_warmup(self, rows: Data) -> Self:
+        """This method with a number of epochs for the KL warm-up."""
+        if self.kl_warmup is not None:
+            return self
         batches = rows.batches_per_epoch(self.training_settings().rows_per_step(rows.size))
         per_epoch = -(-batches // self.training.accumulate)
         wanted = -(-_WARMUP_STEPS // per_epoch)
-        return wanted if self.epochs is None else min(wanted, self.epochs // 3)
-
-    def _start(self, job: FitJob) -> Params | None:
-        model = job.model
-        if isinstance(self.start, Posterior):
-            return means_for("start", model, self.start)
-        if self.start == "network":
-            return None
-        objective = PointObjective(model, job.rows.size, use_prior=True, held=model.hyper_names)
-        settings = self.training_settings(training=replace(self.training, on_divergence="halve"))
-        best = fit_point(replace(job, checkpoint=None), settings, objective=objective)
-        if best.diagnostics.interrupted:
-            raise KeyboardInterrupt  # there is no distribution yet to return
-        return best.mean()
+        return replace(self, kl_warmup=wanted if self.epochs is None else min(wanted, self.epochs // 3))
 
 
-@dataclass(frozen=True, repr=False)
-class VariationalMethod(VariationalFit):
-    """A distribution over the weights with scales of its own.
-
-    Args:
-        initial_scale: Standard deviation all weights start with: small, so that training begins as that of a point.
-    """
-
-    initial_scale: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("initial_scale", self.initial_scale, above=0)
-
-
-@dataclass(frozen=True, repr=False)
-class BoundMethod(VariationalMethod):
-    r"""A distribution q over the weights, fitted by maximising the evidence lower bound.
-
-    .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
-        = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
-
-    Args:
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
-            Anything but 1 is not the Bayes posterior. (``beta`` raises the likelihood alone to the power 1/beta.)
-    """
-
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("temperature", self.temperature, above=0)
-        if self.beta != 1.0 and self.temperature != 1.0:
-            raise InvalidArgument(
-                f"beta and temperature cannot both differ from 1, got {self.beta:g} and {self.temperature:g}: they "
-                f"temper different things (the likelihood; the whole posterior). Choose one."
-            )
-
-    def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
-        return final_bound(objective, rows, seed)
-
-    def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*tempering_notes(self.beta, self.temperature), *super()._notes(model, size, result))
+def start_values(method: VariationalMethod, job: FitJob) -> Params | None:
+    """The first means that ``method.start`` asks for; None for the network's own weights."""
+    model = job.model
+    if isinstance(method.start, Posterior):
+        return means_for("start", model, method.start)
+    if method.start == "network":
+        return None
+    objective = PointObjective(model, job.rows.size, use_prior=True, held=model.hyper_names)
+    settings = method.training_settings(training=replace(method.training, on_divergence="halve"))
+    best = fit_point(replace(job, checkpoint=None), settings, objective=objective)
+    if best.diagnostics.interrupted:
+        raise KeyboardInterrupt  # there is no distribution yet to return
+    return best.mean()
 
 
-# What a report says where a fit did not aim at the Bayes posterior, or leans on more than the prior it was
-# given ---------------------------------------------------------------------------------------------------------------
+def check_normals(initial_scale: float, beta: float = 1.0, temperature: float = 1.0) -> None:
+    """Check the settings of methods whose q has scales, and of those with a temperature."""
+    check_number("initial_scale", initial_scale, above=0)
+    check_number("temperature", temperature, above=0)
+    if beta != 1.0 and temperature != 1.0:
+        raise InvalidArgument(
+            f"beta and temperature cannot both differ from 1, got {beta:g} and {temperature:g}: they temper different "
+            f"things (the likelihood; the whole posterior). Choose one."
+        )
+
+
+# --- notes in the report ---------------------------------------------------------------------------------------------
 
 _MANY_SCALES = 10  # learned from one data set; or a tenth of its rows
 
 
 def tempering_notes(beta: float, temperature: float) -> tuple[str, ...]:
-    """What the factors on the KL and on the entropy do to the target."""
+    """A note for each factor other than 1 on the KL or on the entropy."""
     notes = []
     if beta != 1.0:
         notes.append(f"beta={beta:g}: {NOT_BAYES} (beta=1 is). Every row counts {1 / beta:.3g} times.")
@@ -191,60 +170,60 @@ def tempering_notes(beta: float, temperature: float) -> tuple[str, ...]:
 
 
 def warmup_notes(kl_warmup: int, result: TrainingResult) -> tuple[str, ...]:
-    """Whether the state that was kept is from the warm-up of the KL: stopped by hand, or by the validation data."""
-    epoch = _epoch_of_what_was_kept(result)
+    """A note if the state that was kept is from the KL warm-up: interrupted, or stopped early by validation data."""
+    epoch = _kept_epoch(result)
     if epoch >= kl_warmup:
         return ()
     share = (epoch + 1.0) / (kl_warmup + 1.0)
     return (
-        f"kl_warmup={kl_warmup}: what was kept is from epoch {epoch:g}, when the KL still counted {share:.0%}, so "
+        f"kl_warmup={kl_warmup}: the state that was kept is from epoch {epoch:g}, at a KL weight of {share:.0%}, so "
         f"{NOT_BAYES}. Train on, or shorten the warm-up.",
     )
 
 
-def _epoch_of_what_was_kept(result: TrainingResult) -> float:
+def _kept_epoch(result: TrainingResult) -> float:
     scored = [record for record in result.history if "validation_log_likelihood" in record]
     if scored:
         return max(scored, key=lambda record: record["validation_log_likelihood"])["epoch"]
-    if result.interrupted:  # back at the end of the last record
+    if result.interrupted:  # the state at the end of the last record
         return result.history[-1]["epoch"] if result.history else 0.0
     return result.epochs
 
 
 def learned_scale_notes(model: Model, size: int) -> tuple[str, ...]:
-    """Whether the prior has more learned scales than the data can be asked to choose."""
+    """A note if the prior has many learned scales for the number of rows."""
     start = model.params()
     count = sum(start[name].numel() for name in model.hyper_names)
     if count < max(2, min(_MANY_SCALES, size / 10)):
         return ()
     return (
-        f"{count:,} scales of the prior were learned from the same {size:,} rows: the bound takes the best of them for "
-        f"granted, and so may overfit. Share scales (per='glob', per='layer') or give a hyperprior.",
+        f"{count:,} scales of the prior were learned from the same {size:,} rows: the ELBO is maximised over them, "
+        f"which may overfit. Share scales (per='glob', per='layer') or give a hyperprior.",
     )
 
 
-# --- The evidence lower bound at the end of a fit, with its standard error -------------------------------------------
+# --- the ELBO at the end of a fit, with its standard error -----------------------------------------------------------
 
-_KL_DRAWS = 64  # estimates of the KL that are averaged; they differ only where it has no closed form
-_BOUND_ROWS = 200_000  # forward passes of single rows spent on the likelihood
+_KL_DRAWS = 64  # estimates of a KL without a closed form
+_ELBO_ROWS = 200_000  # rows in all passes of the final estimate of the likelihood
 
 
-def final_bound(
+def final_elbo(
     objective: VariationalObjective, data: Data, seed: int
 ) -> tuple[LogEvidence | None, dict[str, float]]:  # fmt: skip
-    """The bound, and its terms: full passes over the data with fresh weight draws.
+    """The ELBO and its terms, by full passes over the data with new weight draws.
 
     Args:
-        objective: Holds the distribution. Whatever factor it has on the KL, this is the bound of the model as stated.
+        objective: Holds the distribution. The result is always the ELBO at β = 1 and T = 1, whatever was trained.
         data: All rows.
-        seed: Of the fit.
+        seed: The seed of the fit.
 
     Returns:
-        The bound (None under an improper prior, whose constant is arbitrary), and ``expected_log_likelihood``, ``kl``
-        and ``elbo``.
+        The ELBO (None under an improper prior, whose constant is arbitrary), and the terms
+        ``expected_log_likelihood``, ``kl`` and ``elbo``.
     """
     with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
-        kl, kl_error = mean_and_error(_divergences(objective))
+        kl, kl_error = mean_and_error(_kl_estimates(objective))
         fit, fit_error = mean_and_error([_full_log_likelihood(objective, data) for _ in range(passes_over(data.size))])
     terms = {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl}
     priors = [objective.model.prior.prior_of(name) for name in objective.model.random_names]
@@ -253,10 +232,11 @@ def final_bound(
     return LogEvidence(fit - kl, "bound", math.hypot(fit_error, kl_error)), terms
 
 
-def _divergences(objective: VariationalObjective) -> list[float]:
-    """Estimates of the KL; two are enough where it is in closed form."""
-    found = [objective.divergence().item() for _ in range(2)]
-    return found if found[0] == found[1] else [*found, *(objective.divergence().item() for _ in range(_KL_DRAWS - 2))]
+def _kl_estimates(objective: VariationalObjective) -> list[float]:
+    """Estimates of the KL; two are enough where it has a closed form."""
+    found = [objective.kl_divergence().item() for _ in range(2)]
+    count = 0 if found[0] == found[1] else _KL_DRAWS - 2
+    return [*found, *(objective.kl_divergence().item() for _ in range(count))]
 
 
 def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
@@ -269,8 +249,8 @@ def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
 
 
 def passes_over(size: int) -> int:
-    """How many passes over ``size`` rows a final estimate is worth."""
-    return int(min(256, max(4, _BOUND_ROWS // size)))
+    """Number of passes over ``size`` rows for a final estimate."""
+    return int(min(256, max(4, _ELBO_ROWS // size)))
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:

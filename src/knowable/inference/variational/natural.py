@@ -12,14 +12,14 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.inference.variational.mean_field import MeanFieldObjective
-from knowable.inference.variational.method import BoundMethod
+from knowable.inference.variational.method import VariationalMethod, check_normals
 
 ESTIMATORS = ("weight", "auto", "local", "flipout")
 
 
-@dataclass(frozen=True, repr=False)
-class NaturalVI(BoundMethod):
-    r"""An independent normal for every weight, fitted along the natural gradient of the bound: IVON.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class NaturalVI(VariationalMethod):
+    r"""An independent normal for every weight, fitted along the natural gradient of the ELBO: IVON.
 
     The target is that of :class:`~knowable.inference.variational.mean_field.MeanFieldVI`. The way there is Newton's:
     the gradient at one draw of the weights, :math:`\theta = m + s\epsilon`, is also an estimate of the curvature,
@@ -38,12 +38,18 @@ class NaturalVI(BoundMethod):
     ``optimiser``.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised. ``learning_rate`` is the longest move η of a mean in one step, as it is for Adam.
-        beta: This and the other fields of
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
-            where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: The longest move η of a mean in one step, as for Adam; None chooses it from the number of
+            parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         draws: Weight draws per step.
         estimator: ``"weight"`` (one draw for the whole batch, the paper's), or another of
             :class:`~knowable.inference.variational.mean_field.MeanFieldVI` with less noise and a costlier step.
@@ -68,6 +74,8 @@ class NaturalVI(BoundMethod):
     aliases = ("ivon", "nvi")
     references = ("shen2024", "lin2020", "khan2018")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
     draws: int = 1
     estimator: str = "weight"
     momentum: float = 0.9
@@ -76,6 +84,7 @@ class NaturalVI(BoundMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_count("draws", self.draws)
         check_choice("estimator", self.estimator, ESTIMATORS)
         check_number("momentum", self.momentum, at_least=0, below=1)
@@ -83,87 +92,54 @@ class NaturalVI(BoundMethod):
             check_number("curvature_rate", self.curvature_rate, above=0, at_most=1)
         check_number("radius", self.radius, above=0)
 
-    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NaturalObjective:
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MeanFieldObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
-        return NaturalObjective(
-            model, x, size, estimator=self.estimator, draws=self.draws, beta=self.beta, temperature=self.temperature,
-            kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start, momentum=self.momentum,
-            curvature_rate=self.curvature_rate, radius=self.radius,
-        )  # fmt: skip
+        step = NaturalStep(self.momentum, self.curvature_rate, self.radius)
+        return MeanFieldObjective(
+            model, x, size, estimator=self.estimator, draws=self.draws, step=step, **self.elbo_settings(start)
+        )
 
-
-# --- The bound of independent normals, climbed along its natural gradient: variational online Newton -----------------
 
 _MEMORY = 0.99  # of the mean square of the curvature's estimates: the last hundred steps
 
 
-class NaturalObjective(MeanFieldObjective):
-    """-ELBO / N of independent normals, whose means and scales move along the natural gradient.
+@dataclass(frozen=True)
+class NaturalStep:
+    """The step of variational online Newton; point estimates and hyperparameters move by the loop's own optimiser.
 
-    Point estimates and the prior's hyperparameters move by the loop's own optimiser.
-
-    Args:
-        model: The model.
-        x: Inputs that look like the data.
-        size: Number of training examples N.
-        estimator: Of the gradient, see :class:`~knowable.inference.variational.mean_field.MeanFieldVI`.
-        draws: Weight draws per step.
-        beta: Factor on the KL.
-        temperature: How often the entropy counts.
-        kl_warmup: Epochs over which that factor rises to its full value.
-        initial_scale: Standard deviation all weights start with.
-        start: First means.
-        momentum: How much of the last gradient's average is kept in the next.
-        curvature_rate: Share of each new estimate of the curvature; None: less for weights whose estimates are noisier.
+    Attributes:
+        momentum: Share of the gradients' average that is kept from step to step.
+        curvature_rate: Share of each new estimate of the curvature; None: less for weights with noisier estimates.
         radius: Length of a Newton step above which a weight moves by the learning rate and no further.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        x: Tensor,
-        size: int,
-        *,
-        estimator: str = "weight",
-        draws: int = 1,
-        beta: float = 1.0,
-        temperature: float = 1.0,
-        kl_warmup: int | None = 0,
-        initial_scale: float = 0.02,
-        start: Params | None = None,
-        momentum: float = 0.9,
-        curvature_rate: float | None = None,
-        radius: float = 0.03,
-    ):
-        super().__init__(
-            model, x, size, estimator=estimator, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup,
-            initial_scale=initial_scale, start=start,
-        )  # fmt: skip
-        self.momentum, self.curvature_rate, self.radius = momentum, curvature_rate, radius
+    momentum: float = 0.9
+    curvature_rate: float | None = None
+    radius: float = 0.03
 
-    def update(self, optimiser: torch.optim.Optimizer) -> None:
-        """A natural step of the normals, and the optimiser's own of the points; all memory is in its state."""
-        gradient = self.q.grad
+    def __call__(self, objective: MeanFieldObjective, optimiser: torch.optim.Optimizer) -> None:
+        """Move the normals along the natural gradient; all memory is in the optimiser's state."""
+        gradient = objective.q.grad
         assert gradient is not None
-        state = optimiser.state[self.q]
+        state = optimiser.state[objective.q]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["momentum"] = torch.zeros_like(self.q[0])
+            state["momentum"] = torch.zeros_like(objective.q[0])
             if self.curvature_rate is None:
-                state["squares"] = torch.zeros_like(self.q[0])
+                state["squares"] = torch.zeros_like(objective.q[0])
         state["step"] += 1
         step, rate = int(state["step"].item()), optimiser.param_groups[0]["lr"]
-        scale = self.size / (self.beta * self.temperature * self.warmth())
+        scale = objective.size / (objective.temperature * objective.kl_weight())
         if self.curvature_rate is None:
             change = adaptive_change(gradient[1], state["squares"], step=step, rate=rate)
         else:
             change = gradient[1].mul_(self.curvature_rate * scale)
         natural_step(
-            self.q.detach(), change, gradient[0], state["momentum"], step=step, scale=scale, rate=rate,
+            objective.q.detach(), change, gradient[0], state["momentum"], step=step, scale=scale, rate=rate,
             decay=self.momentum, radius=self.radius,
         )  # fmt: skip
-        self.q.grad = None  # so that the optimiser leaves them alone
-        if len(self.points):
+        objective.q.grad = None  # so that the optimiser does not move them
+        if len(objective.points):
             optimiser.step()
 
 
@@ -175,7 +151,7 @@ def adaptive_change(gradient: Tensor, squares: Tensor, *, step: int, rate: float
     so that the log scales move as fast as Adam would move them, and come to rest as the rate falls.
 
     Args:
-        gradient: k, up to a factor that all have in common, ``(D,)``; used up.
+        gradient: k, up to a factor that all have in common, ``(D,)``; overwritten.
         squares: Running mean of its square, ``(D,)``; changed.
         step: How many steps there were, this one included.
         rate: Learning rate η.
@@ -197,7 +173,7 @@ def natural_step(
     decay: float,
     radius: float,
 ) -> None:
-    r"""One step along the natural gradient, in place, in as few passes over memory as there can be.
+    r"""One step along the natural gradient, in place.
 
     The derivative of the full-data loss in a log scale is, for a draw :math:`m + s\epsilon` with gradient
     :math:`\hat g`, :math:`k = s^2 (\hat g\, \epsilon / s + \pi) - 1`: the reparameterised estimate of the curvature,
@@ -211,7 +187,7 @@ def natural_step(
 
     Args:
         q: Means and log scales, ``(2, D)``; changed.
-        change: v, ``(D,)``; used up.
+        change: v, ``(D,)``; overwritten.
         gradient: Of the loss in the means, ``(D,)``.
         momentum: Its running mean, ``(D,)``; changed.
         step: How many steps there were, this one included.

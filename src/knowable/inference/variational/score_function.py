@@ -4,14 +4,14 @@ r"""The score-function (log-derivative, REINFORCE) gradient, with control variat
 
 It needs only values of f, so it also serves where f has no gradient; its price is variance. With K draws, each is
 compared with the mean of the others (leave-one-out baseline: Mnih and Rezende, 2016; Kool et al., 2019), which is
-independent of it and so leaves the estimate unbiased. The divergence has no part in it: of a mean-field q it is a sum
+independent of it and so leaves the estimate unbiased. The KL has no part in it: of a mean-field q it is a sum
 over weights, each of which has its gradient in closed form.
 
 What else can be taken out of the estimate without changing its mean (Rao-Blackwellisation: Ranganath, Gerrish and Blei,
 2014): a layer's weights reach the likelihood of example n only through the layer's outputs :math:`z_n` for it. Given
 the layer's inputs these are normal with mean :math:`\mu_n(\phi)` and variance :math:`v_n(\phi)`, and their score is the
 expectation of the weights' score once they are known. The likelihood of the other examples has no part in it. So draw
-the outputs, for each example anew, and multiply each layer's score by what depends on it:
+the outputs, independently for each example, and multiply each layer's score by what depends on it:
 
 .. math:: \sum_n \big(\log p(y_n \mid z_n) - b_n\big) \sum_{\text{layers}} \nabla_\phi \log
     \mathcal{N}\big(z_n \mid \mu_n(\phi), v_n(\phi)\big)
@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from knowable.core.network.params import Params
-from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, output_moments
+from knowable.inference.variational.gaussian_weight import GaussianPair, GaussianWeight, local_weights, output_moments
+from knowable.inference.variational.normals import standard_noise
 
 if TYPE_CHECKING:
     from knowable.inference.variational.mean_field import MeanFieldObjective
@@ -41,20 +42,21 @@ def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points:
     """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL.
 
     Args:
-        objective: Holds ``q`` and its plan: parameters that are drawn as weights, and those whose layers' outputs are.
+        objective: Holds ``q`` and its layout: parameters drawn as weights, and those whose layers' outputs are drawn.
         x: Inputs of the batch.
         y: Targets.
         points: Point estimates, which get the ordinary gradient at what was drawn.
     """
-    noise = objective.noise()
+    normals, recording = objective.normals, objective.recording
+    noise = standard_noise(objective.draws, normals.drawn.size, like=objective.q, recording=recording)
     standard = noise.clone()
-    kl, loc, variance, draws = objective.draw(noise)
+    kl, loc, variance, draws = normals.draw(objective.q, noise, recording=recording)
     values, scores = [], []
     for draw in draws:
         fixed = {name: value.detach() for name, value in draw.items()}  # no gradient passes through
         outputs = DrawnOutputs()
-        local = objective.with_rule(loc, variance, outputs)
-        values.append(objective.scores_of(x, y, {**points, **fixed, **local}))
+        local = local_weights(loc, variance, outputs, recording=recording)
+        values.append(objective.log_likelihood(x, y, {**points, **fixed, **local}))
         scores.append(outputs.score)
     rows = torch.stack(values)  # (draws, rows)
     surrogate = _log_density_gradient(objective.q, standard, centred(rows.detach().mean(1)))

@@ -1,87 +1,125 @@
-"""Variational methods whose distribution is a product of families over groups of weights."""
+"""Variational families, and the ELBO of a product of families, each over its own group of weights."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout, Params
+from knowable.core.model.prior import Prior
+from knowable.core.network.params import Layout, Params, select_names
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.product import ProductPosterior
 from knowable.core.support.checks import check_choice, check_count
-from knowable.inference.variational.divergence import GroupPrior
-from knowable.inference.variational.family import Drawn, Family, FamilyModule, Group, check_families, group_weights
-from knowable.inference.variational.method import BoundMethod
-from knowable.inference.variational.objective import VariationalObjective, first_values
+from knowable.errors import InvalidArgument, InvalidType
+from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E, NormalSegment, prior_segments
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 
 
-@dataclass(frozen=True, repr=False)
-class FamiliesVI(BoundMethod):
-    """A variational method that takes other families for groups of weights.
+class Family(ABC):
+    """A kind of distribution over a group of weights; concrete families are frozen dataclasses of their settings.
 
-    Args:
-        draws: Weight draws per step; None is one.
-        families: Families for groups of weights by name, glob or ``"last_layer"``, such as ``{"head.*": FullRank()}``;
-            the first that matches wins, and groups are independent. Weights that none of them names have the method's
-            own family.
+    Every family has means ``loc`` and standard deviations ``initial_scale`` when training begins (a flow: nearly), so
+    that one can be exchanged for another without tuning.
     """
 
-    draws: int | None = None
-    families: Mapping[str, Family] | None = None
+    @abstractmethod
+    def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> FamilyModule:
+        """The distribution over the weights of ``layout``, begun at ``loc`` ``(D,)``.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draws is not None:
-            check_count("draws", self.draws)
-        if self.families is not None:
-            check_families("families", self.families)
-
-    def _by_groups(
-        self, model: Model, size: int, own: Family, *, kl_gradient: str = "auto", start: Params | None = None
-    ) -> StructuredObjective:
-        """The loss where weights are in groups, ``own`` being the family of those that ``families`` does not name."""
-        return StructuredObjective(
-            model, size, group_weights(self.families or {}, own, model), kl_gradient=kl_gradient,
-            draws=self.draws or 1, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale, start=start,
-        )  # fmt: skip
+        Raises:
+            Unsupported: If the family does not support this number of weights, or their shapes.
+        """
 
 
-@dataclass(frozen=True, repr=False)
-class StructuredVI(FamiliesVI):
-    """A variational method that has a family of its own, for the weights to which ``families`` gives no other.
+@dataclass(frozen=True)
+class Drawn:
+    """Draws of a family and the terms of the ELBO that belong to it, differentiable.
 
-    Args:
-        kl_gradient: How the gradient of the KL is computed. ``"closed"``: from its closed form, where there is one.
-            ``"path"``: along the weight draws that the likelihood is given too (Roeder et al., 2017); the noise of the
-            two cancels as q approaches the posterior, and until then there is more of it. ``"auto"``: what suits each
-            family, which is ``"path"`` for a full covariance, or a radial or real NVP flow, of up to 300 weights. All
-            aim at the same optimum.
+    Attributes:
+        values: Reparameterised draws, ``(K, D)``.
+        log_density: Log density of each, ``(K,)``, or None where there is the entropy.
+        entropy: In closed form, or None.
+        moments: Means and variances, ``(D,)`` each, in closed form, or None.
     """
 
-    kl_gradient: str = "auto"
+    values: Tensor
+    log_density: Tensor | None
+    entropy: Tensor | None
+    moments: tuple[Tensor, Tensor] | None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("kl_gradient", self.kl_gradient, KL_GRADIENTS)
+
+class FamilyModule(nn.Module, ABC):
+    """A trainable distribution q over one flat vector of D numbers in the order of ``layout``.
+
+    A family with a closed-form entropy draws without densities, which are then not needed; the others give the log
+    density of each draw.
+
+    Attributes:
+        layout: Names and shapes of the weights.
+        normal_marginals: Whether each weight by itself is normal. With :meth:`moments`, priors that have a closed form
+            for normals are then used in closed form.
+    """
+
+    normal_marginals: ClassVar[bool] = False
+
+    def __init__(self, layout: Layout):
+        super().__init__()
+        self.layout = layout
+
+    @abstractmethod
+    def draw(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """K reparameterised draws ``(K, D)`` from the global generator, and their log densities ``(K,)``.
+
+        The densities are None where :meth:`entropy` is a closed form.
+        """
+
+    @abstractmethod
+    def posterior(self, model: Model, **common: Any) -> Posterior:
+        """The distribution as it is now, as a posterior of the weights of ``layout``; ``common`` goes to Posterior."""
+
+    def entropy(self) -> Tensor | None:
+        r"""Differentiable :math:`-E_q[\log q]` in closed form, or None."""
+        return None
+
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """Differentiable means and variances ``(D,)`` in closed form, or None; a normal prior then needs no draws."""
+        return None
+
+    def draw_with_terms(self, count: int) -> Drawn:
+        """All of the above in one call, for families that have a quicker way to compute it together."""
+        values, log_density = self.draw(count)
+        return Drawn(values, log_density, self.entropy(), self.moments())
+
+    def held_log_density(self, values: Tensor) -> Tensor | None:
+        r"""Log q up to a constant, ``(K,)``, at ``values`` ``(K, D)``: differentiable in these, q itself is held.
+
+        Its gradient through reparameterised draws is that of :math:`E_q[\log q]` without the term whose mean is zero
+        (Roeder et al., 2017): its noise and that of the log joint cancel where q is the posterior. None where a family
+        does not have it.
+        """
+        return None
+
+    def after_step(self) -> None:
+        """Called after every step, without gradients: it may change how q is written, and not what it is."""
 
     @property
-    @abstractmethod
-    def own_family(self) -> Family:
-        """The family of all weights to which no other was given."""
-
-    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> StructuredObjective:
-        """The loss that :meth:`fit` minimises, for ``size`` rows of data."""
-        return self._by_groups(model, size, self.own_family, kl_gradient=self.kl_gradient, start=start)
+    def prefers_path(self) -> bool:
+        """Whether the gradient of :meth:`held_log_density` is better to train with, if nothing was asked for."""
+        return False
 
 
-# --- The evidence lower bound of a product of families, each over its own group of weights ---------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 KL_GRADIENTS = ("auto", "closed", "path")
 _OTHER_DRAWS = 8  # for a KL without a closed form, when it is asked for by itself
@@ -101,12 +139,9 @@ class StructuredObjective(VariationalObjective):
         size: Number of training examples N.
         groups: The weights, and the family of each group.
         kl_gradient: ``"closed"``, ``"path"``, or ``"auto"``: what suits each family.
-        draws: Weight draws in a step.
-        beta: Factor on the KL; 1 is Bayes.
-        temperature: How often the entropy counts; 1 is Bayes.
-        kl_warmup: Epochs over which it rises to its full value.
-        initial_scale: Standard deviation all weights start with.
+        initial_scale: Standard deviation of all weights at the start.
         start: Values to begin at, where they are not the model's own.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         parts: The distributions of the groups.
@@ -119,14 +154,11 @@ class StructuredObjective(VariationalObjective):
         groups: Sequence[Group],
         *,
         kl_gradient: str = "auto",
-        draws: int = 1,
-        beta: float = 1.0,
-        temperature: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
+        **common: Any,
     ):
-        super().__init__(model, size, draws=draws, beta=beta, temperature=temperature, kl_warmup=kl_warmup, start=start)
+        super().__init__(model, size, start=start, **common)
         first = first_values(model, start)
         layouts = [Layout.of({name: first[name] for name in group.names}) for group in groups]
         self.parts: Iterable[FamilyModule] = nn.ModuleList(  # type: ignore[assignment]
@@ -162,35 +194,34 @@ class StructuredObjective(VariationalObjective):
 
     def posterior(self, **common: Any) -> Posterior:
         """The family's own posterior, or for several groups their product."""
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
         parts = list(self.parts)
         if len(parts) == 1:
-            return parts[0].posterior(self.model, **about)
-        return ProductPosterior(self.model, [part.posterior(self.model) for part in parts], **about)
+            return parts[0].posterior(self.model, **self.shared(common))
+        return ProductPosterior(self.model, [part.posterior(self.model) for part in parts], **self.shared(common))
 
-    # --- the bound ---------------------------------------------------------------------------------------------------
+    # --- the ELBO ----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch and its terms."""
+        """-ELBO / N of a batch, and its terms."""
         points = self.point_params()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
             drawn = [self._draw(part) for part in self.parts]
-            kl = self._divergence(drawn, points)
+            kl = self._kl(drawn, points)
             entropy = None if self.temperature == 1.0 else -_negative_entropy_of(drawn)
-        draws = self._by_name([each.values for each in drawn])
-        each = [self.log_likelihood_of(x, y, {**points, **draw}) for draw in draws]
-        return self.loss_and_terms(sum(each[1:], each[0]) / len(each), kl, points, entropy=entropy)
+        thetas = self._by_name([each.values for each in drawn])
+        log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+        return negative_elbo(self, log_likelihood, kl, points, entropy=entropy)
 
     def update(self, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser's step, and then what families do after it: all gradients of a step are of one form of q."""
+        """The optimiser's step, then :meth:`FamilyModule.after_step` of every family."""
         super().update(optimiser)
         with torch.no_grad():
             for part in self.parts:
                 part.after_step()
 
-    def divergence(self) -> Tensor:
+    def kl_divergence(self) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
-        return self._divergence(self._draws_for_terms())
+        return self._kl(self._draws_for_terms(), self.point_params())
 
     def entropy(self) -> Tensor:
         """H[q], in closed form where the families have it, else over draws."""
@@ -199,8 +230,7 @@ class StructuredObjective(VariationalObjective):
     def _draws_for_terms(self) -> list[Drawn]:
         return [part.draw_with_terms(max(_OTHER_DRAWS, self.draws)) for part in self.parts]
 
-    def _divergence(self, drawn: Sequence[Drawn], points: Params | None = None) -> Tensor:
-        points = self.point_params() if points is None else points
+    def _kl(self, drawn: Sequence[Drawn], points: Params) -> Tensor:
         total = _negative_entropy_of(drawn)
         if self.priors is None:
             return total - self._joint_log_prior(drawn)
@@ -214,7 +244,7 @@ class StructuredObjective(VariationalObjective):
         return torch.stack([self.model.prior.log_prob(draw) for draw in draws]).mean()
 
     def _draw(self, part: FamilyModule) -> Drawn:
-        """Draws for a step; where the gradient goes along them, they are all that the bound is told of q."""
+        """Draws for a step, with the terms that suit the gradient of the KL."""
         if not (part.prefers_path if self.kl_gradient == "auto" else self.kl_gradient == "path"):
             return part.draw_with_terms(self.draws)
         values, log_density = part.draw(self.draws)
@@ -234,3 +264,155 @@ def _negative_entropy(drawn: Drawn) -> Tensor:
         return -drawn.entropy
     assert drawn.log_density is not None
     return drawn.log_density.mean()
+
+
+# --- which weights get which family ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that share one distribution.
+
+    Attributes:
+        family: Of what kind it is.
+        names: The weights, in the model's order.
+    """
+
+    family: Family
+    names: tuple[str, ...]
+
+
+def check_groups(draws: int | None, families: Any, kl_gradient: str = "auto") -> None:
+    """Check the settings of methods with families for groups of weights."""
+    if draws is not None:
+        check_count("draws", draws)
+    if families is not None:
+        check_families("families", families)
+    check_choice("kl_gradient", kl_gradient, KL_GRADIENTS)
+
+
+def check_families(argument: str, families: Any) -> None:
+    """Refuse what is not a mapping from globs to families; ``argument`` is its name in messages."""
+    if not isinstance(families, Mapping):
+        raise InvalidType(
+            f"{argument} must map names or globs to families, such as {{'head.*': FullRank()}}; got {families!r:.60}."
+        )
+    if not families:
+        raise InvalidArgument(f"{argument} must name at least one glob, got an empty mapping. Leave it out.")
+    for glob, family in families.items():
+        if not isinstance(glob, str):
+            raise InvalidType(f"{argument} must map names or globs to families; {glob!r} is not a name.")
+        if isinstance(family, type) and issubclass(family, Family):
+            raise InvalidType(f"{argument}[{glob!r}] must be an instance: write {family.__name__}() with parentheses.")
+        if not isinstance(family, Family):
+            raise InvalidType(f"{argument}[{glob!r}] must be a family such as FullRank(), got {family!r:.60}.")
+
+
+def group_weights(families: Mapping[str, Family], others: Family, model: Model) -> list[Group]:
+    """Cut the random weights of a model into groups, one for each glob.
+
+    Args:
+        families: Globs, or ``"last_layer"``, in order of precedence.
+        others: The family of the weights that none of them names, all together.
+        model: The model.
+
+    Raises:
+        InvalidArgument: If a glob matches none of the random weights.
+    """
+    left = list(model.random_names)
+    groups = []
+    for glob, family in families.items():
+        chosen = select_names("families", glob, model.random_names, model.net)
+        names = tuple(name for name in left if name in chosen)
+        left = [name for name in left if name not in chosen]
+        if names:
+            groups.append(Group(family, names))
+    return [*groups, Group(others, tuple(left))] if left else groups
+
+
+# --- the prior's side of the KL --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GroupPrior:
+    """The priors of the weights of one group.
+
+    Attributes:
+        model: The model.
+        layout: The weights.
+        segments: All of them, cut where the prior changes.
+        others: Those whose prior is not a fixed normal.
+    """
+
+    model: Model
+    layout: Layout
+    segments: tuple[NormalSegment, ...]
+    others: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout) -> GroupPrior:
+        """The priors of the weights of ``layout``."""
+        segments, others = prior_segments(layout, model, normal_only=True)
+        return cls(model, layout, tuple(segments), tuple(others))
+
+    def cross_entropy(self, drawn: Drawn, points: Params, *, normal: bool) -> Tensor:
+        """-E_q[log p], in closed form as far as there is one.
+
+        Args:
+            drawn: Draws of q and what is known of it.
+            points: Point estimates, among them the prior's hyperparameters.
+            normal: Whether each weight by itself is normal under q.
+        """
+        if drawn.moments is None:
+            return self.sampled(drawn.values, points)
+        means, variances = drawn.moments
+        sizes = [segment.stop - segment.start for segment in self.segments]
+        pieces = zip(self.segments, means.split(sizes), variances.split(sizes), strict=True)
+        total = _sum([segment.cross_entropy(m, v) for segment, m, v in pieces if segment.entropy], like=means)
+        if not self.others:
+            return total
+        by_name = self.layout.views(means), self.layout.views(variances), self.layout.views(drawn.values)
+        for name in self.others:
+            mean, variance, values = (each[name] for each in by_name)
+            prior = self._bound(name, points)
+            closed = _closed_form(prior, mean, variance, normal=normal)
+            total = total + (_sampled(prior, values) if closed is None else closed)
+        return total
+
+    def sampled(self, values: Tensor, points: Params) -> Tensor:
+        """The mean of -log p over draws ``(K, D)``."""
+        pieces = values.split([segment.stop - segment.start for segment in self.segments], dim=1)
+        fixed = [
+            segment.sampled_cross_entropy(piece)
+            for segment, piece in zip(self.segments, pieces, strict=True)
+            if segment.entropy
+        ]
+        total = _sum(fixed, like=values)
+        views = self.layout.views(values) if self.others else {}
+        return total + sum(_sampled(self._bound(name, points), views[name]) for name in self.others)
+
+    def _bound(self, name: str, points: Params) -> Prior:
+        prior = self.model.prior.bound(name, points)
+        assert prior is not None  # a prior over all parameters as a whole is asked as a whole
+        return prior
+
+
+def _closed_form(prior: Prior, mean: Tensor, variance: Tensor, *, normal: bool) -> Tensor | None:
+    """-E[log p] of independent elements with these moments, or None."""
+    if normal:
+        scale = variance.sqrt()
+        kl = prior.kl_from_normal(mean, scale)
+        return None if kl is None else kl + scale.log().sum() + HALF_LOG_TWO_PI_E * scale.numel()
+    moments = prior.normal_moments()
+    if moments is None:
+        return None
+    spread = moments[1] * variance
+    return 0.5 * spread.sum() - prior.log_prob(mean).sum()
+
+
+def _sampled(prior: Prior, values: Tensor) -> Tensor:
+    return -prior.log_prob(values).sum() / len(values)
+
+
+def _sum(terms: list[Tensor], *, like: Tensor) -> Tensor:
+    return torch.stack(terms).sum() if terms else like.new_zeros(())

@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Params
+from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import generator_for
 from knowable.core.training.loop import TrainingResult
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
-from knowable.inference.variational.divergence import NormalStretch, fixed_normal, stretches_of
+from knowable.inference.variational.divergence import prior_segments
 from knowable.inference.variational.function_space.linearised import LinearisedNetwork
 from knowable.inference.variational.function_space.priors import (
     FunctionPrior,
@@ -28,16 +29,23 @@ from knowable.inference.variational.function_space.priors import (
     PriorValues,
     as_function_prior,
 )
-from knowable.inference.variational.mean_field import MeanFieldObjective
-from knowable.inference.variational.method import VariationalMethod
+from knowable.inference.variational.gaussian_weight import local_rule, local_weights
+from knowable.inference.variational.method import VariationalMethod, check_normals, warmup_notes
+from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.objective import (
+    VariationalObjective,
+    expected_log_likelihood,
+    first_values,
+    negative_elbo,
+)
 
 _NO_BOUND = (
-    "log_evidence is None: functions are compared at finitely many points, with the network linearised, which is no "
-    "bound of the evidence."
+    "log_evidence is None: functions are compared at finitely many points, with the network linearised, which does not "
+    "bound the evidence."
 )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class FunctionSpaceVI(VariationalMethod):
     r"""An independent normal for every weight, held to a prior over *functions* instead of one over weights.
 
@@ -46,14 +54,14 @@ class FunctionSpaceVI(VariationalMethod):
     .. math:: E_{q(\theta)}[\log p(D \mid \theta)]
         - \beta\, E_C\Big[\sum_o \mathrm{KL}\big(\tilde q(f_o(C)) \,\|\, p(f_o(C))\big)\Big]
 
-    The first term is that of mean-field inference. In the second, C are ``context_points`` inputs drawn anew in every
+    The first term is that of mean-field inference. In the second, C are ``context_points`` inputs drawn again in every
     step, :math:`\tilde q` is the Gaussian process that q becomes when the network is linearised in its weights at their
     means m,
 
     .. math:: \tilde q(f) = \mathcal{GP}\big(f(\cdot\,; m),\; J \operatorname{diag}(s^2) J^\top\big),
 
     and p the prior, independent for every output o (function values are all outputs; correlations of q between outputs
-    are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This is no bound of the
+    are not counted). Both covariances have a little noise on their diagonal, the ``jitter``. **This does not bound the
     evidence**: the KL at finitely many points is at most that of the whole processes, the points need not contain the
     training inputs, and the network is not linear in its weights. So ``log_evidence`` is None. On a network that is
     linear in its weights, with the kernel that the weights' prior makes and at least as many points as weights, it is
@@ -66,7 +74,10 @@ class FunctionSpaceVI(VariationalMethod):
     or take fewer points.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how it is maximised.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         prior: The prior over functions: a kernel
             (:class:`~knowable.inference.variational.function_space.priors.RBFKernel`, ``MaternKernel``,
             ``LinearKernel``, or any of GPyTorch), or a
@@ -83,7 +94,7 @@ class FunctionSpaceVI(VariationalMethod):
         jitter: Variance of the noise on function values, as a share of the prior's variance. It is what keeps the
             divergence finite where the prior is smoother than anything the network can do; smaller is stricter.
         draws: Weight draws for the likelihood in each step.
-        beta: Factor on the divergence. Anything but 1 weighs prior and data otherwise than the model says.
+        beta: Factor on the KL. Anything but 1 weighs prior against data otherwise than the model states.
         kl_warmup: Epochs over which that factor rises to its full value.
         start: ``"network"`` (the network's own weights are the first means), ``"map"`` (a MAP fit is, under the model's
             prior over weights), or a fitted posterior.
@@ -105,6 +116,7 @@ class FunctionSpaceVI(VariationalMethod):
     aliases = ("fsvi",)
     references = ("rudner2022", "sun2019", "burt2020")
 
+    initial_scale: float = 0.02
     prior: FunctionPrior | Any = None
     context: str | Tensor | DrawPoints = "auto"
     context_points: int = 16
@@ -115,6 +127,7 @@ class FunctionSpaceVI(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale)
         prior = as_function_prior(self.prior)
         check_context(self.context)
         check_count("context_points", self.context_points)
@@ -151,7 +164,7 @@ class FunctionSpaceVI(VariationalMethod):
         return FunctionSpaceObjective(
             model, x, size, prior=as_function_prior(self.prior).at(pool, model, generator=generator), pool=pool,
             context_points=self.context_points, context_outputs=self.context_outputs, jitter=self.jitter,
-            draws=self.draws, beta=self.beta, kl_warmup=self.kl_warmup, initial_scale=self.initial_scale, start=start,
+            draws=self.draws, **self.elbo_settings(start),
         )  # fmt: skip
 
     def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> FunctionSpaceObjective:
@@ -165,18 +178,20 @@ class FunctionSpaceVI(VariationalMethod):
         generator = generator_for(seed, "context")
         return context_pool(self.context, data, model, margin=self.margin, generator=generator)
 
+    def _evidence(self, objective: FunctionSpaceObjective, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
+        return None, {}
+
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        notes = (_NO_BOUND, *super()._notes(model, size, result))
+        notes = (_NO_BOUND, *warmup_notes(self.kl_warmup or 0, result))
         if self.beta == 1.0:
             return notes
-        return (*notes, f"beta={self.beta:g}: prior and data are not weighed as the model says (beta=1 is).")
+        return (*notes, f"beta={self.beta:g}: prior and data are not weighed as in the model; beta=1 does.")
 
 
-# The objective of variational inference in function space: likelihood of the data, less a divergence of
-# functions -----------------------------------------------------------------------------------------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 
-class FunctionSpaceObjective(MeanFieldObjective):
+class FunctionSpaceObjective(VariationalObjective):
     r"""- (1/N) of the objective in function space, on the full-data scale.
 
     .. math:: E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
@@ -184,7 +199,7 @@ class FunctionSpaceObjective(MeanFieldObjective):
         - \beta\, \mathrm{KL}\big(q(\eta) \,\|\, p(\eta)\big)
 
     with q independent normals, :math:`\tilde q` the process of the network linearised in its weights at their means, C
-    a few points of the pool drawn anew in every step, o the outputs, and η the likelihood's own parameters, whose prior
+    a few points of the pool drawn in every step, o the outputs, and η the likelihood's own parameters, whose prior
     is that of the model. Of many outputs a step takes a few at random, and their part for the whole: that has the same
     mean.
 
@@ -197,11 +212,13 @@ class FunctionSpaceObjective(MeanFieldObjective):
         context_points: How many of them are drawn in each step.
         context_outputs: How many outputs are drawn in each step.
         jitter: See :func:`process_divergence`.
-        draws: Weight draws for the likelihood in each step.
-        beta: Factor on the divergences.
-        kl_warmup: Epochs over which that factor rises to its full value.
-        initial_scale: Standard deviation all weights start with.
-        start: Where means start, or None for the model's start values.
+        initial_scale: Standard deviation of all weights at the start.
+        start: First means, where they are not the model's own.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+
+    Attributes:
+        normals: How the random parameters are laid out in ``q``. Network weights have empty prior segments.
+        q: Means and log scales of all random parameters, ``(2, D)``.
     """
 
     def __init__(
@@ -215,48 +232,58 @@ class FunctionSpaceObjective(MeanFieldObjective):
         context_points: int,
         context_outputs: int,
         jitter: float,
-        draws: int = 1,
-        beta: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
+        **common: Any,
     ):
-        super().__init__(
-            model, x, size, draws=draws, beta=beta, kl_warmup=kl_warmup, initial_scale=initial_scale, start=start
-        )
+        super().__init__(model, size, start=start, **common)
         self.prior, self.pool, self.jitter = prior, pool, jitter
         self.context_points, self.context_outputs = min(context_points, len(pool)), context_outputs
+        first = first_values(model, start)
+        normals = FlatNormals.of(model, x, first, "auto")
+        self.layout = normals.layout
         self.network_names = list(model.network_params(dict.fromkeys(self.layout.names, x)))
         own = [name for name in self.layout.names if name not in self.network_names]
-        # weights have no prior of their own here: their stretches are empty
-        self.plan = replace(self.plan, stretches=tuple(_stretches(self.layout, model, own)))
-        self.others = [name for name in own if fixed_normal(model.prior.prior_of(name)) is None]
-        self._at_hand: tuple[Params, Params] | None = None  # means and variances of local weights, within a step
+        segments, others = prior_segments(self.layout, model, names=own)
+        self.normals = replace(normals, segments=tuple(segments), others=tuple(others))
+        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
         self.linearised = LinearisedNetwork(model)
         self.outputs = self.linearised.count_outputs(x, model.network_params(model.params()), self.net_buffers)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
-        loss, terms = super().forward(x, y)  # the divergence in it is that of the likelihood's own parameters
+        points = self.point_params()
+        noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q)
+        kl, loc, variance, draws = self.normals.draw(self.q, noise)
+        thetas = [{**draw, **local_weights(loc, variance, local_rule)} for draw in draws]
+        log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+        if self.normals.others:
+            kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
+        loss, terms = negative_elbo(self, log_likelihood, kl, points)  # its KL is that of the likelihood's parameters
         index = torch.randperm(len(self.pool))[: self.context_points].to(self.pool.device)
         with torch.autocast(x.device.type, enabled=False):
-            divergence = self.function_divergence(index, self._some_outputs())
-        self._at_hand = None
-        loss = loss + (self.beta * self.warmth() / self.size) * divergence.to(loss.dtype)
-        value = divergence.detach().to(loss.dtype)
+            function_kl = self.function_divergence(index, self._some_outputs(), (loc, variance)).to(loss.dtype)
+        loss = loss + (self.kl_weight() / self.size) * function_kl
+        value = function_kl.detach()
         return loss, {**terms, "kl": terms["kl"] + value, "function_kl": value}
 
-    def draw(self, noise: Tensor) -> tuple[Tensor, Params, Params, list[Params]]:
-        """Also keeps means and variances of local weights for the divergence of the same step."""
-        drawn = super().draw(noise)
-        self._at_hand = drawn[1], drawn[2]
-        return drawn
+    def kl_divergence(self) -> Tensor:
+        """KL(q ‖ p) of the likelihood's own parameters."""
+        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
 
-    def _moments(self) -> tuple[Params, Params]:
-        """Means and variances of the network's random weights: those of this step, as far as they are at hand."""
-        loc, variance = self._at_hand or ({}, {})
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all random parameters."""
+        return self.normals.sample(self.q, count)
+
+    def posterior(self, **common: Any) -> DiagonalNormal:
+        """Independent normals."""
+        return DiagonalNormal(self.model, *self.normals.loc_and_scale(self.q), **self.shared(common))
+
+    def _moments(self, known: tuple[Params, Params]) -> tuple[Params, Params]:
+        """Means and variances of the network's random weights: those of this step, as far as they are ``known``."""
+        loc, variance = known
         if any(name not in loc for name in self.network_names):
-            means, scales = self.loc_and_scale()
+            means, scales = self.normals.loc_and_scale(self.q)
             loc = {**means, **loc}
             variance = {name: variance[name] if name in variance else scales[name].square() for name in loc}
         return {name: loc[name] for name in self.network_names}, variance
@@ -267,14 +294,17 @@ class FunctionSpaceObjective(MeanFieldObjective):
             return None
         return torch.randperm(self.outputs)[: self.context_outputs].to(self.pool.device)
 
-    def function_divergence(self, index: Tensor, only: Tensor | None = None) -> Tensor:
-        """The divergence of function values at some points of the pool, summed over outputs.
+    def function_divergence(
+        self, index: Tensor, only: Tensor | None = None, known: tuple[Params, Params] = ({}, {})
+    ) -> Tensor:
+        """KL of function values at some points of the pool, summed over outputs.
 
         Args:
             index: The points.
             only: Outputs that stand for all; None for all themselves.
+            known: Means and variances of weights that this step has already computed.
         """
-        loc, variance = self._moments()
+        loc, variance = self._moments(known)
         fixed = self.model.network_params(self.point_params())
         mean, covariance = self.linearised.moments(
             self.pool[index], loc, variance, fixed=fixed, buffers=self.net_buffers, only=only
@@ -304,7 +334,7 @@ def process_divergence(
         jitter: The noise's variance as a share of the prior's.
 
     Returns:
-        Not a number, rather than an error, where a covariance is not positive definite: a fit then goes back a step.
+        NaN, rather than an error, where a covariance is not positive definite: training then goes back a step.
     """
     return _ProcessDivergence.apply(mean, covariance, prior_mean, prior_covariance, jitter)  # type: ignore[no-any-return]
 
@@ -342,18 +372,8 @@ def _cholesky(covariance: Tensor, noise: Tensor) -> Tensor:
     return torch.where((info == 0)[:, None, None], root, torch.nan)
 
 
-def _stretches(layout: Layout, model: Model, own: list[str]) -> list[NormalStretch]:
-    """Closed-form divergences of the parameters in ``own``, and nothing for all others."""
-    found, start = [], 0
-    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
-        (stretch,) = stretches_of(Layout((name,), (shape,)), model) if name in own else [NormalStretch(0, size)]
-        found.append(replace(stretch, start=start, stop=start + size))
-        start += size
-    return found
-
-
 def check_model(model: Model) -> None:
-    """Refuse what has no meaning where the prior is over functions."""
+    """Refuse models whose prior over weights has no meaning beside a prior over functions."""
     if model.hyper_names:
         raise Unsupported(
             "FunctionSpaceVI has no use for a prior over weights whose scale is learned: its prior is over functions. "
@@ -374,10 +394,10 @@ def check_model(model: Model) -> None:
 CONTEXTS = ("auto", "box", "data")
 POOL = 1024
 """Most points of a pool that is drawn; a tensor of the user's is taken whole."""
-_BOX_INPUTS = 16  # up to so many inputs "auto" is a box
+_BOX_INPUTS = 16  # most inputs for which "auto" is a box
 
 DrawPoints = Callable[[int, torch.Generator], Tensor]
-"""Draws so many context points: ``(count, generator) -> x``."""
+"""Draws ``count`` context points: ``(count, generator) -> x``."""
 
 
 def check_context(context: Any) -> None:

@@ -25,7 +25,7 @@ _MOST = 2**29  # function values of a prior that are held: 2 GB of float32
 
 
 class PriorValues(ABC):
-    """What a prior says of function values at the points of a pool."""
+    """The prior of function values at the points of a pool."""
 
     @abstractmethod
     def moments(self, index: Tensor, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class FunctionPrior(ABC):
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernel(FunctionPrior):
+class GPKernel(FunctionPrior):
     """A Gaussian process with a constant mean; inputs are flattened to vectors."""
 
     mean: float
@@ -86,7 +86,7 @@ class KernelValues(PriorValues):
 
 
 @dataclass(frozen=True)
-class RBFKernel(Kernel):
+class RBFKernel(GPKernel):
     r"""Smooth functions: :math:`k(x, x') = s^2 \exp(-\|x - x'\|^2 / 2 \ell^2)`.
 
     Args:
@@ -110,7 +110,7 @@ class RBFKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class MaternKernel(Kernel):
+class MaternKernel(GPKernel):
     r"""Rougher functions: the Matérn kernel, of the distance :math:`r = \|x - x'\| / \ell`.
 
     .. math:: k_{1/2} = s^2 e^{-r}, \quad k_{3/2} = s^2 (1 + \sqrt3 r)\, e^{-\sqrt3 r}, \quad
@@ -142,7 +142,7 @@ class MaternKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class LinearKernel(Kernel):
+class LinearKernel(GPKernel):
     r"""Linear functions: :math:`k(x, x') = s^2 x^\top x' + b^2`.
 
     The prior of a linear layer whose weights are N(0, s²) and whose bias is N(0, b²).
@@ -168,7 +168,7 @@ class LinearKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class GPyTorchKernel(Kernel):
+class GPyTorchKernel(GPKernel):
     """Any kernel of GPyTorch, at the values its own parameters have: they are not learned.
 
     Args:
@@ -228,7 +228,7 @@ class NetworkPrior(FunctionPrior):
             check_type("model", self.model, Model, "a knowable Model (network, likelihood, prior)")
 
     def at(self, pool: Tensor, model: Model, *, generator: torch.Generator) -> PriorValues:
-        """The functions of so many networks at the points of the pool."""
+        """Functions of ``draws`` networks at the points of the pool."""
         own = self.model or model
         start, buffers = own.params(), own.buffers()
         drawn = {name: start[name] for name in (*own.random_names, *own.hyper_names)}

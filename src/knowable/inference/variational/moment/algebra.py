@@ -46,7 +46,7 @@ class Moments:
         mean: Means, ``(batch, ...)``.
         variance: Variances, of the same shape; None where the values are known.
         covariance: Covariances of each row's values, ``(batch, n, n)`` with the variances on the diagonal; None where
-            they are independent, or taken to be.
+            they are independent, or treated as such.
     """
 
     mean: Tensor
@@ -193,7 +193,7 @@ def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
 
 
 def maximum(x: Moments, y: Moments) -> Moments:
-    r"""The greater of two independent normals (Clark, 1961), taken to be normal afterwards.
+    r"""The greater of two independent normals (Clark, 1961), then treated as normal.
 
     With :math:`a^2 = v_x + v_y` and :math:`\alpha = (m_x - m_y) / a`,
 
@@ -236,10 +236,9 @@ def _polynomials(z: Tensor) -> Tensor:
 
 # --- Covariances of a row's values through linear layers and elementwise functions, with gradients written by hand ---
 #
-# They are the largest tensors of a pass: n × n numbers for every row. Here they lie in memory as ``(n, n, batch)``,
-# rows
-# last, whatever their shape says. Then products over all rows are a few large ones, everything else runs along whole
-# stretches of memory, and the gradient needs some ten passes where autograd would take three times as many.
+# They are the largest tensors of a pass: n × n numbers for every row. Here they are stored as ``(n, n, batch)``, rows
+# last, whatever their shape. Products over all rows are then a few large ones, everything else runs along contiguous
+# memory, and the gradient takes about ten passes where autograd would take thirty.
 
 
 def linear_covariance(weight: Tensor, variance: Tensor, covariance: Tensor | None, own: Tensor | None) -> Any:

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from knowable.core.model.data import as_input
+from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
-from knowable.core.posterior.normal import DiagonalNormal
+from knowable.core.posterior.normal import NormalPosterior, in_order
 from knowable.core.posterior.predicting import bytes_per_row, check_result_fits
 from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import generator_for
-from knowable.inference.variational.expected_likelihood import check_likelihood, expected_log_likelihood
-from knowable.inference.variational.mean_field import MeanFieldObjective
-from knowable.inference.variational.method import BoundMethod
+from knowable.inference.variational.divergence import entropy_of_normals
+from knowable.inference.variational.method import VariationalMethod, check_normals
 from knowable.inference.variational.moment.algebra import NODES, Moments
+from knowable.inference.variational.moment.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.moment.network import check_layers, propagate
-from knowable.inference.variational.reparameterise import Plan
+from knowable.inference.variational.normals import FlatNormals
+from knowable.inference.variational.objective import VariationalObjective, first_values, negative_elbo
 
 
-@dataclass(frozen=True, repr=False)
-class MomentVI(BoundMethod):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MomentVI(VariationalMethod):
     r"""An independent normal for every weight, fitted and used without sampling.
 
     Means and variances of the weights become means and variances of each layer's outputs, up to the network's own. The
-    outputs f of a row are taken to be normal, and the bound
+    outputs f of a row are treated as normal, and the ELBO
 
     .. math:: \sum_n E_{f_n \sim \mathcal{N}(m_n, S_n)}[\log p(y_n \mid f_n)] - \mathrm{KL}(q \,\|\, p)
 
@@ -44,17 +46,22 @@ class MomentVI(BoundMethod):
     ``covariance_limit``, as independent. It is exact for a linear model. Layers without a rule are refused by name,
     and so are weights used twice and sums of two random results (residual connections).
 
-    ``log_evidence`` is estimated from weight draws: it is the bound of the fitted normals, whatever was approximate.
+    ``log_evidence`` is estimated from weight draws: it is the ELBO of the fitted normals, without the approximations.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of
-            :class:`~knowable.inference.variational.method.BoundMethod` and
-            :class:`~knowable.inference.variational.method.VariationalMethod` say what is maximised, from
-            where.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
+            steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
+            learned scales of the prior stay at their initial values), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start.
+        temperature: T of the tempered posterior p(θ | D)^(1/T); anything but 1 is not the Bayes posterior.
         covariance_limit: Number of outputs up to which the covariances of a linear layer's outputs are followed in
-            training; they cost its square for every row. In prediction it is 256 at the least.
+            training; they cost its square for every row. In prediction it is at least 256.
         prediction: ``"moments"``, or ``"sampling"``: the network at drawn weights, as for any other posterior.
 
     Example:
@@ -72,41 +79,43 @@ class MomentVI(BoundMethod):
     aliases = ("dvi",)
     references = ("wu2019", "lobato2015", "clark1961", "knowles2011")
 
+    initial_scale: float = 0.02
+    temperature: float = 1.0
     covariance_limit: int = 64
     prediction: str = "moments"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_normals(self.initial_scale, self.beta, self.temperature)
         check_count("covariance_limit", self.covariance_limit, at_least=0)
         check_choice("prediction", self.prediction, PREDICTIONS)
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> MomentObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
-        return MomentObjective(
-            model, x, size, beta=self.beta, temperature=self.temperature, kl_warmup=self.kl_warmup,
-            initial_scale=self.initial_scale, start=start, limit=self.covariance_limit,
-        )  # fmt: skip
+        return MomentObjective(model, x, size, limit=self.covariance_limit, **self.elbo_settings(start))
 
     def _posterior(self, objective: MomentObjective, **common: Any) -> MomentNormal:
         return objective.posterior(prediction=self.prediction, **common)
 
 
-# --- The evidence lower bound of independent normals by moments: a loss without noise --------------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 
-class MomentObjective(MeanFieldObjective):
-    """-ELBO / N of independent normals, whose expected log likelihood is computed from the moments of the outputs.
+class MomentObjective(VariationalObjective):
+    """-ELBO / N of independent normals, with the expected log likelihood from the moments of the outputs.
 
     Args:
         model: The model; layers and likelihoods without a rule are refused.
         x: Inputs that look like the data.
         size: Number of training examples N.
-        beta: Factor on the KL.
-        temperature: How often the entropy counts.
-        kl_warmup: Epochs over which that factor rises to its full value.
-        initial_scale: Standard deviation all weights start with.
-        start: First means.
+        initial_scale: Standard deviation of all weights at the start.
+        start: First means, where they are not the model's own.
         limit: The widest linear layer whose outputs' covariances are followed.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+
+    Attributes:
+        normals: How the random parameters are laid out in ``q``.
+        q: Means and log scales of all random parameters, ``(2, D)``.
     """
 
     def __init__(
@@ -115,36 +124,49 @@ class MomentObjective(MeanFieldObjective):
         x: Tensor,
         size: int,
         *,
-        beta: float = 1.0,
-        temperature: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
         limit: int = 64,
+        **common: Any,
     ):
         check_likelihood(model.likelihood)
         check_layers(model, x, limit=limit)
-        super().__init__(
-            model, x, size, estimator="weight", beta=beta, temperature=temperature, kl_warmup=kl_warmup,
-            initial_scale=initial_scale, start=start,
-        )  # fmt: skip
+        super().__init__(model, size, start=start, **common)
         self.limit = limit
-        self.drawn, self.local = Layout.of({}), self.layout  # no weight is drawn
-        self.plan = Plan(self.drawn, self.local, self.plan.stretches)
+        first = first_values(model, start)
+        by_weights = FlatNormals.of(model, x, first, "weight")
+        self.normals = replace(by_weights, drawn=Layout.of({}), local=by_weights.layout)  # no weight is drawn
+        self.layout = self.normals.layout
+        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
 
-    def posterior(self, **common: Any) -> MomentNormal:
-        """Independent normals, that predict by moments."""
-        loc, scale = self.loc_and_scale()
-        about = {"points": self.point_params(), "buffers": self.net_buffers, **common}
-        return MomentNormal(self.model, loc, scale, limit=max(LIMIT, self.limit), **about)
-
-    def reparameterised(self, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
-        """Expected log likelihood per example and KL, by moments: no weight is drawn."""
-        kl, loc, variance, _ = self.draw(self.noise())
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms: no weight is drawn."""
+        points = self.point_params()
+        kl, loc, variance, _ = self.normals.draw(self.q, self.q.new_empty((1, 0)))
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
         output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
         own = likelihood_moments(self.model, params)
-        return expected_log_likelihood(self.model.likelihood, output, y, own).mean(), kl
+        log_likelihood = expected_log_likelihood(self.model.likelihood, output, y, own).mean()
+        if self.normals.others:
+            kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
+        return negative_elbo(self, log_likelihood, kl, points)
+
+    def kl_divergence(self) -> Tensor:
+        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
+        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
+
+    def entropy(self) -> Tensor:
+        """H[q] in closed form."""
+        return entropy_of_normals(self.q[1])
+
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all random parameters."""
+        return self.normals.sample(self.q, count)
+
+    def posterior(self, **common: Any) -> MomentNormal:
+        """Independent normals that predict by moments."""
+        limit = max(LIMIT, self.limit)
+        return MomentNormal(self.model, *self.normals.loc_and_scale(self.q), limit=limit, **self.shared(common))
 
 
 def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Moments]:
@@ -162,10 +184,10 @@ _MOST_OUTPUTS = 100  # of a row, whose covariances are given to the likelihood
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch of rows
 
 
-class MomentNormal(DiagonalNormal):
+class MomentNormal(NormalPosterior):
     r"""Independent normals over weights, whose predictions come from the moments of the network's outputs.
 
-    Each row's outputs are taken to be normal with these moments, which the likelihood turns into a prediction in closed
+    Each row's outputs are treated as normal with these moments, which the likelihood turns into a prediction in closed
     form where it can (numbers: one normal; labels: the probit approximation). ``samples`` draws of the outputs are made
     for what needs them, such as the split of a label's uncertainty. They show each row by itself, not how rows go
     together: ``with_prediction("sampling")`` does, with weights that are drawn.
@@ -180,6 +202,8 @@ class MomentNormal(DiagonalNormal):
     """
 
     family = "moment_normal"
+    loc: Params
+    scale: Params
 
     def __init__(
         self,
@@ -191,7 +215,7 @@ class MomentNormal(DiagonalNormal):
         limit: int = LIMIT,
         **common: Any,
     ):
-        super().__init__(model, loc, scale, **common)
+        super().__init__(model, IndependentNormal(in_order(model, loc), in_order(model, scale)), **common)
         self.prediction = check_choice("prediction", prediction, PREDICTIONS)
         self.limit = check_count("limit", limit, at_least=0)
 

@@ -28,7 +28,7 @@ from knowable.inference.variational.moment.algebra import Moments
 
 
 @dataclass
-class Pass:
+class Propagation:
     """One pass through the network.
 
     Attributes:
@@ -76,7 +76,7 @@ def _leave(inside: list[tuple[str, nn.Module]], module: nn.Module, args: Any, ou
 
 
 def _weights(params: dict[str, Moments], limit: int) -> Params:
-    through = Pass(limit)
+    through = Propagation(limit)
     return {
         name: value.mean if value.variance is None else Uncertain(value, through, name)
         for name, value in params.items()
@@ -93,11 +93,11 @@ class Uncertain(torch.Tensor):
     """
 
     moments: Moments
-    through: Pass
+    through: Propagation
     path: str | None
 
     @staticmethod
-    def __new__(cls, value: Moments, through: Pass, path: str | None = None) -> Uncertain:  # noqa: D102
+    def __new__(cls, value: Moments, through: Propagation, path: str | None = None) -> Uncertain:  # noqa: D102
         self = value.mean.as_subclass(cls)
         self.moments, self.through, self.path = value, through, path
         return self
@@ -113,7 +113,7 @@ class Uncertain(torch.Tensor):
             raise NoRule(func.__name__)  # they are in a list: weights, or tensors to be joined
         if func is LINEAR or func in CONVOLUTIONS:
             return Uncertain(_layer(func, *operands(func, args, kwargs)), given[0].through)
-        if len(given) > 1 and func.__name__ in (*SHIFTS, *STRETCHES):
+        if len(given) > 1 and func.__name__ in (*SHIFTS, *SCALINGS):
             raise NoRule(f"{func.__name__} of two random results")
         if len(given) > 1 or given[0].path is not None:
             raise NoRule(func.__name__)
@@ -227,7 +227,7 @@ def _shift(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mo
     return Moments(mean, x.variance, x.covariance)
 
 
-def _stretch(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Moments:
+def _scale(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Moments:
     x, mean = _known_arithmetic(func, args, kwargs)
     if len(args) == 1:  # a change of sign
         return Moments(mean, x.variance, x.covariance)
@@ -313,7 +313,7 @@ def _each(value: Any, count: int) -> list[int]:
 
 
 SHIFTS = ("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "rsub")
-STRETCHES = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "neg", "__neg__")
+SCALINGS = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "neg", "__neg__")
 RESHAPES = ("view", "reshape", "flatten", "squeeze", "unsqueeze", "unflatten", "contiguous", "clone", "to", "float")
 
 RULES: dict[str, Rule] = {
@@ -326,7 +326,7 @@ RULES: dict[str, Rule] = {
     "softplus": _smooth(F.softplus, "beta", "threshold"),
     **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _drop),
     **dict.fromkeys(SHIFTS, _shift),
-    **dict.fromkeys(STRETCHES, _stretch),
+    **dict.fromkeys(SCALINGS, _scale),
     **dict.fromkeys(RESHAPES, _reshape),
     "mean": _mean,
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pool),

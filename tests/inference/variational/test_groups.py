@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -8,9 +9,69 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.variational.divergence import GroupPrior
-from knowable.inference.variational.family import Drawn
+from knowable.inference.variational.structured import Drawn, FamilyModule, GroupPrior, check_families, group_weights
 from tests.inference.variational.oracle import integrated_kl
+
+FULL, LOW, MEAN = kn.families.FullRank(), kn.families.LowRank(2), kn.families.MeanField()
+
+
+def model(**knobs: object) -> kn.Model:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    return kn.Model(net, kn.Gaussian(), **knobs)  # type: ignore[arg-type]
+
+
+def names_of(families: dict[str, kn.families.Family], **knobs: object) -> list[tuple[kn.families.Family, list[str]]]:
+    return [(group.family, list(group.names)) for group in group_weights(families, MEAN, model(**knobs))]
+
+
+def test_first_glob_that_matches_wins_and_the_rest_is_one_group():
+    found = names_of({"4.*": FULL, "*.weight": LOW})
+    assert found == [
+        (FULL, ["4.weight", "4.bias"]),
+        (LOW, ["0.weight", "2.weight"]),
+        (MEAN, ["0.bias", "2.bias", "likelihood.log_noise"]),
+    ]
+
+
+def test_without_globs_all_weights_are_one_group():
+    assert [len(names) for _, names in names_of({})] == [7]
+
+
+def test_globs_that_cover_everything_leave_no_group():
+    assert names_of({"*": FULL}) == [(FULL, model().random_names)]
+    assert names_of({"*": FULL, "4.*": LOW}) == [(FULL, model().random_names)]
+
+
+def test_last_layer_has_a_name():
+    assert names_of({"last_layer": FULL})[0] == (FULL, ["4.weight", "4.bias", "likelihood.log_noise"])
+
+
+def test_only_random_weights_are_counted():
+    assert names_of({"4.*": FULL}, random="4.*") == [(FULL, ["4.weight", "4.bias"])]
+    with pytest.raises(kn.InvalidArgument, match=r"families='0.\*' matches no parameter"):
+        names_of({"0.*": FULL}, random="4.*")
+
+
+@pytest.mark.parametrize(
+    ("families", "message"),
+    [
+        (FULL, "families must map"),
+        ("full", "families must map"),
+        ({}, "families must name at least one"),
+        ({3: FULL}, "3 is not a name"),
+        ({"*": kn.families.FullRank}, r"write FullRank\(\) with parentheses"),
+        ({"*": "full"}, r"families\['\*'\] must be a family"),
+        ({"*": kn.FullRankVI()}, r"families\['\*'\] must be a family"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_mapping_to_families_is_refused(families, message):
+    with pytest.raises((kn.InvalidType, kn.InvalidArgument), match=message):
+        check_families("families", families)
+
+
+# --- group prior -----------------------------------------------------------------------------------------------------
+
 
 MEANS = torch.tensor([0.3, -0.5, 0.0, 1.2, 0.4], dtype=torch.float64)
 SCALES = torch.tensor([0.2, 0.6, 0.1, 0.3, 0.5], dtype=torch.float64)
@@ -117,3 +178,52 @@ def test_learned_scale_has_a_gradient():
         # d/d log s of Σ (m² + v) / 2s² + log s
         expected = 5 - (MEANS.square() + SCALES.square()).sum() / 0.36
         assert slope.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+# --- family ----------------------------------------------------------------------------------------------------------
+
+
+LAYOUT = Layout(("w",), (torch.Size([3]),))
+
+
+class Shifted(FamilyModule):
+    """A family that knows nothing in closed form: a logistic distribution."""
+
+    def __init__(self):
+        super().__init__(LAYOUT)
+        self.loc = nn.Parameter(torch.zeros(3))
+
+    def draw(self, count):
+        noise = torch.rand(count, 3)
+        standard = torch.logit(noise)
+        return self.loc + standard, (-standard - 2 * nn.functional.softplus(-standard)).sum(1)
+
+    def posterior(self, model, **common):
+        raise NotImplementedError
+
+
+def test_family_without_closed_forms_needs_only_draws_and_their_densities():
+    family = Shifted()
+    drawn = family.draw_with_terms(4)
+    assert drawn.values.shape == (4, 3) and drawn.log_density.shape == (4,)
+    assert drawn.entropy is None and drawn.moments is None
+    assert family.held_log_density(drawn.values) is None
+    assert not family.prefers_path and not family.normal_marginals
+    assert family.layout is LAYOUT
+
+
+# --- families --------------------------------------------------------------------------------------------------------
+
+
+KINDS = [name for name in kn.families.__all__ if name != "Family"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_family_is_a_frozen_dataclass_that_works_without_settings(name):
+    family = getattr(kn.families, name)()
+    assert isinstance(family, kn.families.Family) and dataclasses.is_dataclass(family)
+    assert family == getattr(kn.families, name)()
+    assert repr(family).startswith(name)
+    for each in dataclasses.fields(family):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(family, each.name, 1)

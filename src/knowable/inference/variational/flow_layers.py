@@ -1,4 +1,4 @@
-r"""The layers of a normalising flow: invertible maps of one flat vector, with the logarithm of their volume change.
+r"""The layers of a normalising flow: invertible maps of one flat vector, with the log determinant of their Jacobian.
 
 A draw pushed through a map :math:`y = f(z)` has the density
 
@@ -6,9 +6,10 @@ A draw pushed through a map :math:`y = f(z)` has the density
 
 - :class:`PlanarLayer` and :class:`RadialLayer` (Rezende and Mohamed, 2015) bend space at a plane or around a point: a
   few numbers for each weight, so that they suit many weights; each changes little.
-- :class:`CouplingLayer` (Dinh et al., 2017: real NVP) moves one half of the numbers by what the other half says.
+- :class:`CouplingLayer` (Dinh et al., 2017: real NVP) scales and shifts one half of the numbers by a function of the
+  other half.
 
-All begin as the identity. Their directions begin at random, or layers would stay copies of each other.
+All start as the identity, with random directions: equal layers would stay copies of each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 _FLOOR = 1.0 - 1e-3  # how near to folding space over itself a layer may come
 _SHIFT = math.log(math.expm1(_FLOOR))  # then no change is no change: see above_minus_one
-_STEEPEST = 2.0  # a coupling layer stretches by at most exp(2)
+_STEEPEST = 2.0  # a coupling layer scales by at most exp(2)
 _BISECTIONS = 64
 
 
@@ -49,7 +50,7 @@ class Bijection(nn.Module, ABC):
 
     @abstractmethod
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What is mapped to ``y`` ``(n, D)``, and the log determinant of the *forward* map there, ``(n,)``."""
+        """Preimages of ``y`` ``(n, D)``, and the log determinant of the *forward* map there, ``(n,)``."""
 
 
 class PlanarLayer(Bijection):
@@ -88,7 +89,7 @@ class PlanarLayer(Bijection):
         return torch.addcmul(y, bend.unsqueeze(-1), push, value=-1), self._log_det(bend, along)
 
     def _plane(self) -> tuple[Tensor, Tensor, Tensor]:
-        """W, û and w · û."""
+        """The vectors w and û, and w · û."""
         w = self.direction / math.sqrt(self.size)
         free = w @ self.push
         along = above_minus_one(free)
@@ -129,8 +130,8 @@ class RadialLayer(Bijection):
         away = z - self.centre
         reach, push = self._strength()
         distance = away.norm(dim=-1)  # (n,)
-        stretch = push / (reach + distance)
-        return torch.addcmul(z, stretch.unsqueeze(-1), away), self._log_det(distance, reach, push)
+        factor = push / (reach + distance)
+        return torch.addcmul(z, factor.unsqueeze(-1), away), self._log_det(distance, reach, push)
 
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Bijection`."""
@@ -154,12 +155,12 @@ class RadialLayer(Bijection):
 
 
 class CouplingLayer(Bijection):
-    r"""Stretches and shifts every second number by what the others say; these stay as they are.
+    r"""Scales and shifts every second number by a function of the others, which stay as they are.
 
     .. math:: y_a = z_a, \qquad y_b = z_b\, e^{s(z_a)} + t(z_a), \qquad \log\det = \sum s(z_a)
 
     s and t come from one small network with a hidden layer; s stays between -2 and 2. Layers take turns in which half
-    moves. A single number has no other half: it is stretched and shifted by constants.
+    moves. A single number has no other half: it is scaled and shifted by constants.
 
     Args:
         size: Length of the vectors.
@@ -183,17 +184,17 @@ class CouplingLayer(Bijection):
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Bijection`."""
         held, moved = self._halves(z)
-        log_stretch, shift = self._moves(held)
-        return self._whole(held, torch.addcmul(shift, moved, log_stretch.exp())), log_stretch.sum(-1)
+        log_scale, shift = self._moves(held)
+        return self._whole(held, torch.addcmul(shift, moved, log_scale.exp())), log_scale.sum(-1)
 
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Bijection`."""
         held, moved = self._halves(y)
-        log_stretch, shift = self._moves(held)
-        return self._whole(held, (moved - shift) * (-log_stretch).exp()), log_stretch.sum(-1)
+        log_scale, shift = self._moves(held)
+        return self._whole(held, (moved - shift) * (-log_scale).exp()), log_scale.sum(-1)
 
     def _moves(self, held: Tensor) -> tuple[Tensor, Tensor]:
-        """S and t, each ``(n, moved)``."""
+        """The log scales s and shifts t, each ``(n, moved)``."""
         inward = self.inward / math.sqrt(max(1, len(self.inward)))
         features = torch.tanh(held @ inward + self.inward_bias) / math.sqrt(self.hidden)  # (n, hidden)
         raw, shift = features @ self.outward + self.outward_bias
@@ -254,7 +255,7 @@ def above_minus_one(free: Tensor) -> Tensor:
     return F.softplus(free + _SHIFT) - _FLOOR
 
 
-# --- All planar layers of a flow in one go ---------------------------------------------------------------------------
+# --- all planar layers of a flow in one autograd function ------------------------------------------------------------
 #
 # A planar layer adds a multiple of one vector: :math:`z_l = z_{l-1} + h_l \hat u_l` with :math:`h_l = \tanh(w_l^\top
 # z_{l-1} + b_l)`. So the numbers h depend on nothing but inner products of the vectors and of the noise with them,

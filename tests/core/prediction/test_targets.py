@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from knowable.core.prediction.targets import as_numbers, refuse_where
 from knowable.errors import InvalidData
-from knowable.likelihoods.targets import as_numbers, refuse_where
 
 
 def test_a_column_and_a_vector_are_the_same_target():

@@ -1,4 +1,4 @@
-r"""E[log p(y | f)] where the outputs f are normal: what a bound needs when moments are all there is.
+r"""E[log p(y | f)] for normal outputs f: the expected log likelihood of the ELBO from moments alone.
 
 - Gaussian noise, known, learned (its logarithm is normal) or given by the network: closed form.
 - Labels: the log-sum-exp of normal logits has a tight upper bound (Knowles and Minka, 2011). For any weights a,
@@ -6,7 +6,7 @@ r"""E[log p(y | f)] where the outputs f are normal: what a bound needs when mome
   .. math:: E\Big[\log \sum_c e^{f_c}\Big] \le \tfrac12 a^\top S a
       + \log \sum_c \exp\Big(m_c + \tfrac12 S_{cc} - (S a)_c\Big),
 
-  least where a are the softmax probabilities inside the logarithm. So it bounds the bound, from below.
+  least where a are the softmax probabilities inside the logarithm. This makes the ELBO a little lower.
 - Counts: closed form.
 - Yes or no, and noise with heavy tails: quadrature, one output at a time.
 """
@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood, sum_over_event
+from knowable.core.model.likelihood import Likelihood
+from knowable.core.prediction.targets import sum_over_event
 from knowable.errors import Unsupported
 from knowable.inference.variational.moment.algebra import Moments, quadrature
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _OWN_NODES = 5  # of Gauss-Hermite quadrature over a likelihood's own parameter
-_ROUNDS = 12  # of the search for the best weights of the bound below
+_ROUNDS = 12  # of the search for the best weights of the log-sum-exp bound
 _KNOWN = (Gaussian, HeteroscedasticGaussian, Categorical, Bernoulli, Poisson, StudentT)
 
 
@@ -43,7 +44,7 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, y: Tensor, 
     """Expected log likelihood of each row, ``(batch,)``.
 
     Args:
-        likelihood: One that :func:`check_likelihood` lets pass.
+        likelihood: One that :func:`check_likelihood` accepts.
         output: Moments of the network's outputs, ``(batch, ...)``.
         y: Targets.
         own: Moments of the likelihood's own parameters, by short name; they are independent of the outputs.

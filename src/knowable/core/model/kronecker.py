@@ -1,0 +1,231 @@
+"""A Kronecker-factored precision for each layer, and independent layers: normal distributions over weight matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.joint_normal import JointNormal
+from knowable.core.network.params import Layout, Params, joined_params
+from knowable.errors import InvalidArgument, Unsupported
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerFactored(JointNormal):
+    """Independent layers, each normal with a :class:`KroneckerBlock` as its precision.
+
+    Attributes:
+        loc: Means by name.
+        blocks: Precisions; together they hold every parameter once.
+    """
+
+    kind = "kronecker"
+
+    loc: Params
+    blocks: tuple[KroneckerBlock, ...]
+
+    def __post_init__(self) -> None:
+        held = [name for block in self.blocks for name in block.names]
+        if sorted(held) != sorted(self.loc):
+            raise InvalidArgument(f"blocks must hold each of {sorted(self.loc)} once, got {sorted(held)}.")
+
+    @property
+    def means(self) -> Params:
+        """Means by name."""
+        return self.loc
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Order of the parameters in a flat vector."""
+        return Layout.of(self.loc)
+
+    def _over_blocks(self, function: Callable[[KroneckerBlock], Tensor]) -> Params:
+        """What a function of each block gives, matrices ``(..., out, in)``, by name."""
+        found = joined_params(block.params(function(block)) for block in self.blocks)
+        return {name: found[name] for name in self.loc}
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Params:
+        """Draw n sets of parameters, stacked along a new leading dimension."""
+        return self._over_blocks(lambda block: block.matrix(self.loc) + block.draw(n, generator))
+
+    def std(self) -> Params:
+        """Standard deviations by name."""
+        return self._over_blocks(lambda block: block.diagonal(block.precision.reciprocal()).sqrt())
+
+    def quadratic(self, params: Params) -> Tensor:
+        """Sum over the blocks."""
+        each = [block.quadratic(block.matrix(params) - block.matrix(self.loc)) for block in self.blocks]
+        return torch.stack(each).sum(0)
+
+    def log_det_precision(self) -> Tensor:
+        """Sum over the blocks."""
+        return torch.stack([block.log_det() for block in self.blocks]).sum()
+
+    def precision_diagonal(self) -> Params:
+        """Diagonal of the precision matrix, by name."""
+        return self._over_blocks(lambda block: block.diagonal(block.precision))
+
+    def precision_matrix(self) -> Tensor:
+        """The precision matrix, formed."""
+        precision = self.blocks[0].precision.new_zeros((self.layout.size, self.layout.size))
+        places = self.layout.views(torch.arange(self.layout.size, device=precision.device))
+        for block in self.blocks:
+            index = block.matrix(places).flatten()
+            precision[index.unsqueeze(1), index] = block.dense()
+        return precision
+
+    def condition(self, known: Params) -> KroneckerFactored:
+        """The other layers, which do not depend on the known ones; a layer is known as a whole."""
+        kept = []
+        for block in self.blocks:
+            held = [name for name in block.names if name in known]
+            if not held:
+                kept.append(block)
+            elif len(held) < len(block.names):
+                raise Unsupported(
+                    f"prior is a posterior in which {' and '.join(block.names)} go together: freeze both or neither."
+                )
+        return KroneckerFactored({k: v for k, v in self.loc.items() if k not in known}, tuple(kept))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The blocks: ``block.3.precision`` and the like; ``block.3.name.0.weight`` says what they hold."""
+        saved: dict[str, Tensor] = {}
+        for number, block in enumerate(self.blocks):
+            parts = {"precision": block.precision, "out_basis": block.out_basis, "in_basis": block.in_basis}
+            saved |= {f"block.{number}.{part}": value for part, value in parts.items() if value is not None}
+            saved |= {f"block.{number}.name.{place}.{name}": torch.zeros(()) for place, name in enumerate(block.names)}
+        return saved
+
+    @classmethod
+    def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> KroneckerFactored:
+        """From the blocks."""
+        keys = [key.split(".", 4) for key in tensors if key.startswith("block.")]
+        blocks = []
+        for i in range(1 + max(int(key[1]) for key in keys)):
+            places = sorted((int(key[3]), key[4]) for key in keys if key[1] == str(i) and key[2] == "name")
+            names = tuple(name for _, name in places)
+            parts = (tensors.get(f"block.{i}.{part}") for part in ("out_basis", "in_basis"))
+            shapes = tuple(loc[name].shape for name in names)
+            blocks.append(KroneckerBlock(names, shapes, tensors[f"block.{i}.precision"], *parts))
+        return cls(loc, tuple(blocks))
+
+    def copied(self) -> KroneckerFactored:
+        """A copy that shares neither memory nor a gradient with what it was made from."""
+        loc = {name: value.detach().clone() for name, value in self.loc.items()}
+        blocks = (block.mapped(lambda value: value.detach().contiguous().clone()) for block in self.blocks)
+        return KroneckerFactored(loc, tuple(blocks))
+
+
+@dataclass(frozen=True)
+class KroneckerBlock:
+    r"""The precision of one weight matrix, with its bias as a last column if there is one.
+
+    .. math:: P = (V_o \otimes V_i)\, \mathrm{diag}(\mathrm{vec}\, E)\, (V_o \otimes V_i)^\top
+
+    with orthogonal bases for the outputs (rows) and the inputs (columns) of the matrix. A Kronecker product plus a
+    multiple of the identity has this form, :math:`E_{ij} = g_i a_j + \delta`, and it can be sampled, inverted and its
+    determinant taken at the cost of a few products of matrices. A basis left out is the identity: without both, this is
+    a diagonal; with one column, it is a full precision in the basis of its eigenvectors.
+
+    Attributes:
+        names: The parameters it holds: one, or a weight and a bias.
+        shapes: Their shapes.
+        precision: E, ``(out, in)``: precisions along the basis, above 0.
+        out_basis: Orthogonal ``(out, out)``, or None for the identity.
+        in_basis: Orthogonal ``(in, in)``, or None for the identity.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    precision: Tensor
+    out_basis: Tensor | None = None
+    in_basis: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.precision.numel()
+
+    def matrix(self, params: Params) -> Tensor:
+        """The block's parameters as matrices ``(..., out, in)``; leading dimensions are kept."""
+        return pack(params, self.names, self.shapes, self.precision.shape[0])
+
+    def params(self, matrix: Tensor) -> Params:
+        """The inverse of :meth:`matrix`."""
+        return unpack(matrix, self.names, self.shapes)
+
+    def rotate(self, matrix: Tensor) -> Tensor:
+        """Into the basis: V_oᵀ M V_i."""
+        matrix = matrix if self.out_basis is None else self.out_basis.mT @ matrix
+        return matrix if self.in_basis is None else matrix @ self.in_basis
+
+    def back(self, matrix: Tensor) -> Tensor:
+        """Out of the basis: V_o M V_iᵀ."""
+        matrix = matrix if self.out_basis is None else self.out_basis @ matrix
+        return matrix if self.in_basis is None else matrix @ self.in_basis.mT
+
+    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """Deviations from the mean, ``(n, out, in)``."""
+        like = {"dtype": self.precision.dtype, "device": self.precision.device}
+        noise = torch.randn((n, *self.precision.shape), generator=generator, **like)
+        return self.back(noise * self.precision.rsqrt())
+
+    def quadratic(self, deviation: Tensor) -> Tensor:
+        """The quadratic form dᵀ P d of deviations d ``(..., out, in)``."""
+        return (self.rotate(deviation).square() * self.precision).sum((-2, -1))
+
+    def log_det(self) -> Tensor:
+        """Log determinant of the precision."""
+        return self.precision.log().sum()
+
+    def diagonal(self, values: Tensor) -> Tensor:
+        """Diagonal, ``(out, in)``, of the matrix that has ``values`` ``(out, in)`` along the basis."""
+        values = values if self.out_basis is None else self.out_basis.square() @ values
+        return values if self.in_basis is None else values @ self.in_basis.square().mT
+
+    def along(self, basis: KroneckerBlock) -> Tensor:
+        """Diagonal of this precision in the basis of another block of the same parameters, ``(out, in)``."""
+        values = _squared_overlap(self.out_basis, basis.out_basis, self.precision)
+        return _squared_overlap(self.in_basis, basis.in_basis, values.mT).mT
+
+    def dense(self) -> Tensor:
+        """The precision as a matrix over the rows of the block, one after the other: for small blocks."""
+        out, width = self.precision.shape
+        identity = torch.eye(self.size, dtype=self.precision.dtype, device=self.precision.device)
+        rotated = self.rotate(identity.view(self.size, out, width)) * self.precision.sqrt()
+        return rotated.flatten(1) @ rotated.flatten(1).T
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> KroneckerBlock:
+        """The block with a function applied to its tensors (to change their dtype, say)."""
+        bases = [None if basis is None else function(basis) for basis in (self.out_basis, self.in_basis)]
+        return KroneckerBlock(self.names, self.shapes, function(self.precision), *bases)
+
+
+def _squared_overlap(own: Tensor | None, other: Tensor | None, values: Tensor) -> Tensor:
+    """Σ_k (v_kᵀ u_i)² values_k over the columns v of ``own`` and u of ``other``."""
+    if own is None and other is None:
+        return values
+    overlap = other if own is None else own.mT if other is None else own.mT @ other
+    assert overlap is not None
+    return overlap.square().mT @ values
+
+
+def pack(params: Params, names: tuple[str, ...], shapes: tuple[torch.Size, ...], out: int) -> Tensor:
+    """Parameters as matrices ``(..., out, in)``: the first one reshaped, a second one (the bias) as the last column."""
+    first = params[names[0]]
+    lead = first.shape[: first.dim() - len(shapes[0])]
+    matrix = first.reshape(*lead, out, shapes[0].numel() // out)
+    return matrix if len(names) == 1 else torch.cat([matrix, params[names[1]].unsqueeze(-1)], dim=-1)
+
+
+def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...]) -> Params:
+    """The inverse of :func:`pack`."""
+    lead = matrix.shape[:-2]
+    if len(names) == 1:
+        return {names[0]: matrix.reshape((*lead, *shapes[0]))}
+    weight, bias = matrix[..., :-1], matrix[..., -1]
+    return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}

@@ -1,1 +1,0 @@
-"""Normalising flows."""
