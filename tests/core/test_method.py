@@ -48,7 +48,7 @@ def test_fit_is_the_same_method_for_all():
 
 
 def test_a_start_is_refused_by_a_method_without_one():
-    with pytest.raises(kn.Unsupported, match=r"MAP has no start to choose\. Leave start out\."):
+    with pytest.raises(kn.Unsupported, match=r"MAP has no setting start\. Leave start= out\."):
         kn.MAP(epochs=1).fit(linear_model(), linear_data(), start="network")
 
 

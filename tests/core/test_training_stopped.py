@@ -25,7 +25,10 @@ def test_a_keyboard_interrupt_returns_the_last_good_state_with_a_warning(generat
     whole = Quadratic()
     run_quietly(whole, data, settings_of(epochs=50, batch_size=5))  # 200 steps; the interrupted run would have 500
     objective = Quadratic(fail_at={250: KeyboardInterrupt()})
-    with pytest.warns(kn.Interrupted, match=r"stopped from the keyboard at step 200; this is what it had learned"):
+    with pytest.warns(
+        kn.Interrupted,
+        match=r"stopped from the keyboard at step 200; the posterior is that of the last complete record",
+    ):
         result = train(objective, data, settings_of(epochs=125, batch_size=5))
     assert result.interrupted
     assert result.converged is False
@@ -180,10 +183,15 @@ def test_a_finished_run_is_not_run_again(tmp_path, generator):
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"settings": settings_of(epochs=31, batch_size=5)}, {"identity": {"a": 2}}]
+    ("identity", "change"),
+    [
+        ({"a": 1}, {"seed": 1}),
+        (None, {"settings": settings_of(epochs=31, batch_size=5)}),
+        ({"a": 1}, {"identity": {"a": 2}}),
+    ],
 )
-def test_the_state_of_another_run_is_refused(change, tmp_path, generator):
-    options = {"settings": settings_of(epochs=30, batch_size=5), "seed": 0, "identity": {"a": 1}}
+def test_the_state_of_another_run_is_refused(identity, change, tmp_path, generator):
+    options = {"settings": settings_of(epochs=30, batch_size=5), "seed": 0, "identity": identity}
     data = some_data(20, generator)
     train(Quadratic(), data, checkpoint=tmp_path / "run", **options)
     with pytest.raises(kn.InvalidArgument, match=rf"belongs to another fit: {next(iter(change))}|: a differs"):

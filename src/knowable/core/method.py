@@ -1,7 +1,6 @@
-"""What a method is: a frozen dataclass of settings that turns a model and data into a posterior.
+"""The interface of a method: a frozen dataclass of settings that turns a model and data into a posterior.
 
-``Method.fit`` is the one door: it checks everything a fit is given, once, makes a :class:`FitJob` of it, and calls the
-method's own ``_fit(job)``.
+``Method.fit`` checks its arguments once, makes a :class:`FitJob` of them, and calls the method's own ``_fit(job)``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
-# What people call settings elsewhere.
+# Names of settings in other libraries.
 _ELSEWHERE = {
     "lr": "learning_rate",
     "n_epochs": "epochs",
@@ -91,9 +90,9 @@ class Method(ABC):
             validation: Held-out data of the same kind, for early stopping.
             seed: Fixes every random choice of the fit.
             progress: Show a progress bar; None shows it only on a terminal.
-            checkpoint: A folder to save to now and then; a fit that finds its own state there goes on from it.
-            engine: Precision of the arithmetic.
-            start: Where to begin, for methods with a setting of that name: the same as setting it there.
+            checkpoint: A folder to save to at intervals; a fit that finds its own state there continues from it.
+            engine: Precision of the arithmetic, and how gradients are computed.
+            start: Initial weights, for methods with a setting of that name; overrides it.
 
         Returns:
             The posterior.
@@ -107,7 +106,7 @@ class Method(ABC):
 
     @abstractmethod
     def _fit(self, job: FitJob) -> Posterior:
-        """Fit what the job describes; everything in it has been checked."""
+        """Fit the posterior; everything in the job has been checked."""
 
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
@@ -121,18 +120,18 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class FitJob:
-    """One fit: all that a method is given, checked.
+    """The arguments of one fit, checked.
 
     Attributes:
         method: The method that fits, for its name and settings.
         model: The model.
         rows: The training data.
         validation: Held-out data, or None.
-        seed: Fixes everything random.
+        seed: Fixes every random choice.
         progress: Show a progress bar (None: only on a terminal).
-        checkpoint: Where to save now and then, or None.
-        engine: How the arithmetic is carried out.
-        label: What the progress bar says; the method's name where it is empty.
+        checkpoint: Where to save at intervals, or None.
+        engine: Precision of the arithmetic, and how gradients are computed.
+        label: Text of the progress bar; the method's name where it is empty.
     """
 
     method: Method
@@ -157,7 +156,7 @@ class FitJob:
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
     ) -> FitJob:
-        """Check everything that a fit is given."""
+        """Check the arguments of a fit."""
         if not isinstance(model, Model):
             raise InvalidType(
                 f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}."
@@ -174,7 +173,7 @@ class FitJob:
         return job.for_method(method)
 
     def for_method(self, method: Method) -> FitJob:
-        """The same fit by another method, which must support what the model and the data are."""
+        """The same fit by another method, which must support the model's prior and the data's row weights."""
         binary = self.model.binary_names
         if binary and not method.supports_binary:
             raise Unsupported(
@@ -194,7 +193,7 @@ class FitJob:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the training loop is told beside the objective, the data and its settings."""
+        """Arguments of the training loop beside the objective, the data and its settings."""
         return {
             "validation": self.validation,
             "seed": self.seed,
@@ -207,7 +206,7 @@ class FitJob:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes a fit this fit, for its checkpoint: a resumed fit must agree in all of it."""
+        """Identifies the fit in its checkpoint: a resumed fit must have the same."""
         model = self.model
         known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
         return {
@@ -231,7 +230,7 @@ def _rows_identity(data: Data) -> str:
 
 def _with_start(method: Method, start: Any) -> Method:
     if "start" not in [each.name for each in fields(method)]:  # type: ignore[arg-type]
-        raise Unsupported(f"{type(method).__name__} has no start to choose. Leave start out.")
+        raise Unsupported(f"{type(method).__name__} has no setting start. Leave start= out.")
     return replace(method, start=start)  # type: ignore[type-var]
 
 

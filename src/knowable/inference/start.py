@@ -1,4 +1,4 @@
-"""Weights to begin at: those of another posterior, of a trained network, or of a saved state."""
+"""Initial weights: those of another posterior, of a trained network, of a saved state, or new ones."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _check_frozen(argument: str, model: Model, name: str, value: Tensor) -> None
         )
 
 
-# --- Where a network begins when it begins anew ----------------------------------------------------------------------
+# --- new initial weights ---------------------------------------------------------------------------------------------
 
 
 def fresh_start(model: Model, seed: int, member: int) -> tuple[Params, Buffers]:

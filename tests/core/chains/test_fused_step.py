@@ -54,7 +54,7 @@ def test_fused_or_not_a_step_is_the_same(name):
     pace, step = torch.rand(5, dtype=torch.float64), torch.tensor(0.01, dtype=torch.float64)
     expected = FusedStep(plain, uphill, gradients=2)((position, pace), (step,))
     found = FusedStep(fused, uphill, gradients=2)((position, pace), (step,))
-    assert len(fused.fused) == 1 and not plain.fused
+    assert len(fused.step_graphs) == 1 and not plain.step_graphs
     for left, right in zip(found, expected, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
     assert fused.gradients == plain.gradients == 10
@@ -80,7 +80,7 @@ def test_what_cannot_be_fused_goes_step_by_step(monkeypatch):
     monkeypatch.setattr(targets, "_BLOCK_BYTES", 1)  # rows in several pieces
     position, pace = torch.randn(2, target.layout.size, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     FusedStep(target, uphill, gradients=2)((position, pace), (torch.tensor(0.01, dtype=torch.float64),))
-    assert not target.fused
+    assert not target.step_graphs
     assert target.gradients == 4
 
 

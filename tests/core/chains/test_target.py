@@ -191,7 +191,7 @@ def test_batches_of_equal_size_average_to_the_whole(prior, temperature):
     target = model_target(model, data, temperature=temperature)
     position = chains(target)
     x, y = target.data.tensors
-    found = [target.batch_value_and_grad(position, a, b) for a, b in zip(x.split(5), y.split(5), strict=True)]
+    found = [target.value_and_grad(position, (a, b)) for a, b in zip(x.split(5), y.split(5), strict=True)]
     value, gradient = target.value_and_grad(position)
     torch.testing.assert_close(torch.stack([v for v, _ in found]).mean(0), value, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.stack([g for _, g in found]).mean(0), gradient, rtol=1e-9, atol=1e-9)
@@ -202,7 +202,7 @@ def test_a_batch_of_all_rows_is_the_whole():
     target = model_target(model, data)
     position = chains(target, 20)
     for left, right in zip(
-        target.batch_value_and_grad(position, *target.data.tensors), target.value_and_grad(position), strict=True
+        target.value_and_grad(position, target.data.tensors), target.value_and_grad(position), strict=True
     ):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 

@@ -84,7 +84,6 @@ def test_batch_norm_over_draws_in_one_call_is_the_loop_over_draws(generator):
     each = torch.stack([network(index_params(stack, k), x, buffers=buffers) for k in range(3)])
     torch.testing.assert_close(together, each)
     assert torch.equal(network.over_draws(stack, x, buffers=buffers, vectorise=False), each)
-    assert network._vectorises
 
 
 class _Branching(nn.Module):
@@ -104,6 +103,14 @@ def test_a_module_that_vmap_refuses_is_looped_over(generator):
     stack = _draws(network, 3, generator)
     each = torch.stack([network(index_params(stack, k), x) for k in range(3)])
     assert torch.equal(network.over_draws(stack, x, vectorise=True), each)
+
+
+def test_an_error_of_the_module_itself_is_raised_and_does_not_end_batching(generator):
+    network = Network(mlp())
+    stack = _draws(network, 2, generator)
+    with pytest.raises(RuntimeError, match="shapes"):
+        network.over_draws(stack, torch.randn(3, 5), vectorise=True)
+    assert not network._all_draws.refused
 
 
 def test_the_switch_for_hidden_loops_is_put_back(generator):

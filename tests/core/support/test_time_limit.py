@@ -219,7 +219,7 @@ def test_training_keeps_a_limit_and_lets_its_rate_fall(clock: Clock, training: T
         result, _ = trained(Slow(clock, 0.1, first), training)
     assert 55 <= clock.now - began <= 60.2  # one step more at the most, and a fiftieth of the time less
     assert result.history[-1]["learning_rate"] < 0.01 * result.history[0]["learning_rate"]
-    assert "limit of time" in result.message and result.out_of_time
+    assert "time limit" in result.message and result.out_of_time
 
 
 def test_training_that_was_cut_short_warns(clock: Clock):

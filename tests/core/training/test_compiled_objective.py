@@ -12,7 +12,7 @@ import knowable as kn
 from knowable.core.compiling.engine import Engine
 from knowable.core.compiling.recorder import traced
 from knowable.core.model.data import as_data
-from knowable.core.training.compiled_objective import RecordedObjective, may_be_recorded
+from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.inference.point.point import PointObjective
@@ -39,16 +39,14 @@ def loss_and_gradient(call, objective: Objective, data: tuple[Tensor, ...]) -> t
 @pytest.fixture
 def _no_compiler(monkeypatch):
     """Recorded, and run as recorded: quick, and the same graph that a compiler is given."""
-    monkeypatch.setattr("knowable.core.training.compiled_objective.compiled", traced)
+    monkeypatch.setattr("knowable.core.compiling.recorder.compiled", traced)
 
 
 def check_same(kind: str) -> None:
     objective, data = objective_of(kind), linear_data()
-    recorded = RecordedObjective(objective)
-    recorded(*data)  # recorded here, so that its noise below is that of the objective
+    recorded = CompiledObjective(objective)
     loss, terms, gradient = loss_and_gradient(recorded, objective, data)
     expected, expected_terms, expected_gradient = loss_and_gradient(objective, objective, data)
-    assert all(graph is not None for graph in recorded._graphs.values())
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-12)
     assert list(terms) == list(expected_terms)
@@ -75,7 +73,7 @@ def test_compiled_loss_has_the_value_terms_and_gradient_of_the_objective(kind):
 @pytest.mark.usefixtures("_no_compiler")
 def test_noise_of_a_recorded_loss_is_new_at_every_step():
     objective, data = objective_of("weight"), linear_data()
-    recorded = RecordedObjective(objective)
+    recorded = CompiledObjective(objective)
     losses = {recorded(*data)[0].item() for _ in range(4)}
     assert len(losses) == 4
 
@@ -84,20 +82,20 @@ def test_noise_of_a_recorded_loss_is_new_at_every_step():
 def test_recording_takes_no_random_number_from_the_run():
     # else a run that is taken up again, and records at another step, would not end with the same bits
     objective, data = objective_of("weight"), linear_data()
-    recorded = RecordedObjective(objective)
-    before = torch.get_rng_state()
-    assert recorded._record(*data) is not None
-    assert torch.equal(torch.get_rng_state(), before)
+    recorded = CompiledObjective(objective)
+    torch.manual_seed(0)
+    first = [recorded(*data)[0].item() for _ in range(2)]  # recorded at the first step
+    torch.manual_seed(0)
+    assert [recorded(*data)[0].item() for _ in range(2)] == first
 
 
 def test_network_whose_buffers_training_changes_is_not_recorded():
-    objective = objective_of("point", batch_norm_net().double())
-    data, recorded = linear_data(), RecordedObjective(objective)
-    before = {name: value.clone() for name, value in objective.net_buffers.items()}
-    assert recorded._record(*data) is None
-    assert all(torch.equal(value, before[name]) for name, value in objective.net_buffers.items())
-    recorded(*data)
-    assert not torch.equal(objective.net_buffers["1.running_mean"], before["1.running_mean"])
+    net, data = batch_norm_net().double(), linear_data()
+    objective, plain = objective_of("point", net), objective_of("point", net)
+    recorded = CompiledObjective(objective)
+    for _ in range(2):
+        assert torch.equal(recorded(*data)[0], plain(*data)[0])
+        assert all(torch.equal(value, objective.net_buffers[name]) for name, value in plain.net_buffers.items())
 
 
 class Branching(nn.Module):
@@ -113,7 +111,7 @@ class Branching(nn.Module):
 
 def test_network_that_looks_at_numbers_runs_its_own_code():
     objective, data = objective_of("point", Branching().double()), linear_data()
-    recorded = RecordedObjective(objective)
+    recorded = CompiledObjective(objective)
     loss, _, gradient = loss_and_gradient(recorded, objective, data)
     expected, _, expected_gradient = loss_and_gradient(objective, objective, data)
     assert torch.equal(loss, expected)
@@ -124,10 +122,14 @@ def test_loss_that_is_still_being_changed_is_not_recorded():
     torch.manual_seed(3)
     x, y = linear_data()
     objective = MeanFieldObjective(kn.Model(mlp().double(), kn.Gaussian()), x, 40, kl_warmup=5)
-    recorded = RecordedObjective(objective)
-    objective.epoch = 4.5
-    recorded(x, y)
-    assert not recorded._graphs
+    recorded, losses = CompiledObjective(objective), []
+    for objective.epoch in (1.0, 4.5):  # the same noise; what differs is the weight of the KL
+        loss, _, gradient = loss_and_gradient(recorded, objective, (x, y))
+        expected, _, expected_gradient = loss_and_gradient(objective, objective, (x, y))
+        assert torch.equal(loss, expected)
+        assert all(torch.equal(*pair) for pair in zip(gradient, expected_gradient, strict=True))
+        losses.append(loss.item())
+    assert losses[0] != losses[1]
 
 
 def test_only_a_class_that_says_so_itself_is_recorded():
@@ -135,8 +137,8 @@ def test_only_a_class_that_says_so_itself_is_recorded():
         pass
 
     model = kn.Model(mlp(), kn.Gaussian())
-    assert may_be_recorded(PointObjective(model, 10, use_prior=True))
-    assert not may_be_recorded(Changing(model, 10, use_prior=True))
+    assert may_be_compiled(PointObjective(model, 10, use_prior=True))
+    assert not may_be_compiled(Changing(model, 10, use_prior=True))
 
 
 METHODS = [

@@ -70,4 +70,4 @@ def test_an_objective_moves_by_the_optimisers_own_step_unless_it_has_another():
 
 def test_an_objective_keeps_and_says_nothing_of_itself():
     objective = _Plain(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), 10)
-    assert objective.album == [] and objective.summary() == {}
+    assert objective.snapshots == [] and objective.summary() == {}

@@ -62,10 +62,10 @@ class _Diary(PointObjective):
     """Keeps its first weight after every epoch."""
 
     def end_of_epoch(self) -> None:
-        self.album.append(self.values[0].detach().clone())
+        self.snapshots.append(self.values[0].detach().clone())
 
     def summary(self) -> dict[str, float]:
-        return {"entries": float(len(self.album))}
+        return {"entries": float(len(self.snapshots))}
 
 
 def _diary(seed: int, data: tuple[torch.Tensor, torch.Tensor]) -> TrainingRun:
@@ -79,15 +79,15 @@ def test_what_is_kept_goes_back_with_the_rest_and_into_another_run(seed):
     data = torch.randn(300, 2), torch.randn(300)
     run = _diary(seed, data)
     _steps(run, 60)
-    entries = list(run.objective.album)
+    entries = list(run.objective.snapshots)
     assert len(entries) == 60
     run.restore_good()  # step 100: in the middle of epoch 33
-    assert len(run.objective.album) == 33
+    assert len(run.objective.snapshots) == 33
     other = _diary(seed, data)
     other._restore(*run.state())
-    assert all(torch.equal(one, two) for one, two in zip(other.objective.album, entries, strict=False))
+    assert all(torch.equal(one, two) for one, two in zip(other.objective.snapshots, entries, strict=False))
     _steps(other, 60 - other.epoch)
-    assert len(other.objective.album) == 60 and len(run.objective.album) == 33
+    assert len(other.objective.snapshots) == 60 and len(run.objective.snapshots) == 33
 
 
 def test_a_record_has_the_objectives_own_summary(seed):

@@ -277,7 +277,7 @@ def test_frames_are_kept_of_one_weight_alone():
     assert frames is not None and frames.shape == (1, 2, 1, 4)
     unwatched = build()
     unwatched.end_of_epoch()
-    assert unwatched.album == [] and unwatched.posterior().frames is None
+    assert unwatched.snapshots == [] and unwatched.posterior().frames is None
 
 
 # --- noisy weights ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 import knowable as kn
 from knowable.core.model.data import as_data
-from knowable.inference.ensembles.constant_rate import (
+from knowable.inference.ensembles.swag import (
     _Probe,
     constant_rate,
     gradient_noise,

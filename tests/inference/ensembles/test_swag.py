@@ -186,10 +186,12 @@ def test_a_posterior_of_another_network_is_refused_as_start():
 def test_an_epoch_has_ten_batches_and_the_number_of_snapshots_follows_the_size_of_the_data():
     few, many = as_data(linear_data(50)), as_data((torch.zeros(60_000, 2), torch.zeros(60_000, 1)))
     model = linear_model()
-    short, long = (kn.SWAG(rate=0.01)._wandering(model, rows, 0) for rows in (few, many))
+    short, long = (kn.SWAG(rate=0.01)._around_the_mode(model, rows, 0) for rows in (few, many))
     assert (short.batch_size, short.epochs) == (5, 100)
     assert (long.batch_size, long.epochs) == (128, 20)
-    given = kn.SWAG(rate=0.01, batch_size=25, snapshots=7, training=kn.Training(clip=2.0))._wandering(model, few, 0)
+    given = kn.SWAG(rate=0.01, batch_size=25, snapshots=7, training=kn.Training(clip=2.0))._around_the_mode(
+        model, few, 0
+    )
     assert (given.batch_size, given.epochs, given.training.clip, given.learning_rate) == (25, 7, 2.0, 0.01)
     assert (given.schedule, given.training.optimiser) == ("constant", "sgd")
 

@@ -125,7 +125,7 @@ def test_a_fit_that_its_budget_ends_is_good_and_says_that_it_had_not_settled(tmp
     path = write_csv(tmp_path / "n.csv", number_rows(60))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--budget", "0.05")
     assert result.exit_code == 0, result.stderr
-    assert "limit of time" in result.stderr and "ended before it converged" in result.stdout
+    assert "time limit" in result.stderr and "ended before it converged" in result.stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False
 
 

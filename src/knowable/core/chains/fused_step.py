@@ -1,37 +1,36 @@
-"""A sampler's step as one graph: its own arithmetic and the gradient of the target in between, fused.
+"""A sampler's step as one graph: its own arithmetic and the gradient of the target, fused.
 
-For a small network the arithmetic of the gradient takes a tenth of a millisecond, and passing from one operation to the
-next as long again. Where the target is compiled, a whole step is therefore one call of one compiled graph.
+For a small network the arithmetic of the gradient takes a tenth of a millisecond, and the overhead between operations
+as long again. Where the target is compiled, a whole step is therefore one call of one compiled graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from knowable.core.chains.target import Recordable, Target
-from knowable.core.compiling.recorder import NOT_FACTORISED, compiled
+from knowable.core.compiling.recorder import Recorded
+from knowable.core.network.batched import LINEAR_ALGEBRA_ERROR
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Step = Callable[..., tuple[Tensor, ...]]
-"""``(value_and_grad, *of every chain, *shared) -> new tensors of every chain``; it may not take numbers out of them."""
+"""``(value_and_grad, *of every chain, *shared) -> new tensors of every chain``; it may not read values out of them."""
 
 
 class FusedStep:
-    """A step of all chains, one graph where the target compiles and the same operations one by one elsewhere.
+    """A step of all chains: one graph where the target compiles, the same operations one by one elsewhere.
 
     Args:
         target: The log density.
-        step: What is done, as a function of the gradient to use, tensors ``(C, ...)`` and tensors all chains share.
+        step: The step, as a function of the gradient to use, tensors ``(C, ...)`` and tensors that all chains share.
         gradients: How many gradients a step takes.
     """
 
     def __init__(self, target: Target, step: Step, *, gradients: int = 1):
         self.target, self.step, self.gradients = target, step, gradients
-        self._graphs: dict[Any, Any] = {}  # by the shapes that may change in one object's life
 
     def __call__(self, chains: tuple[Tensor, ...], shared: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The step of every chain."""
@@ -39,43 +38,27 @@ class FusedStep:
         if recordable is None:
             return self.step(self.target.value_and_grad, *chains, *shared)
         try:
-            found = self._fused(chains, shared, recordable)
-        except NOT_FACTORISED:  # a matrix of some chain: the target sees to it that the others go on
+            found = self._compiled(chains, shared, recordable)
+        except LINEAR_ALGEBRA_ERROR:  # a matrix of some chain: the target lets the others go on
             return self.step(self.target.value_and_grad, *chains, *shared)
         self.target.count(len(chains[0]), self.gradients)
         return found
 
-    def _fused(
+    def _compiled(
         self, chains: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable
     ) -> tuple[Tensor, ...]:
-        chains = tuple(each.contiguous() for each in chains)  # a graph takes what it was compiled for
-        size = self.target.block_size(len(chains[0]))
-        if size == len(chains[0]):
-            return self._on(chains, shared, recordable)
-        blocks = zip(*(each.split(size) for each in chains), strict=True)
-        found = [self._on(block, shared, recordable) for block in blocks]
-        return tuple(torch.cat(each) for each in zip(*found, strict=True))
-
-    def _on(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
-        key = (len(block[0]), *(len(each) for each in recordable[1]))
-        graph = self._graphs.get(key)
+        value_and_grad, constants = recordable
+        graph = self.target.step_graphs.get(self.step)  # the target keeps graphs, so that a run compiles them once
         if graph is None:
-            graph = self._graphs[key] = self._graph(block, shared, recordable)
-        with torch.no_grad():
-            return graph(*block, *shared, *recordable[1])
-
-    def _graph(self, block: tuple[Tensor, ...], shared: tuple[Tensor, ...], recordable: Recordable) -> Any:
-        """The target keeps graphs, so that they are compiled once in a run."""
-        split, (value_and_grad, constants) = len(block) + len(shared), recordable
-        key = (self.step, tuple((each.shape, each.dtype) for each in (*block, *shared, *constants)))
-        graph = self.target.fused.get(key)
-        if graph is None:
+            own = len(chains) + len(shared)
 
             def whole(*tensors: Tensor) -> tuple[Tensor, ...]:
-                def gradient(position: Tensor) -> tuple[Tensor, Tensor]:
-                    return value_and_grad(position, *tensors[split:])
+                return self.step(lambda position: value_and_grad(position, *tensors[own:]), *tensors[:own])
 
-                return self.step(gradient, *tensors[:split])
-
-            graph = self.target.fused[key] = compiled(whole, *block, *shared, *constants)
-        return graph
+            graph = self.target.step_graphs[self.step] = Recorded(whole, "compiled")
+        size = self.target.block_size(len(chains[0]))
+        if size == len(chains[0]):
+            return graph(*chains, *shared, *constants)
+        blocks = zip(*(each.split(size) for each in chains), strict=True)
+        found = [graph(*block, *shared, *constants) for block in blocks]
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))

@@ -1,6 +1,6 @@
-"""What a sampler sees: a log density over flat positions, for all chains at once.
+"""The log density that samplers draw from: of flat positions, for all chains at once.
 
-A network's log joint and a bare density of the user's look the same from here: ``(chains, D)`` in, values and gradients
+A model's log joint and a user's own density have the same interface: positions ``(chains, D)`` in, values and gradients
 out.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.compiling.recorder import BatchedGradient
-from knowable.core.model.data import Data
+from knowable.core.compiling.recorder import BatchedGradient, Recorded
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.predicting import bytes_per_row
@@ -39,11 +39,11 @@ class Target(ABC):
         temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
         gradients: How many gradients were taken so far, each chain's counted.
         time: Deadline of the block of transitions under way; None without a limit.
-        fused: Arithmetic that kernels have compiled for this target's shapes, kept for their next block.
+        step_graphs: Compiled steps of kernels, by the step's function, kept for their next block of transitions.
     """
 
     def __init__(self, layout: Layout, temperature: float = 1.0):
-        self.fused: dict[Any, Any] = {}
+        self.step_graphs: dict[Any, Recorded] = {}
         self.layout = layout
         self.temperature: float | Tensor = temperature
         self.gradients = 0
@@ -52,18 +52,20 @@ class Target(ABC):
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
         self._note(len(position))
-        value, gradient = self._value_and_grad(position)
-        if isinstance(self.temperature, Tensor):
-            return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
-        return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+        return self._tempered(*self._value_and_grad(position))
 
     def value(self, position: Tensor) -> Tensor:
         """Log densities ``(C,)``, at the target's temperature."""
         self._note(0)
         return self._value(position) / self.temperature
 
+    def _tempered(self, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.temperature, Tensor):
+            return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
+        return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
     def count(self, chains: int, gradients: int) -> None:
-        """Take note of gradients that were taken within a fused step."""
+        """Count gradients that were taken within a fused step."""
         self.function.calls += gradients
         self._note(chains * gradients)
 
@@ -80,11 +82,11 @@ class Target(ABC):
             self.time.check()
 
     def block_size(self, chains: int, x: Tensor | None = None) -> int:
-        """How many of so many chains go through the target together, on all rows or on those of ``x``."""
+        """How many of ``chains`` chains go through the target together, on all rows or on those of ``x``."""
         return chains
 
     def recordable(self, chains: int) -> Recordable | None:
-        """What :meth:`value_and_grad` does, for a graph that holds more; None where nothing is fused (now)."""
+        """What :meth:`value_and_grad` computes, to be recorded in a larger graph; None where steps are not compiled."""
         return None
 
     @property
@@ -94,7 +96,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def function(self) -> BatchedGradient:
-        """What computes it; a resumed run restores its count of calls."""
+        """The batched gradient; a resumed run restores its count of calls."""
 
     @abstractmethod
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +131,7 @@ class DensityTarget(Target):
         return (self._recorded, ()) if self._fuses else None
 
     def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._function.to_be_recorded("gradient", position)
+        value, gradient = self._function.operations("gradient", position)
         return value / self.temperature, gradient / self.temperature
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,11 +189,14 @@ class ModelTarget(Target):
         """The log likelihood of a batch, batched over chains."""
         return self._joint
 
-    # --- all rows ----------------------------------------------------------------------------------------------------
+    def value_and_grad(self, position: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor]:
+        """See :class:`Target`; with a batch ``(x, y)`` of rows, which stands for all rows, an unbiased estimate."""
+        self._note(len(position))
+        return self._tempered(*self._value_and_grad(position, batch))
 
-    def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = position.split(self.block_size(len(position)))
-        return _joined([self._block_gradient(block) for block in blocks])
+    def _value_and_grad(self, position: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor]:
+        blocks = position.split(self.block_size(len(position), None if batch is None else batch[0]))
+        return _joined([self._block_gradient(block, batch) for block in blocks])
 
     def _value(self, position: Tensor) -> Tensor:
         return torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
@@ -203,43 +208,38 @@ class ModelTarget(Target):
         x = self.data.tensors[0] if x is None else x
         return equal_blocks(chains, self._bytes_per_row(x) * len(x))
 
-    def recordable(self, chains: int) -> Recordable | None:
-        """See :class:`Target`. Where rows are in several pieces nothing is fused: the network's arithmetic is all."""
-        rows = self.rows(self.block_size(chains)) if self._fuses else []
-        return self.recordable_batch(*rows[0]) if len(rows) == 1 else None
-
-    def recordable_batch(self, x: Tensor, y: Tensor) -> Recordable | None:
-        """The same for one batch that stands for all rows."""
-        return (self._recorded, (x, y)) if self._fuses else None
+    def recordable(self, chains: int, batch: Batch | None = None) -> Recordable | None:
+        """See :class:`Target`; the constants are the rows. Rows in several pieces are too many for fusing to matter."""
+        if not self._fuses:
+            return None
+        rows = self.rows(self.block_size(chains)) if batch is None else [batch]
+        return (self._recorded, rows[0]) if len(rows) == 1 else None
 
     def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._joint.to_be_recorded("gradient", position, x, y)
+        value, gradient = self._joint.operations("gradient", position, x, y)
         scale = self.size / len(x)
         value, gradient = value * scale, gradient * scale
         if self._prior is not None:
             value, gradient = self._prior.added(position, value, gradient)
         return value / self.temperature, gradient / self.temperature
 
-    def _block_gradient(self, block: Tensor) -> tuple[Tensor, Tensor]:
+    def _block_gradient(self, block: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor]:
         value = gradient = None
-        for x, y in self.rows(len(block)):
+        for x, y in self.rows(len(block)) if batch is None else [batch]:
             part, slope = self._joint.value_and_grad(block, x, y)
             value = part if value is None else value + part
             gradient = slope if gradient is None else gradient + slope
         assert value is not None and gradient is not None
-        return self._with_prior(block, value, gradient, self._stands_for)
+        scale = self._stands_for if batch is None else self.size / len(batch[0])
+        if scale != 1.0:
+            value, gradient = value.mul_(scale), gradient.mul_(scale)
+        return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
 
     def _block_value(self, block: Tensor) -> Tensor:
         value = sum(self._joint.value(block, x, y) for x, y in self.rows(len(block)))
         assert isinstance(value, Tensor)
         value = value * self._stands_for
         return value if self._prior is None else value + self._prior.value(block)
-
-    def _with_prior(self, block: Tensor, value: Tensor, gradient: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """``scale`` times the likelihood's value and gradient, which are changed in place, and the prior's."""
-        if scale != 1.0:
-            value, gradient = value.mul_(scale), gradient.mul_(scale)
-        return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
 
     def rows(self, chains: int) -> list[tuple[Tensor, Tensor]]:
         """All rows, cut so that ``chains`` chains on one piece fit in memory."""
@@ -250,22 +250,6 @@ class ModelTarget(Target):
             self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
             self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
         return self._rows[chains]
-
-    # --- a mini-batch ------------------------------------------------------------------------------------------------
-
-    def batch_value_and_grad(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """An unbiased estimate, from one batch that stands for all rows, of what :meth:`value_and_grad` gives."""
-        self._note(len(position))
-        scale = self.size / len(x)
-        found = []
-        for block in position.split(self.block_size(len(position), x)):
-            value, gradient = self._joint.value_and_grad(block, x, y)
-            found.append(self._with_prior(block, value, gradient, scale))
-        value, gradient = _joined(found)
-        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
-            temperature = torch.as_tensor(self.temperature).to(value).expand(len(position))
-            return value / temperature, gradient / temperature.unsqueeze(-1)
-        return value, gradient
 
     def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Σ log p(y | x, θ) of these rows, and their share of log p(θ) where it has no closed form."""

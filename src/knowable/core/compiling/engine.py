@@ -1,4 +1,4 @@
-"""The engine: how the arithmetic of a loop is carried out."""
+"""The engine: precision of the arithmetic, and how gradients are computed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class Engine:
     Args:
         precision: ``"full"`` (the network's dtype) or ``"bfloat16"`` (autocast; parameters and their updates stay in
             full precision).
-        mode: How a sampler computes gradients: ``"traced"`` (recorded once as a plain list of operations),
-            ``"compiled"`` (these are fused, which takes some seconds at the beginning and pays in long runs),
-            ``"auto"`` (traced, then compiled once the run is long) or ``"eager"`` (the network's own code at every
-            step: for debugging). An ensemble whose members are trained in one step does the same, except that with
-            ``"auto"`` it stays traced. Networks trained one at a time (``MAP``, ``MeanFieldVI``) run their own code
-            unless ``"compiled"`` is asked for: loss and gradient are then one fused graph where that can be, and the
-            step is the same to rounding (see :mod:`~knowable.core.training.compiled_objective`).
+        mode: How gradients are computed. ``"eager"``: the network's own code at every step. ``"traced"``: its tensor
+            operations, recorded once. ``"compiled"``: the recorded operations fused by torch's compiler, which takes
+            some seconds at the beginning and pays in long runs. ``"auto"``: samplers trace, and compile once the run is
+            long; ensembles trained in one step trace; networks trained one at a time (``MAP``, ``MeanFieldVI``) run
+            their own code. With ``"compiled"`` these also compile loss and gradient where possible: the step is the
+            same to rounding (see :mod:`~knowable.core.training.compiled_objective`).
     """
 
     precision: str = "full"

@@ -1,9 +1,9 @@
-"""A log density and its gradient for many chains at once, as one plain graph of tensor operations.
+"""Record a function of tensors once, and run it as a graph of tensor operations from then on.
 
-``vmap`` and ``grad`` describe what is wanted, but passing every operation through them at every step costs more than
-the arithmetic of a small network. So the two are applied once: what they do is recorded for the shapes at hand
-(``make_fx``) and from then on run as a flat list of tensor operations, which a compiler may also fuse. Functions that
-``vmap`` cannot take (data-dependent branches, recurrent layers) are run chain by chain with ordinary autograd.
+``vmap`` and ``grad`` cost more per call than the arithmetic of a small network. So they are applied once: the tensor
+operations of a call are recorded for the shapes at hand (``make_fx``), and later calls run that flat list, which
+torch's compiler may also fuse. :class:`Recorded` is the one mechanism; :class:`BatchedGradient` (the gradient of every
+chain), fused sampler steps, compiled training losses and ensembles use it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,20 +22,65 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.compiling.simplify import simplify
-from knowable.core.network.network import no_hidden_loops
+from knowable.core.network.batched import LINEAR_ALGEBRA_ERROR, batched
 from knowable.core.support.memory import keep_free_memory
 from knowable.core.support.time_limit import time_left
 
-NOT_FACTORISED: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
 Function = Callable[..., Tensor]  # (flat (D,), *data) -> scalar
-_LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no quicker
+_LARGE = 128  # both sides of a matrix that all chains share: below it one product for all chains is no faster
 _COMPILE_AFTER = 20_000  # calls: by then a long run is likely, and compiling (seconds) pays for itself
 _TIME_TO_COMPILE = 60.0  # seconds that must be left for it where time is limited
-_DIRECTLY = 100  # gradients taken by themselves, not within a fused step: until then it is not worth a graph
+_COMPILE_AFTER_OUTSIDE = 100  # gradients taken outside fused steps before they get a compiled graph of their own
+
+
+class Recorded:
+    """A function of tensors that is recorded once for every set of shapes, and run as recorded from then on.
+
+    A function that cannot be recorded, because it reads a value out of a tensor, runs its own code.
+
+    Args:
+        function: Takes tensors and returns tensors; it changes none of them.
+        mode: ``"eager"`` (run the function itself), ``"traced"`` (run the recorded operations), ``"compiled"`` (fuse
+            them with torch's compiler), or a function that returns one of these at each call.
+        record: The same function in the form to be recorded, where that differs.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], mode: str | Callable[[], str], *, record: Callable[..., Any] | None = None
+    ):
+        self.function, self.record = function, record or function
+        self.mode = mode
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """The function's result."""
+        tensors = tuple([each.contiguous() for each in tensors])  # a graph is recorded for one memory layout
+        mode = self.mode if isinstance(self.mode, str) else self.mode()
+        key = mode, tensors[0].dtype, *[each.shape for each in tensors]
+        graph = self._graphs.get(key)
+        if graph is None:
+            with torch.random.fork_rng():  # a resumed run records again, and must draw the same random numbers
+                graph = self._graphs[key] = self._prepare(mode, *tensors)
+        with torch.no_grad():
+            return graph(*tensors)
+
+    def _prepare(self, mode: str, *example: Tensor) -> Callable[..., Any]:
+        if mode == "eager":
+            return self.function
+        self.function(*example)  # if vmap refuses, its error comes from here and not from inside the recording
+        try:
+            return (compiled if mode == "compiled" else traced)(self.record, *example)
+        except RuntimeError:  # a value is read out of a tensor
+            return self.function
+
+
+# --- the gradient of a log density, for all chains ------------------------------------------------------------------
 
 
 class BatchedGradient:
     """``(position (C, D), *data) -> value (C,), gradient (C, D)`` of a function of one position.
+
+    A function that ``vmap`` refuses (data-dependent branches, recurrent layers) is differentiated chain by chain.
 
     Args:
         function: Takes one flat position ``(D,)`` and the data, returns a scalar.
@@ -42,102 +88,71 @@ class BatchedGradient:
             (recorded and fused; seconds of warm-up), or ``"auto"`` (traced, and compiled after many calls).
 
     Attributes:
-        calls: Gradients of all chains taken so far; a resumed run sets it, so that it switches where it would have.
-        direct: Those of them that were taken here, and not within a fused step, since steps may be fused.
+        calls: Gradients of all chains taken so far; a resumed run sets it, so that it compiles at the same call.
+        direct: How many of them were taken outside fused steps since compiling began.
     """
 
     def __init__(self, function: Function, *, mode: str = "auto"):
         keep_free_memory()
         self.function, self.mode = function, mode
         self.calls = self.direct = 0
-        self._vectorises = True  # until vmap refuses
         self._may_compile = True
-        self._compiles: bool | None = None  # in time; None: not yet asked
-        self._graphs: dict[Any, Callable[..., Any]] = {}
+        self._time_suffices: bool | None = None  # to compile; None: not yet checked
+        self._value, self._gradient = (
+            batched(
+                Recorded(partial(self._through_vmap, what), mode_now, record=partial(self.operations, what)),
+                partial(self._one_by_one, what),
+            )
+            for what, mode_now in (("value", self._mode_of_values), ("gradient", self._mode_of_gradients))
+        )
 
     @property
     def compiling(self) -> bool:
-        """Whether steps are fused: see :class:`~knowable.core.chains.fused_step.FusedStep`."""
-        if not self._may_compile:
+        """Whether sampler steps are compiled: see :class:`~knowable.core.chains.fused_step.FusedStep`."""
+        if not self._may_compile or self._gradient.refused:
             return False
-        if not self._vectorises or self.mode == "compiled":
-            return self._vectorises
-        return self.mode == "auto" and self.calls > _COMPILE_AFTER and self._time_to_compile()
+        return self.mode == "compiled" or (
+            self.mode == "auto" and self.calls > _COMPILE_AFTER and self._enough_time_to_compile()
+        )
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
-        """For gradients that are taken aside, in shapes that do not come again: no compiler is worth its time there."""
+        """For a few gradients in shapes that do not come again, for which compiling would not pay."""
         self._may_compile = False
         try:
             yield
         finally:
             self._may_compile = True
 
-    def _time_to_compile(self) -> bool:
-        if self._compiles is None:
+    def _enough_time_to_compile(self) -> bool:
+        if self._time_suffices is None:
             left = time_left()
-            self._compiles = left is None or left > _TIME_TO_COMPILE
-        return self._compiles
+            self._time_suffices = left is None or left > _TIME_TO_COMPILE
+        return self._time_suffices
 
     def value_and_grad(self, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients."""
         self.calls += 1
         self.direct += self.compiling
-        value, gradient = self._call("gradient", position.contiguous(), data)
+        value, gradient = self._gradient(position, *data)
         return value, gradient.contiguous()
 
     def value(self, position: Tensor, *data: Tensor) -> Tensor:
         """Values alone."""
-        return self._call("value", position.contiguous(), data)
+        return self._value(position, *data)
 
-    def _mode(self, what: str) -> str:
+    def _mode_of_values(self) -> str:
+        return "eager" if self.mode == "eager" else "traced"
+
+    def _mode_of_gradients(self) -> str:
         if self.mode == "eager":
             return "eager"
-        return "compiled" if what == "gradient" and self.compiling and self.direct > _DIRECTLY else "traced"
+        return "compiled" if self.compiling and self.direct > _COMPILE_AFTER_OUTSIDE else "traced"
 
-    def _call(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
-        if self._vectorises:
-            mode = self._mode(what)
-            key = (mode, what, position.shape, position.dtype, *(each.shape for each in data))
-            try:
-                graph = self._graphs.get(key)
-                if graph is None:
-                    graph = self._graphs[key] = self._prepare(mode, what, position, data)
-                with torch.no_grad():
-                    return graph(position, *data)
-            except NOT_FACTORISED:  # a matrix of some chain: the others shall not suffer
-                return self._one_by_one(what, position, data)
-            except RuntimeError as error:
-                if not refused_by_vmap(error):
-                    raise
-                self._vectorises = False
-                self._graphs.clear()
-        return self._one_by_one(what, position, data)
+    def operations(self, what: str, position: Tensor, *data: Tensor) -> Any:
+        """The ``"value"``, or value and ``"gradient"``, of all chains as plain operations, to be recorded in a graph.
 
-    def _prepare(self, mode: str, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Callable[..., Any]:
-        def through_vmap(position: Tensor, *data: Tensor) -> Any:
-            return self._through_vmap(what, position, *data)
-
-        def to_be_recorded(position: Tensor, *data: Tensor) -> Any:
-            return self.to_be_recorded(what, position, *data)
-
-        if mode == "eager":
-            return through_vmap
-        through_vmap(position, *data)  # if vmap refuses, it says so here and not from inside the recording
-        try:
-            return (compiled if mode == "compiled" else traced)(to_be_recorded, position, *data)
-        except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
-            return through_vmap
-
-    def _through_vmap(self, what: str, position: Tensor, *data: Tensor) -> Any:
-        function = self._value_of if what == "value" else self._gradient_of
-        with no_hidden_loops():
-            return vmap(function, in_dims=(0, *(None for _ in data)), randomness="different")(position, *data)
-
-    def to_be_recorded(self, what: str, position: Tensor, *data: Tensor) -> Any:
-        """The ``"value"``, or value and ``"gradient"``, of all chains, for those who record it in a graph.
-
-        A single chain goes without ``vmap``: the plain products of matrices that then come are quicker.
+        A single chain goes without ``vmap``: plain products of matrices are faster than batches of one.
         """
         if len(position) > 1:
             return self._through_vmap(what, position, *data)
@@ -145,6 +160,10 @@ class BatchedGradient:
             return self._value_of(position[0], *data).unsqueeze(0)
         value, gradient = self._gradient_of(position[0], *data)
         return value.unsqueeze(0), gradient.unsqueeze(0)
+
+    def _through_vmap(self, what: str, position: Tensor, *data: Tensor) -> Any:
+        function = self._value_of if what == "value" else self._gradient_of
+        return vmap(function, in_dims=(0, *(None for _ in data)), randomness="different")(position, *data)
 
     def _value_of(self, flat: Tensor, *data: Tensor) -> Tensor:
         with unchecked_distributions():
@@ -154,7 +173,7 @@ class BatchedGradient:
         gradient, value = grad_and_value(self._value_of)(flat, *data)
         return value, gradient
 
-    def _one_by_one(self, what: str, position: Tensor, data: tuple[Tensor, ...]) -> Any:
+    def _one_by_one(self, what: str, position: Tensor, *data: Tensor) -> Any:
         """Chain by chain; where a matrix cannot be factorised or inverted, the density is zero."""
         if what == "value":
             with torch.no_grad():
@@ -165,7 +184,7 @@ class BatchedGradient:
     def _value_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> Tensor:
         try:
             return self._value_of(flat, *data)
-        except NOT_FACTORISED:
+        except LINEAR_ALGEBRA_ERROR:
             return torch.full_like(flat[0], -torch.inf)
 
     def _gradient_alone(self, flat: Tensor, data: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -178,17 +197,9 @@ class BatchedGradient:
         return value.detach(), torch.zeros_like(flat) if gradient is None else gradient
 
 
-def refused_by_vmap(error: RuntimeError) -> bool:
-    """Whether an error says that ``vmap`` cannot take something, and not that something is wrong."""
-    text = str(error).lower()
-    return any(
-        word in text for word in ("vmap", "functorch", "batching rule", "in-place", "data-dependent", "batchedtensor")
-    )
-
-
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives nan anyhow."""
+    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives NaN anyway."""
     checks = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -197,44 +208,11 @@ def unchecked_distributions() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(checks)
 
 
-# --- recording and fusing --------------------------------------------------------------------------------------------
-
-
-class Recorded:
-    """A function of tensors that is recorded once for every set of shapes, and run as recorded from then on.
-
-    Args:
-        function: Takes tensors and returns tensors; it changes none of them.
-        mode: ``"eager"`` (it is not recorded), ``"traced"`` or ``"compiled"``, see :class:`BatchedGradient`.
-    """
-
-    def __init__(self, function: Callable[..., Any], mode: str):
-        self.function, self.mode = function, mode
-        self._graphs: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        """What the function gives."""
-        tensors = tuple(each.contiguous() for each in tensors)  # a graph takes what it was recorded for
-        key = tuple((each.shape, each.dtype) for each in tensors)
-        graph = self._graphs.get(key)
-        if graph is None:
-            with torch.random.fork_rng():  # a run that is resumed records again, and must not draw more for it
-                graph = self._graphs[key] = self._prepare(*tensors)
-        with torch.no_grad():
-            return graph(*tensors)
-
-    def _prepare(self, *example: Tensor) -> Callable[..., Any]:
-        if self.mode == "eager":
-            return self.function
-        self.function(*example)  # if vmap refuses, it says so here and not from inside the recording
-        try:
-            return (compiled if self.mode == "compiled" else traced)(self.function, *example)
-        except RuntimeError:  # something that cannot be recorded, such as a number taken out of a constant tensor
-            return self.function
+# --- recording and compiling -----------------------------------------------------------------------------------------
 
 
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
-    """``function`` as the list of tensor operations it does on ``example``, made shorter and leaner."""
+    """``function`` as the list of tensor operations that it runs on ``example``, simplified."""
     graph = make_fx(function)(*example)
     graph.graph.eliminate_dead_code()
     simplify(graph)
@@ -287,7 +265,8 @@ def _shared(node: Any) -> Any:
 def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
     """``function`` recorded on ``example`` and fused by torch's compiler; as recorded where there is no compiler."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler's own modules say of each other
+        warnings.simplefilter("ignore")  # deprecation warnings of the compiler's own modules
+        from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
         from torch._inductor.decomposition import decompositions
 
@@ -298,7 +277,13 @@ def compiled(function: Callable[..., Any], *example: Tensor) -> Callable[..., An
     graph.recompile()
     for own_cache in (False, True):  # a compilation that was killed can leave a broken file in the shared cache
         try:
-            with warnings.catch_warnings(), torch.no_grad(), _compiler_cache(own_cache):
+            # random numbers of the graph come from torch's own generator, as in the code that is not compiled
+            with (
+                config.patch(fallback_random=True),
+                warnings.catch_warnings(),
+                torch.no_grad(),
+                _compiler_cache(own_cache),
+            ):
                 warnings.simplefilter("ignore")  # the compiler's remarks on the machine
                 fused: Any = compile_fx(graph, list(example))
                 fused(*example)

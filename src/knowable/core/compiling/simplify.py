@@ -1,4 +1,4 @@
-"""Making a recorded graph shorter and leaner, where it is run operation by operation.
+"""Simplify a recorded graph that is run operation by operation.
 
 A compiler does all of this and more. Without one, every operation costs its call, and every result its memory:
 

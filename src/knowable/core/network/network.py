@@ -12,8 +12,7 @@ buffers as they are. A module whose parameters are all frozen stays in evaluatio
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from knowable.core.network.batched import batched
+from knowable.core.network.batched import no_hidden_loops as no_hidden_loops
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
@@ -40,7 +41,7 @@ class Network:
         self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
         self._training = _Swappable(_structural_copy(net, self._held).train())
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
-        self._vectorises = True  # until a module refuses vmap
+        self._all_draws = batched(_draws_together, _draws_in_turn)
         self._counting: _Swappable | None = None  # made when statistics are first asked for
 
     def copy(self) -> Network:
@@ -71,17 +72,10 @@ class Network:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
 
         Buffers that differ from draw to draw are in ``stack`` like parameters; ``buffers`` are those all draws share.
-        ``vectorise`` asks for one batched call; modules that ``vmap`` cannot handle are looped over instead.
+        ``vectorise`` asks for one batched call; a module that ``vmap`` refuses is called draw by draw instead.
         """
         shared = {name: value for name, value in (buffers or {}).items() if name not in stack}
-        if vectorise and self._vectorises:
-            try:
-                with no_hidden_loops():
-                    return vmap(lambda params: self(params, x, buffers=shared), randomness="different")(stack)
-            except RuntimeError:
-                self._vectorises = False
-        outputs = [self(index_params(stack, k), x, buffers=shared) for k in range(number_of_draws(stack))]
-        return torch.stack(outputs)
+        return (self._all_draws if vectorise else _draws_in_turn)(self, stack, x, shared)
 
     def is_steady(self, params: Params, x: Tensor, buffers: Buffers) -> bool:
         """Whether training mode computes what evaluation mode does: no batch statistics, no dropout.
@@ -154,6 +148,15 @@ class Network:
         return output
 
 
+def _draws_together(network: Network, stack: Params, x: Tensor, shared: Buffers) -> Tensor:
+    return vmap(lambda params: network(params, x, buffers=shared), randomness="different")(stack)
+
+
+def _draws_in_turn(network: Network, stack: Params, x: Tensor, shared: Buffers) -> Tensor:
+    outputs = [network(index_params(stack, k), x, buffers=shared) for k in range(number_of_draws(stack))]
+    return torch.stack(outputs)
+
+
 class _Swappable:
     """A module that runs with other tensors in the places of its own, and has its own back afterwards.
 
@@ -181,18 +184,6 @@ class _Swappable:
             for name in tensors:
                 for store, key, own in self._places.get(name, ()):
                     store[key] = own
-
-
-@contextmanager
-def no_hidden_loops() -> Iterator[None]:
-    """Make ``vmap`` refuse operations that it can only loop over, slowly; our own loop is quicker."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
 
 
 def check_module(net: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Checks of arguments, done once at the door.
+"""Checks of arguments.
 
 Each returns the checked value, so that a dataclass or a function can validate and convert in one line. The wording is
 the same everywhere: the argument, what was expected, what came.

@@ -1,4 +1,4 @@
-"""Memory that is free but still counts as ours: how it stays for the next step, and how it goes back to the system."""
+"""Free memory of the C library: kept for the next step, or returned to the operating system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def keep_free_memory() -> None:
     """Let the C library keep some tens of MB that it has free, for good; where it does not learn (glibc does): nothing.
 
     Training makes and frees the same tensors in every step. glibc gives free memory back above a threshold, and each
-    page is fetched and zeroed anew in the next step: for networks of middling size a quarter of the time. The threshold
+    page is fetched and zeroed again in the next step: for medium-sized networks a quarter of the time. The threshold
     follows the largest block that was freed so far, up to 32 MB; so one is freed here, which nobody has written to.
     """
     torch.empty(_LARGEST_LEARNED - 2**16, dtype=torch.uint8)  # freed at once

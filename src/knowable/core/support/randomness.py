@@ -31,7 +31,7 @@ def generator_for(seed: int, *path: int | str, device: torch.device | str = "cpu
 
 
 def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """Standard normal noise ``(rows, columns)`` from the global generator; on the CPU quicker than ``randn`` is.
+    """Standard normal noise ``(rows, columns)`` from the global generator; on the CPU faster than ``randn``.
 
     Bits from a small fast generator (SFC64), which is seeded from the global one each time, are taken as uniform
     numbers u in (-1, 1) and turned into normal ones by √2 erfinv(u). 32 bits a number and a largest value of 5.4
@@ -46,7 +46,7 @@ def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
 
 
 def fast_keep(rows: int, columns: int, rate: float, *, like: Tensor) -> Tensor:
-    """Ones, and with probability ``rate`` zeros, ``(rows, columns)``, from the global generator; quick on the CPU.
+    """Ones, and with probability ``rate`` zeros, ``(rows, columns)``, from the global generator; fast on the CPU.
 
     The same generator as :func:`fast_randn` has, 32 bits a number.
     """
@@ -59,7 +59,7 @@ def fast_keep(rows: int, columns: int, rate: float, *, like: Tensor) -> Tensor:
 
 
 def raw_noise(rows: int, columns: int, *, like: Tensor) -> Tensor:
-    """What :func:`noise_from` turns into noise: a random byte for each number, or a normal one where that is as quick.
+    """What :func:`noise_from` turns into noise: a random byte for each number, or a normal one where that is as fast.
 
     Bytes come as int32, which compilers vectorise.
     """

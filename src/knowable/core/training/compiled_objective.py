@@ -1,90 +1,74 @@
-"""A loss and its gradient as one compiled graph.
+"""A training loss and its gradient as one compiled graph.
 
-The network's own code runs once, to be recorded; from then on a step is a call of what the compiler made of the
-recording. That takes some seconds at the beginning, and again for every new shape of a batch.
+The network's own code runs once, to be recorded; from then on a step is a call of the compiled graph. Compiling takes
+some seconds, and again for every new shape of a batch.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from knowable.core.compiling.recorder import compiled, unchecked_distributions
+from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.support.randomness import own_randomness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from knowable.core.training.objective import Objective
+from knowable.core.training.objective import Objective, loss_with_gradients
 
 
-def may_be_recorded(objective: Objective) -> bool:
+def may_be_compiled(objective: Objective) -> bool:
     """Whether the objective's own class says that it is recordable."""
     return bool(vars(type(objective)).get("recordable", False))
 
 
-class RecordedObjective:
-    """Calls an objective, as a compiled graph where that can be.
+class CompiledObjective:
+    """Calls an objective as a compiled graph.
 
-    It cannot where training changes buffers of the network (running statistics), where the loss itself is still being
-    changed (a warm-up), where code looks at the values of tensors, and where there is no compiler: there the objective
-    is called as it is. Random numbers come from torch's generator either way.
+    The objective's own code runs where training updates buffers of the network (running statistics), where the loss
+    still changes from step to step (a KL warm-up), where code reads values out of tensors, and where there is no
+    compiler. Random numbers come from torch's generator either way.
 
     Args:
-        objective: An objective that says that it is recordable.
+        objective: An objective that is recordable.
     """
 
     def __init__(self, objective: Objective):
         self.objective = objective
-        self._graphs: dict[Any, Callable[..., Any] | None] = {}  # None: it cannot be recorded
-        self._terms: list[str] = []  # their names, in the order in which a graph gives them
+        self._names = [name for name, value in objective.named_parameters() if value.requires_grad]
+        self._params = [value for value in objective.parameters() if value.requires_grad]
+        self._terms: list[str] = []  # their names, in the order in which the graph returns them
+        step = partial(self._loss_gradients_terms, False)
+        self._step = Recorded(step, "compiled", record=partial(self._loss_gradients_terms, True))
+        self._updates_buffers: bool | None = None  # None: not yet tried
 
     def __call__(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch, to be differentiated in the objective's parameters, and its terms."""
         if self.objective.epoch < self.objective.settles_from:
             return self.objective(*batch)
-        key = (torch.is_autocast_enabled(batch[0].device.type), *((each.shape, each.dtype) for each in batch))
-        if key not in self._graphs:
-            self._graphs[key] = self._record(*batch)
-        graph = self._graphs[key]
-        return self.objective(*batch) if graph is None else self._run(graph, *batch)
+        if self._updates_buffers is None:
+            self._updates_buffers = self._try_buffers(*batch)
+        if self._updates_buffers:
+            return self.objective(*batch)
+        loss, *rest = self._step(*(value.detach() for value in self._params), *batch)
+        gradients, terms = rest[: len(self._params)], rest[len(self._params) :]
+        return loss_with_gradients(loss, self._params, gradients), dict(zip(self._terms, terms, strict=True))
 
-    def _run(self, graph: Callable[..., Any], *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        params = [value for value in self.objective.parameters() if value.requires_grad]
-        with torch.no_grad():
-            loss, *rest = graph(*(value.detach() for value in params), *(each.contiguous() for each in batch))
-        gradients, terms = rest[: len(params)], rest[len(params) :]
-        return _WithGradients.apply(loss, *gradients, *params), dict(zip(self._terms, terms, strict=True))
-
-    def _record(self, *batch: Tensor) -> Callable[..., Any] | None:
-        objective = self.objective
-        names = [name for name, value in objective.named_parameters() if value.requires_grad]
-        values = [value.detach() for value in objective.parameters() if value.requires_grad]
-        if self._changes_buffers(*batch):
-            return None
-
-        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            params = {name: value.detach().requires_grad_() for name, value in zip(names, tensors, strict=False)}
-            with torch.enable_grad(), unchecked_distributions():
-                loss, terms = functional_call(objective, params, tensors[len(names) :])
-                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-            self._terms = list(terms)
-            return loss.detach(), *(each.contiguous() for each in gradients), *terms.values()
-
+    def _loss_gradients_terms(self, recording: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The loss, its gradient in each parameter, and its terms; ``tensors`` are the parameters and the batch."""
+        params = {name: value.detach().requires_grad_() for name, value in zip(self._names, tensors, strict=False)}
+        self.objective.recording = recording
         try:
-            with own_randomness(0), _recording(objective), _torch_random_numbers():  # the run's own stream stays put
-                return compiled(step, *values, *(each.contiguous() for each in batch))
-        except RuntimeError:  # a number is taken out of a tensor
-            return None
+            with torch.enable_grad(), unchecked_distributions():
+                loss, terms = functional_call(self.objective, params, tensors[len(params) :])
+                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+        finally:
+            self.objective.recording = False
+        self._terms = list(terms)
+        return loss.detach(), *(each.contiguous() for each in gradients), *terms.values()
 
-    def _changes_buffers(self, *batch: Tensor) -> bool:
-        """Whether a step leaves the network's buffers other than it found them; tried, and undone."""
+    def _try_buffers(self, *batch: Tensor) -> bool:
+        """Whether a step updates the network's buffers; they are put back."""
         buffers = self.objective.net_buffers
         before = {name: value.clone() for name, value in buffers.items()}
         if not before:
@@ -95,36 +79,3 @@ class RecordedObjective:
         for name in changed:
             buffers[name].copy_(before[name])
         return bool(changed)
-
-
-class _WithGradients(torch.autograd.Function):
-    """A loss whose gradients, one for each parameter, are already known."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *gradients_and_params: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients_and_params[: len(gradients_and_params) // 2])
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.saved_tensors
-        return None, *(None for _ in gradients), *(slopes[0] * each for each in gradients)
-
-
-@contextmanager
-def _recording(objective: Objective) -> Iterator[None]:
-    objective.recording = True
-    try:
-        yield
-    finally:
-        objective.recording = False
-
-
-@contextmanager
-def _torch_random_numbers() -> Iterator[None]:
-    """Let the compiler leave random numbers to torch's own generator: those of the step that is not compiled."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler's own modules say of each other
-        from torch._inductor import config
-    with config.patch(fallback_random=True):
-        yield

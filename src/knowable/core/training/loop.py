@@ -1,6 +1,6 @@
-"""The one optimisation loop: every method that follows a gradient of an objective runs in it.
+"""The one optimisation loop: every method that is trained by gradient runs in it.
 
-Progress, history, early stopping, divergence, limits of time, Ctrl-C, precision, checkpoint and resume live here and
+Progress, history, early stopping, divergence, time limits, Ctrl-C, precision, checkpoint and resume live here and
 nowhere else. A run that is killed and resumed ends with the same bits as one that was not: a checkpoint holds
 everything the next step depends on, and the order of the data depends only on the seed and the epoch.
 """
@@ -43,14 +43,14 @@ def train(
     Args:
         objective: The loss; its parameters and buffers are changed in place.
         data: The training data.
-        settings: How.
+        settings: Epochs, learning rate, batch size and schedule.
         validation: Held-out data for early stopping on its log predictive density.
         seed: Fixes the order of the data and all noise.
-        progress: Show a bar (None: only on a terminal).
-        checkpoint: A folder to save to now and then and to resume from.
-        engine: Precision.
-        label: What the bar says.
-        identity: What makes this fit this fit (method, model, data); a checkpoint of another fit is refused.
+        progress: Show a progress bar (None: only on a terminal).
+        checkpoint: A folder to save to at intervals and to resume from.
+        engine: Precision of the arithmetic, and whether the loss is compiled.
+        label: Text of the progress bar.
+        identity: Identifies the fit (method, model, data); a checkpoint of another fit is refused.
     """
     saver, engine = as_checkpoint(checkpoint), as_engine(engine)
     started = time.monotonic()
@@ -64,7 +64,7 @@ def train(
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, saver, bar, raise_if_interrupted)
     result = run.result(interrupted, time.monotonic() - started)
-    _say(result)
+    _warn_about(result)
     return result
 
 
@@ -86,15 +86,19 @@ def _run_to_the_end(
     return False
 
 
-def _say(result: TrainingResult) -> None:
+def _warn_about(result: TrainingResult) -> None:
     if result.interrupted:
-        warnings.warn(f"The fit was {result.message}; this is what it had learned.", Interrupted, stacklevel=3)
+        warnings.warn(
+            f"The fit was {result.message}; the posterior is that of the last complete record.",
+            Interrupted,
+            stacklevel=3,
+        )
     elif result.converged is False and "still improving" in result.message:
         warnings.warn(
             f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
         )
     elif result.converged is False and result.out_of_time:
         warnings.warn(
-            f"The fit was {result.message}, before its objective had settled. Give it more time.",
+            f"The fit was {result.message}, before its objective had converged. Give it more time.",
             ConvergenceWarning, stacklevel=3,
         )  # fmt: skip

@@ -19,14 +19,14 @@ from knowable.core.support.memory import keep_free_memory
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.time_limit import Deadline
-from knowable.core.training.compiled_objective import RecordedObjective, may_be_recorded
+from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
 from knowable.errors import ConvergenceWarning, Diverged, InvalidData
 
 _MOST_HALVINGS = 8
-_NOT_FINITE = "The loss left the finite numbers"
+_NOT_FINITE = "The loss became NaN or infinite"
 
 
 @dataclass
@@ -63,8 +63,8 @@ class TrainingRun:
             cycles=self.settings.cycles,
         )  # fmt: skip
         self.deadline = Deadline.within_limit()
-        compiled = self.engine.mode == "compiled" and may_be_recorded(self.objective)
-        self._loss = RecordedObjective(self.objective) if compiled else self.objective
+        compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
+        self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
         self.good = self._snapshot()
@@ -81,14 +81,14 @@ class TrainingRun:
                 going_on = self._one_step(group)
                 if going_on:
                     self._close_epoch_and_cycle()
-                    self._mind_the_time()
+                    self._apply_time_limit()
                 if going_on and (self.step % self.window == 0 or self.step >= self.schedule.total_steps):
                     going_on = self._close_window(saver, bar)
                 if not going_on:
                     return
             if self.step == first:
                 raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
-            if self.batch < self.per_epoch:  # a loader that gave fewer batches than it said
+            if self.batch < self.per_epoch:  # a loader with fewer batches than its length
                 self.objective.end_of_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
 
@@ -143,8 +143,8 @@ class TrainingRun:
         if self.schedule.ends_cycle(self.step):
             self.objective.end_of_cycle()
 
-    def _mind_the_time(self) -> None:
-        """Plan for as many steps as there is time for."""
+    def _apply_time_limit(self) -> None:
+        """Plan for as many steps as the time limit allows."""
         possible = None if self.deadline is None else self.deadline.total_steps(self.step)
         if possible is not None:
             self.schedule.limit(self.step, possible)
@@ -208,7 +208,7 @@ class TrainingRun:
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "records_since_best": self.records_since_best,
         }  # fmt: skip
-        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.album)}  # they never change
+        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
         return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -237,7 +237,7 @@ class TrainingRun:
             for name, value in self.objective.tensors().items():
                 value.copy_(tensors[f"objective.{name}"])
         count = sum(name.startswith("frame.") for name in tensors)
-        self.objective.album = [tensors[f"frame.{index}"] for index in range(count)]
+        self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
         self.best = {k.removeprefix("best."): v.clone() for k, v in tensors.items() if k.startswith("best.")}
         for index, param in enumerate(self.params):
             prefix = f"optimiser.{index}."
@@ -261,14 +261,14 @@ class TrainingRun:
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
         self.good = self._snapshot()
         warnings.warn(
-            f"{what} at step {at}: going on from step {self.step} with half the learning rate "
+            f"{what} at step {at}: training continues from step {self.step} with half the learning rate "
             f"({self.rate * self.schedule.scale:.3g}).",
             ConvergenceWarning,
             stacklevel=2,
         )
 
     def finish(self) -> None:
-        """Keep the state with the best validation score, where there is one."""
+        """Restore the state with the best validation score, if there was validation."""
         if self.best:
             with torch.no_grad():
                 for name, value in self.objective.tensors().items():
@@ -283,7 +283,7 @@ class TrainingRun:
         elif self.best and self.records_since_best >= self.settings.training.patience:
             message, converged = f"stopped early at step {self.step}: no gain on the validation data", True
         elif self.schedule.timed:
-            message, out_of_time = f"ended by the limit of time after {self.step} steps", True
+            message, out_of_time = f"ended by the time limit after {self.step} steps", True
         elif self.schedule.forced:
             message = f"still improving after {self.step} steps"
         else:
@@ -293,14 +293,14 @@ class TrainingRun:
 
 
 def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """So many batches at a time, and what is left at the end."""
+    """Groups of ``size`` batches; the last group may be smaller."""
     source = iter(batches)
     while group := list(itertools.islice(source, size)):
         yield group
 
 
 def _weighted_mean(found: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """The mean of each value over batches, by their shares of the rows."""
+    """The mean of each value over batches, weighted by their numbers of rows."""
     return {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in found[0][1]}
 
 

@@ -1,12 +1,11 @@
-"""When to stop and how fast to step: the part of the training loop that decides.
+"""The learning-rate schedule, and when training stops.
 
 With a fixed number of epochs the learning rate is constant for the first half and then falls to zero along a cosine.
-Without one, it is constant until the objective has settled, and then falls over half as many steps again. Stochastic
-gradients leave the iterates jittering around the optimum by an amount that grows with the step; the fall to zero is
-what lets them reach it.
+Without one, it is constant until the loss has converged, and then falls over half as many steps again. Gradient noise
+keeps the iterates at a distance from the optimum that grows with the step size; with the fall to zero they reach it.
 
-The rate may also rise and fall several times (cycles, each of which ends in an optimum of its own), or stay constant
-(where the jitter itself is what one is after).
+The rate may also be restarted several times (cycles, each of which ends in an optimum of its own), or stay constant
+(where the distribution of the iterates is of interest).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 SHAPES = ("fall", "constant")
 WINDOW = 100  # steps averaged into one record of the history
 _BLOCK = 5  # records compared with as many before them
-_LONGEST = 20_000  # steps at full rate, at the most, when the number of epochs is not fixed
-_SHORTEST_FALL = 2_000  # steps of falling rate, at the least
+_LONGEST = 20_000  # most steps at the full rate when the number of epochs is not fixed
+_SHORTEST_FALL = 2_000  # fewest steps of falling rate
 
 
 @dataclass
 class Settling:
-    """Watches the loss and says when it has stopped improving.
+    """Detects when the loss has stopped improving.
 
     The mean loss of the last five records is compared with that of the five before. It has settled when the gain is
     below one standard error of the difference, or below ``tolerance``.
@@ -57,17 +56,17 @@ class Schedule:
 
     .. math:: \alpha(t) = \frac{\alpha_0}{2} \Big( \cos\frac{\pi\,(t \bmod T/M)}{T/M} + 1 \Big).
 
-    Without a fixed number, the first fall begins once the objective has settled, and the others are as long as it.
+    Without a fixed number, the first fall begins once the loss has converged, and the others are as long as it.
 
     Attributes:
         fixed_steps: Number of steps the user asked for, or None to stop when settled.
-        settling: The watcher of the loss.
+        settling: Detects when the loss has converged.
         fall_from: The step at which the rate began to fall, once known.
         scale: Factor on the rate, halved after a divergence.
         shape: ``"fall"`` or ``"constant"``.
         cycles: How often the rate falls.
-        most: How many steps there is time for, where there is a limit.
-        timed: Whether the limit has cut the run short.
+        most: How many steps the time limit allows, if there is one.
+        timed: Whether the time limit has shortened the run.
     """
 
     fixed_steps: int | None
@@ -91,7 +90,7 @@ class Schedule:
 
     @property
     def _planned_steps(self) -> int:
-        """How many there would be without a limit of time."""
+        """How many there would be without a time limit."""
         if self.fixed_steps is not None:
             return self.fixed_steps
         if self.fall_from is None:
@@ -102,9 +101,9 @@ class Schedule:
 
     @property
     def converged(self) -> bool | None:
-        """Whether the loss settled: before the rate fell, or by now if the steps were fixed (None: it cannot be told).
+        """Whether the loss settled: before the rate fell, or by now if the steps were fixed (None: unknown).
 
-        It cannot be told of fewer than ten records, nor where the loss rises with every cycle.
+        It is unknown with fewer than ten records, and where the loss rises with every cycle.
         """
         if self.forced or (self.timed and self.fixed_steps is None):
             return False
@@ -146,7 +145,7 @@ class Schedule:
         """There is time for ``possible`` steps in all: let the rate fall in time, or end.
 
         Without a fixed number of steps the falls begin where they would no longer fit in; M of them take M / (M + 2) of
-        all steps at the most. Once several have begun their lengths stay as they are.
+        all steps at most. Once several cycles have begun, their lengths stay as they are.
         """
         if self.cycles > 1 and self.most is not None and self.fall_from is not None:
             self.most = step if possible <= step else self.most

@@ -1,4 +1,4 @@
-"""How an objective is minimised, and how that went."""
+"""Settings and results of the training loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ OPTIMISERS = ("adam", "sgd")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How the optimisation loop works. Every default works; change what you must.
+    """Further settings of the training loop.
 
     Args:
         optimiser: ``"adam"`` or ``"sgd"`` (with momentum 0.9).
-        clip: Largest norm of the gradient of the loss per example, or None.
-        patience: With a validation set: how many records (of 100 steps each) without a gain in log likelihood before
-            stopping.
-        on_divergence: ``"halve"`` the step and go on from the last good state with a warning, or ``"raise"``. Either
-            way the last good state is kept.
+        clip: Largest norm of the gradient of the loss per example; None does not clip.
+        patience: Early stopping on a validation set: how many records (of 100 steps each) may pass without a gain in
+            log likelihood.
+        on_divergence: When the loss becomes NaN or infinite: ``"halve"`` the learning rate and continue from the last
+            good state with a warning, or ``"raise"`` an error.
         accumulate: Batches whose gradients are averaged into one step: large batches in the memory of small ones. Where
             the loss is a mean over rows, the step is that of one batch of so many rows, to rounding. (Layers that look
             at the whole batch, batch normalisation among them, see the small ones.)
@@ -52,16 +52,16 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """All that one run of the optimisation loop is told: a method's settings, and those of its ``training``.
+    """The settings of one run of the training loop.
 
     Args:
-        epochs: Passes over the data, or None to stop when the objective has settled.
+        epochs: Passes over the data, or None to stop when the objective has converged.
         learning_rate: Step size, or None to choose it from the number of parameters.
         batch_size: Rows per step, or None for all rows up to 1,024 and 128 beyond.
-        training: How the loop works.
+        training: Optimiser, gradient clipping, patience, divergence, accumulation.
         schedule: ``"fall"`` (the learning rate is constant, then falls to zero along a cosine) or ``"constant"``.
-        cycles: How often the rate falls. With more than one it begins anew each time and, where ``epochs`` is given,
-            falls all along (Huang et al., 2017).
+        cycles: Number of cycles of the learning rate. With several it is restarted each time and, where ``epochs`` is
+            given, falls all along (Huang et al., 2017).
     """
 
     epochs: int | None = None
@@ -93,11 +93,11 @@ class Trained:
     """The settings of every method that trains by gradient.
 
     Args:
-        epochs: Passes over the data, or None to stop by itself when the objective has settled.
+        epochs: Passes over the data, or None to stop when the objective has converged.
         learning_rate: Step size, or None to choose it from the number of parameters (0.01 up to 10,000, then falling as
             1/√D to 0.001).
         batch_size: Rows per step, or None for all rows up to 1,024 and 128 beyond.
-        training: How the loop works: optimiser, gradient clipping, patience, divergence, accumulation.
+        training: Optimiser, gradient clipping, patience, divergence, accumulation.
     """
 
     epochs: int | None = None
@@ -117,7 +117,7 @@ class Trained:
         check_type("training", self.training, Training, "kn.Training(...)")
 
     def training_settings(self, **changes: Any) -> TrainingSettings:
-        """What the optimisation loop is told."""
+        """Settings for the training loop."""
         own = TrainingSettings(self.epochs, self.learning_rate, self.batch_size, self.training)
         return replace(own, **changes)
 
@@ -129,8 +129,8 @@ class TrainingResult:
     Attributes:
         history: One record per 100 steps: step, epoch, learning rate, mean loss and terms, validation log likelihood.
         converged: Whether the loss had settled at the end (None if the run was too short to tell).
-        message: One sentence for people.
-        out_of_time: Whether a limit of time ended it.
+        message: How the run ended, in a sentence.
+        out_of_time: Whether a time limit ended it.
     """
 
     history: list[dict[str, float]]

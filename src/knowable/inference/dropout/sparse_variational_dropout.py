@@ -181,7 +181,7 @@ class SparseObjective(VariationalObjective):
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals, and the frames."""
-        own = {"watched": self.watch, "frames": torch.stack(self.album) if self.album else None}
+        own = {"watched": self.watch, "frames": torch.stack(self.snapshots) if self.snapshots else None}
         return NoisyWeights(self.model, *self.loc_and_scale(), **own, **self.shared(common))
 
     def summary(self) -> dict[str, float]:
@@ -199,7 +199,7 @@ class SparseObjective(VariationalObjective):
         if self.watch is not None:
             loc = self.layout.views(self.q.detach()[0])[self.watch]
             log_alpha = self.layout.views(self.log_alpha())[self.watch]
-            self.album.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite beyond the range of float16
+            self.snapshots.append(torch.stack([loc, log_alpha]).to(torch.float16))  # overflows to inf
 
 
 # --- the posterior ---------------------------------------------------------------------------------------------------

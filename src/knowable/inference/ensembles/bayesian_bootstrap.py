@@ -33,7 +33,12 @@ class BayesianBootstrap(Trained, Method):
 
     Args:
         members: How many networks: as many draws from the posterior.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how each is trained.
+        epochs: Passes over the data; None stops when the objective has converged.
+        learning_rate: Step size; None chooses it from the number of parameters D (0.01 up to 10,000, then 1/√D down to
+            0.001).
+        batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
+        training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
+            ``kn.Training(...)``.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
             it and has up to 100,000 parameters.
 

@@ -32,9 +32,14 @@ class DeepEnsemble(Trained, Method):
 
     Args:
         members: How many networks.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how each is trained.
-        adversarial: Also train on inputs moved against the network by the fast gradient sign, by this share of each
-            input's range (the paper's is 0.01). Half of the likelihood is then that of the moved inputs.
+        epochs: Passes over the data; None stops when the objective has converged.
+        learning_rate: Step size; None chooses it from the number of parameters D (0.01 up to 10,000, then 1/√D down to
+            0.001).
+        batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
+        training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
+            ``kn.Training(...)``.
+        adversarial: Size of adversarial perturbations (fast gradient sign), as a fraction of each input's range (0.01
+            in the paper; 0 for none). Half of the likelihood is then that of the perturbed inputs.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
             it and has up to 100,000 parameters. With ``Engine(mode="compiled")`` that step is compiled.
 
@@ -80,7 +85,7 @@ class DeepEnsemble(Trained, Method):
     def _notes(self) -> tuple[str, ...]:
         if self.adversarial == 0:
             return ()
-        return (f"adversarial={self.adversarial:g}: half of the likelihood is that of moved inputs; 0 is Bayes.",)
+        return (f"adversarial={self.adversarial:g}: half of the likelihood is that of adversarial inputs; 0 is Bayes.",)
 
 
 def input_range(rows: Data) -> Tensor:
@@ -89,7 +94,7 @@ def input_range(rows: Data) -> Tensor:
     for batch in rows:
         x = batch[0]
         if not x.is_floating_point():
-            raise InvalidData(f"adversarial moves inputs, which must be numbers with a fraction; x is {x.dtype}.")
+            raise InvalidData(f"adversarial perturbs inputs, which must be floating point; x is {x.dtype}.")
         low = x.amin(0) if low is None else torch.minimum(low, x.amin(0))
         high = x.amax(0) if high is None else torch.maximum(high, x.amax(0))
     assert low is not None and high is not None

@@ -49,7 +49,7 @@ class Diversity:
 
     @property
     def effective_members(self) -> float:
-        """How many members of equal weight these are worth, 1 / Σ w²."""
+        """Effective number of members, 1 / Σ w²."""
         return 1.0 / self.weights.double().square().sum().item()
 
     @property

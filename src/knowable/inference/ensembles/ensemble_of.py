@@ -137,7 +137,7 @@ def _shared_points(model: Model, fits: list[Posterior], *, hyper: bool = True) -
     return points
 
 
-# --- How much each member of a mixture counts ------------------------------------------------------------------------
+# --- Weights of the members of a mixture ------------------------------------------------------------------------
 
 WEIGHTS = ("equal", "evidence", "validation")
 _ITERATIONS = 10_000
@@ -217,8 +217,15 @@ class MultiSWAG(SWAG):
 
     Args:
         members: How many SWAG posteriors, M.
-        epochs: This and the other fields are those of :class:`~knowable.inference.ensembles.swag.SWAG`.
-        weights: See :class:`~knowable.inference.ensembles.ensemble_of.EnsembleOf`.
+        epochs: Passes over the data to find a member's mode; None stops when the objective has converged.
+        learning_rate: Step size while finding the mode; None chooses it from the number of parameters.
+        batch_size: Rows per step, see :class:`~knowable.inference.ensembles.swag.SWAG`.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
+        rank: Number of deviations in the low-rank part of each covariance; 0 keeps the diagonal alone.
+        snapshots: Number of epochs at the constant rate; None: from 20 to 100.
+        rate: Constant learning rate of SGD around the modes; None chooses it.
+        start: Where the members begin: ``"map"``, ``"network"``, or a fitted posterior.
+        weights: Weights of the members: ``"equal"``, or ``"validation"`` (stacking on held-out rows).
 
     Example:
         >>> import torch

@@ -25,7 +25,7 @@ from knowable.inference.ensembles.side_by_side import EnsembleObjective
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 from knowable.inference.start import fresh_start
 
-_TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no quicker than one after the other
+_TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster than one member after the other
 
 
 def fit_members(
@@ -44,11 +44,11 @@ def fit_members(
 
     Args:
         job: The fit.
-        settings: How a member is trained.
+        settings: Training settings of a member.
         count: How many members.
-        vectorise: In one batched step (True), in turn (False), or whichever is quicker (None).
-        attack: How far inputs are moved against a member, see :class:`~knowable.inference.point.point.PointObjective`.
-        notes: What the user should know.
+        vectorise: In one batched step (True), in turn (False), or whichever is faster (None).
+        attack: Size of adversarial perturbations, see :class:`~knowable.inference.point.point.PointObjective`.
+        notes: Notes for the diagnostics.
     """
     refuse_learned_prior(job.method, job.model)
     return _Members(job, settings, count, vectorise, attack, notes).fit()
@@ -56,7 +56,7 @@ def fit_members(
 
 @dataclass(frozen=True)
 class _Members:
-    """How the members of one ensemble are trained: the arguments of :func:`fit_members`."""
+    """The training of one ensemble: the arguments of :func:`fit_members`."""
 
     job: FitJob
     settings: TrainingSettings
@@ -69,7 +69,7 @@ class _Members:
         model, rows, seed = self.job.model, self.job.rows, self.job.seed
         each_its_own = rows.weights is not None and rows.weights.dim() == 2
         if self.count == 1 and not each_its_own:
-            return self._finished(self._one(self.job, "member 0"), rows)
+            return self._with_notes(self._one(self.job, "member 0"), rows)
         points, given = {}, model
         if model.point_names:
             with share_of_time(0.3):
@@ -81,10 +81,10 @@ class _Members:
         starts = [given, *(given.starting_at(*fresh_start(given, seed, k)) for k in range(1, self.count))]
         objective = self._objective(given, rows, starts)
         if objective is None:
-            return self._finished(self._in_turn(model, starts, rows, points), rows)
-        return self._finished(self._together(model, given, rows, points, objective), rows)
+            return self._with_notes(self._train_in_turn(model, starts, rows, points), rows)
+        return self._with_notes(self._train_together(model, given, rows, points, objective), rows)
 
-    def _finished(self, found: Particles, rows: Data) -> Particles:
+    def _with_notes(self, found: Particles, rows: Data) -> Particles:
         found.diagnostics = replace(found.diagnostics, notes=(*found.diagnostics.notes, *self.notes))
         return with_diversity(found, self._first(self.job.validation or rows)[0])
 
@@ -95,7 +95,7 @@ class _Members:
     # --- all in one step ---------------------------------------------------------------------------------------------
 
     def _objective(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective | None:
-        """What trains all members side by side, or None where they are better trained in turn."""
+        """The objective of all members in one step, or None where they are trained in turn."""
         size = sum(value.numel() for value in model.params().values())
         if self.vectorise is False or (self.vectorise is None and size > _TOGETHER_BELOW):
             return None
@@ -122,7 +122,7 @@ class _Members:
         mode = self.job.engine.mode if self.job.engine.mode in ("eager", "compiled") else "traced"
         return EnsembleObjective(model, rows.size, positions, attack=self.attack, mode=mode)
 
-    def _together(
+    def _train_together(
         self, model: Model, given: Model, rows: Data, points: Params, objective: EnsembleObjective
     ) -> Particles:
         job = self.job.part("members", model=given, label=f"{type(self.job.method).__name__}, {self.count} members")
@@ -138,7 +138,7 @@ class _Members:
 
     # --- in turn -----------------------------------------------------------------------------------------------------
 
-    def _in_turn(self, model: Model, starts: Sequence[Model], rows: Data, points: Params) -> Particles:
+    def _train_in_turn(self, model: Model, starts: Sequence[Model], rows: Data, points: Params) -> Particles:
         """One member after the other; what an interrupt leaves half-trained counts only if there is nothing else."""
         fits: list[Particles] = []
         for k, start in enumerate(starts):
@@ -171,7 +171,7 @@ class _Members:
 
 
 def joint_diagnostics(method: Method, fits: Sequence[Posterior], asked: int) -> Diagnostics:
-    """The report of members fitted in turn: means of their terms, and their histories by member."""
+    """Diagnostics of members fitted in turn: means of their terms, and their histories by member."""
     each = [fit.diagnostics for fit in fits]
     shared = [name for name in each[0].terms if all(name in one.terms for one in each)]
     told = [one.converged for one in each]

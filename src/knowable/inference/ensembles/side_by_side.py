@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from knowable.core.chains.target import CHAINS_PER_BLOCK, NormalDensity, equal_blocks
-from knowable.core.compiling.recorder import Recorded, refused_by_vmap, unchecked_distributions
+from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
-from knowable.core.network.network import no_hidden_loops
+from knowable.core.network.batched import batched
 from knowable.core.network.params import Buffers, Layout, Params, expand_params, index_params
 from knowable.core.posterior.predicting import bytes_per_row
-from knowable.core.training.objective import Objective
+from knowable.core.training.objective import Objective, loss_with_gradients
 
 
 class EnsembleObjective(Objective):
@@ -61,9 +61,9 @@ class EnsembleObjective(Objective):
         self.positions = nn.Parameter(positions)
         prior = NormalDensity.of(model, self.layout)
         self._prior = None if prior is None else prior.scaled(-1.0 / size)
-        self._losses = Recorded(self._all_losses, "eager" if mode == "eager" else "traced")
+        recorded = Recorded(self._all_losses, "eager" if mode == "eager" else "traced")
+        self._losses = batched(recorded, self._one_by_one)
         self._steps = Recorded(self._adam_step, mode)
-        self._vectorises = True  # until vmap refuses
         self._row_bytes: int | None = None
 
     @property
@@ -81,7 +81,7 @@ class EnsembleObjective(Objective):
         """Mean loss of the members on a batch, and its terms; ``weights`` are ``(batch,)`` or ``(batch, K)``."""
         losses, gradient, log_likelihood = self.losses_and_gradient(self.positions.detach(), x, y, weights)
         loss, terms = self._summary(losses.mean(), log_likelihood.mean())
-        return _WithGradient.apply(self.positions, loss, gradient), terms
+        return loss_with_gradients(loss, [self.positions], [gradient]), terms
 
     def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """A step of all members without autograd; of Adam as one compiled graph where that was asked for."""
@@ -94,7 +94,7 @@ class EnsembleObjective(Objective):
         return self._summary(losses.mean(), log_likelihood.mean())
 
     def _in_one_piece(self, x: Tensor) -> bool:
-        return self._vectorises and self._block_size(x) == len(self.positions)
+        return not self._losses.refused and self._block_size(x) == len(self.positions)
 
     def _compiled_step(self, optimiser: torch.optim.Adam, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         state = _adam_state(optimiser, self.positions)
@@ -136,9 +136,9 @@ class EnsembleObjective(Objective):
         own = self._per_member(weights)
         size = self._block_size(x)
         if size == len(positions):
-            return self._block(positions, x, y, *own)
+            return self._losses(positions, x, y, *own)
         found = [
-            self._block(block, x, y, *(each[:, first : first + size] for each in own))
+            self._losses(block, x, y, *(each[:, first : first + size] for each in own))
             for first, block in zip(range(0, len(positions), size), positions.split(size), strict=True)
         ]
         losses, gradient, log_likelihood = (torch.cat(each) for each in zip(*found, strict=True))
@@ -147,13 +147,10 @@ class EnsembleObjective(Objective):
     def vectorises(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> bool:
         """Whether ``vmap`` takes the network: tried on two rows."""
         own = self._per_member(None if weights is None else weights[:2])
-        try:
-            self._all_losses(self.positions.detach(), x[:2], y[:2], *own)
-        except RuntimeError as error:
-            if not refused_by_vmap(error):
-                raise
-            self._vectorises = False
-        return self._vectorises
+        trial = batched(self._all_losses, self._one_by_one)
+        trial(self.positions.detach(), x[:2], y[:2], *own)
+        self._losses.refused = trial.refused
+        return not trial.refused
 
     def _per_member(self, weights: Tensor | None = None) -> tuple[Tensor, ...]:
         """Weights on rows as ``(batch, K)``, if there are any."""
@@ -168,19 +165,9 @@ class EnsembleObjective(Objective):
             self._row_bytes = 3 * bytes_per_row(self.model, x, self.net_buffers)
         return equal_blocks(len(self.positions), self._row_bytes * len(x))
 
-    def _block(self, positions: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._vectorises:
-            try:
-                return self._losses(positions, *batch)
-            except RuntimeError as error:
-                if not refused_by_vmap(error):
-                    raise
-                self._vectorises = False
-        return self._one_by_one(positions, *batch)
-
     def _all_losses(self, positions: Tensor, x: Tensor, y: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What is recorded; ``weights`` is nothing or one tensor ``(batch, K)``."""
-        with no_hidden_loops(), unchecked_distributions():
+        with unchecked_distributions():
             moved = () if self.attack is None else (self._moved(positions, x, y, *weights),)
             gradient, (_, (losses, log_likelihood)) = grad_and_value(self._total_loss, has_aux=True)(
                 positions, moved, x, y, *weights
@@ -253,20 +240,6 @@ class EnsembleObjective(Objective):
         positions = positions - rate * first / (root * second.sqrt() + epsilon)
         loss, terms = self._summary(losses.mean(), log_likelihood.mean())
         return positions, first, second, loss, *terms.values()
-
-
-class _WithGradient(torch.autograd.Function):
-    """A loss whose gradient is already known."""
-
-    @staticmethod
-    def forward(ctx: Any, positions: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return slopes[0] * gradient, None, None
 
 
 def _adam_state(optimiser: torch.optim.Optimizer, param: nn.Parameter) -> dict[str, Tensor]:

@@ -21,22 +21,24 @@ from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class SnapshotEnsemble(Trained, Method):
-    r"""One network whose learning rate falls and rises again; it is kept each time it has fallen.
+    r"""One network trained with a cyclical learning rate, kept at the end of each cycle.
 
     .. math:: \alpha(t) = \frac{\alpha_0}{2} \Big( \cos\frac{\pi\,(t \bmod T/M)}{T/M} + 1 \Big)
 
-    M members for the price of one training of T steps. A rise of the rate moves the network out of the optimum it was
-    in; whether it finds another one depends on how high the rate is and how long the cycle. Members are less different
+    M members for the price of one training of T steps. The restart of the rate moves the network out of its optimum;
+    whether it finds another one depends on how high the rate is and how long the cycle. Members are less diverse
     than those of a :class:`~knowable.inference.ensembles.deep_ensemble.DeepEnsemble`. Held-out rows are only used to
     report how far members differ: nothing stops early.
 
     Args:
-        epochs: All cycles together. None: the first cycle goes on until the objective has settled, and the others take
-            as long as its fall.
-        cycles: M, how often the rate falls. The other fields are those of
-            :class:`~knowable.core.training.settings.Trained`.
+        epochs: All cycles together. None: the first cycle lasts until the objective has converged, the others as long
+            as its annealing phase.
+        learning_rate: Step size α₀ at the beginning of each cycle; None chooses it from the number of parameters.
+        batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
+        training: Optimiser, gradient clipping, divergence and accumulation: ``kn.Training(...)``.
+        cycles: Number of cycles M of the learning rate.
         keep: How many snapshots to keep, the last ones; None keeps all.
 
     Example:
@@ -102,8 +104,8 @@ class SnapshotObjective(PointObjective):
 
     Attributes:
         count: How many snapshots there are, a tensor.
-        snapshots: The random parameters of each, ``(cycles, D)``.
-        buffer_snapshots: The network's buffers of each, ``(cycles, ...)``.
+        kept_params: The random parameters of each, ``(cycles, D)``.
+        kept_buffers: The network's buffers of each, ``(cycles, ...)``.
     """
 
     def __init__(self, model: Model, size: int, cycles: int):
@@ -111,23 +113,21 @@ class SnapshotObjective(PointObjective):
         start = model.params()
         self.layout = Layout.of({name: start[name] for name in model.random_names})
         self.count = torch.zeros((), dtype=torch.int64)
-        self.snapshots = torch.zeros((cycles, self.layout.size), dtype=model.dtype, device=model.device)
-        self.buffer_snapshots = {
-            name: value.new_zeros((cycles, *value.shape)) for name, value in self.net_buffers.items()
-        }
+        self.kept_params = torch.zeros((cycles, self.layout.size), dtype=model.dtype, device=model.device)
+        self.kept_buffers = {name: value.new_zeros((cycles, *value.shape)) for name, value in self.net_buffers.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, the snapshots included."""
-        buffers = {f"snapshot_buffer.{name}": value for name, value in self.buffer_snapshots.items()}
-        return {**super().tensors(), **buffers, "snapshot.count": self.count, "snapshot.values": self.snapshots}
+        buffers = {f"snapshot_buffer.{name}": value for name, value in self.kept_buffers.items()}
+        return {**super().tensors(), **buffers, "snapshot.count": self.count, "snapshot.values": self.kept_params}
 
     def end_of_cycle(self) -> None:
         """Keep the network as it is."""
         number = int(self.count)
         with torch.no_grad():
-            self.snapshots[number] = self.layout.flatten(self.params())
+            self.kept_params[number] = self.layout.flatten(self.params())
             for name, value in self.net_buffers.items():
-                self.buffer_snapshots[name][number] = value
+                self.kept_buffers[name][number] = value
         self.count += 1
 
     def kept(self, most: int | None) -> tuple[Params, Buffers]:
@@ -136,6 +136,6 @@ class SnapshotObjective(PointObjective):
         if count == 0:
             return {name: self.params()[name].detach().unsqueeze(0).clone() for name in self.layout.names}, {}
         last = slice(max(0, count - (most or count)), count)
-        stack = {name: value.clone() for name, value in self.layout.views(self.snapshots[last]).items()}
-        buffers = {name: value[last].clone() for name, value in self.buffer_snapshots.items()}
+        stack = {name: value.clone() for name, value in self.layout.views(self.kept_params[last]).items()}
+        buffers = {name: value[last].clone() for name, value in self.kept_buffers.items()}
         return stack, {name: value for name, value in buffers.items() if (value != self.net_buffers[name]).any()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob, Method
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, index_params
@@ -24,13 +26,12 @@ from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
-from knowable.inference.ensembles.constant_rate import constant_rate, lowest_log_likelihood
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 from knowable.inference.start import means_for
 
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
 _FEWEST, _MOST = 20, 100  # snapshots, likewise
-_BATCHES = 10  # in an epoch, at the least: without noisy gradients nothing wanders
+_BATCHES = 10  # in an epoch, at least: without gradient noise the iterates do not move
 _STATISTICS_ROWS = 1_024  # on which running statistics are computed
 _LEAST_VARIANCE = 1e-16  # of a weight that never moved
 
@@ -45,22 +46,24 @@ class SWAG(Trained, Method):
 
     First the mode is found as by :class:`~knowable.inference.point.point.MAP`. Then SGD goes on at a constant rate, and
     at the end of every epoch its weights go into the moments; the columns of D̂ are the last K deviations from the
-    running mean. How far SGD wanders depends on its rate and on the batch: the default rate is the one at which it is
-    nearest to the posterior, as far as that is stable. It is still SGD's spread and not the posterior's: nearly the
-    same in all directions where the posterior's is not. Where it gets so far from the mode that no posterior around it
-    would, it goes back with half the rate, and says so; a rate that you give is taken as it is.
+    running mean. The variance of SGD's iterates depends on its rate and on the batch: the default rate is the one at
+    which their distribution is nearest to the posterior, as far as that is stable. It remains SGD's distribution and
+    not the posterior: nearly isotropic where the posterior is not. Where the iterates leave the neighbourhood of the
+    mode, SGD goes back with half the rate and a warning; a rate that you set is used as it is.
 
     Draws of a network with batch normalisation get running statistics of their own, computed on a sample of 1,024
     training rows, which the posterior keeps and saves.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the mode is
-            found. ``batch_size``, ``clip`` and ``on_divergence`` are also those of what follows, except that an epoch
-            has at least ten batches unless ``batch_size`` is given.
-        rank: K. 0 keeps the diagonal alone, which then is not halved.
-        snapshots: T: epochs at the constant rate. None: from 20 to 100, to make about 5,000 steps.
-        rate: The constant rate, of SGD with momentum 0.9. None chooses it, see
-            :func:`~knowable.inference.ensembles.constant_rate.constant_rate`.
+        epochs: Passes over the data to find the mode; None stops when the objective has converged.
+        learning_rate: Step size while finding the mode; None chooses it from the number of parameters.
+        batch_size: Rows per step, in both phases; None takes all rows up to 1,024 and 128 beyond, and in the second
+            phase at most a tenth of the rows.
+        training: Optimiser, patience and accumulation while finding the mode; gradient clipping and divergence in both
+            phases: ``kn.Training(...)``.
+        rank: Number K of deviations in the low-rank part; 0 keeps the diagonal alone, which then is not halved.
+        snapshots: Number T of epochs at the constant rate; None: from 20 to 100, to make about 5,000 steps.
+        rate: Constant learning rate of SGD with momentum 0.9; None chooses it, see :func:`constant_rate`.
         start: ``"map"``, ``"network"`` (the network is already trained), or a fitted posterior, to begin at its mean.
 
     Example:
@@ -108,7 +111,7 @@ class SWAG(Trained, Method):
         given = given.starting_at(first.mean())
         objective = SWAGObjective(given, rows.size, self.rank)
         try:
-            settings = self._wandering(given, rows, seed)
+            settings = self._around_the_mode(given, rows, seed)
             if self.rate is None:
                 objective.lowest = lowest_log_likelihood(given, rows, settings.rows_per_step(rows.size), seed=seed)
         except KeyboardInterrupt:
@@ -132,8 +135,8 @@ class SWAG(Trained, Method):
         with share_of_time(0.5):
             return fit_point(job.part("mode", label=f"{type(self).__name__}, mode"), self.training_settings())
 
-    def _wandering(self, model: Model, rows: Data, seed: int) -> TrainingSettings:
-        """How SGD goes on from the mode."""
+    def _around_the_mode(self, model: Model, rows: Data, seed: int) -> TrainingSettings:
+        """Settings of SGD at the constant rate."""
         batch_size = self.batch_size or min(
             self.training_settings().rows_per_step(rows.size), max(2, rows.size // _BATCHES)
         )
@@ -258,6 +261,113 @@ def _stopped_at(mode: Posterior) -> Posterior:
     warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=3)
     mode.diagnostics = replace(mode.diagnostics, interrupted=True, converged=False, message=message)
     return mode
+
+
+# --- the constant learning rate --------------------------------------------------------------------------------------
+
+MOMENTUM = 0.9  # of the training loop's SGD
+_RATE_BATCHES = 50  # whose gradients are compared, at most
+_FIRST_ITERATIONS = 20  # of the power method on the first batch
+_MORE_ITERATIONS = 3  # on each of the others, which begins where the one before it ended
+_CHANCE = 20.0  # nats, see lowest_log_likelihood
+_STEP = 1e-2  # length of the finite difference
+
+
+def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+    r"""A constant learning rate for SGD with momentum that begins at a mode.
+
+    .. math:: \epsilon = \min\Big( (1 - \mu) \frac{2 D}{N\, \mathrm{tr}\, C},\; \frac{1}{2 \lambda_\max} \Big)
+
+    The first is the rate at which the stationary distribution of SGD, whose gradients have the covariance C, is nearest
+    to the posterior (Mandt, Hoffman and Blei, 2017); momentum μ makes a step 1 / (1 - μ) as long. The second keeps the
+    steepest direction of the steepest batch, whose curvature is λ_max, well within what is stable,
+    :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that gets nearly all rows right most are flat, and
+    those with a row that it gets wrong are steep. The few rows that are left at the end of an epoch do not count.) Both
+    are for the loss per example. In networks it is the second that counts.
+
+    Args:
+        model: The model, whose start values are the mode.
+        rows: The data.
+        batch_size: Rows per step.
+        seed: Fixes the batches and the first vector of the power method.
+    """
+    probe = _Probe(model, rows, seed)
+    with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _RATE_BATCHES))
+        whole = [batch for batch in batches if len(batch[0]) == len(batches[0][0])]
+        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, whole)
+    rate = 0.5 / max(curvature, 1e-12)
+    return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
+
+
+def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+    """The log likelihood below which SGD has left the mode.
+
+    Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
+    at the rate that brings it nearest. Twice that is too far, or a nat for each number to predict if that is less; and
+    twenty more, which chance may take from a few rows.
+
+    Args:
+        model: The model, whose start values are the mode.
+        rows: The data.
+        batch_size: Rows per step; some batches tell what the log likelihood at the mode is.
+        seed: Fixes the batches.
+    """
+    objective = PointObjective(model, rows.size, use_prior=True)
+    with own_randomness(derive_seed(seed, "level")), torch.no_grad():
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _RATE_BATCHES))
+        values = [objective(*batch)[1]["log_likelihood"].item() for batch in batches]
+    targets = rows.size * batches[0][1][0].numel()
+    return statistics.fmean(values) - min(objective.dimension, targets) - _CHANCE
+
+
+class _Probe:
+    """Gradients of the loss at and near the model's start values, with the same dropout every time."""
+
+    def __init__(self, model: Model, rows: Data, seed: int):
+        self.objective = PointObjective(model, rows.size, use_prior=True)
+        self.values = list(self.objective.parameters())
+        self.start = [value.detach().clone() for value in self.values]
+        self.dimension = self.objective.dimension
+        self.seed = derive_seed(seed, "dropout")
+
+    def gradient(self, batch: Batch, away: Tensor | None = None) -> Tensor:
+        """The gradient ``(D,)`` on a batch, at ``away`` ``(D,)`` from the start."""
+        with torch.no_grad():
+            moves = [None] * len(self.start) if away is None else away.split([each.numel() for each in self.start])
+            for value, first, move in zip(self.values, self.start, moves, strict=True):
+                value.copy_(first if move is None else first + move.view_as(first))
+        with own_randomness(self.seed):
+            loss, _ = self.objective(*batch)
+            found = torch.autograd.grad(loss, self.values, allow_unused=True, materialize_grads=True)
+        return torch.cat([each.flatten() for each in found])
+
+
+def gradient_noise(probe: _Probe, batches: list[Batch]) -> float:
+    """Trace of the covariance of the batches' gradients; 0 of a single batch."""
+    if len(batches) < 2:
+        return 0.0
+    total, squares = torch.zeros(()), 0.0
+    for batch in batches:
+        gradient = probe.gradient(batch).double()
+        total, squares = total + gradient, squares + gradient.square().sum().item()
+    mean = total / len(batches)
+    return max(0.0, squares - len(batches) * mean.square().sum().item()) / (len(batches) - 1)
+
+
+def largest_curvature(probe: _Probe, batches: list[Batch]) -> float:
+    """The largest eigenvalue, in size, of the Hessians of the loss on batches, by the power method on differences."""
+    direction = torch.randn_like(probe.gradient(batches[0]))
+    largest = 0.0
+    for number, batch in enumerate(batches):
+        found = 0.0
+        for _ in range(_MORE_ITERATIONS if number else _FIRST_ITERATIONS):
+            unit = direction / direction.norm().clamp_min(1e-30)
+            slope = (probe.gradient(batch, _STEP * unit) - probe.gradient(batch, -_STEP * unit)) / (2 * _STEP)
+            found = slope.norm().item()
+            direction = slope if found > 0 else torch.randn_like(slope)
+        largest = max(largest, found)
+    return largest
 
 
 # --- The posterior of SWAG: a normal distribution whose draws have running statistics of their own -------------------

@@ -22,8 +22,8 @@ from knowable.errors import Unsupported
 class PointObjective(Objective):
     r"""-log p(D, θ) / N as a function of one set of parameters (without log p(θ) for maximum likelihood).
 
-    With ``attack`` half of the likelihood is that of inputs moved to where they are less likely, by the fast gradient
-    sign (Goodfellow et al., 2015):
+    With ``attack`` half of the likelihood is that of adversarial inputs, by the fast gradient sign method
+    (Goodfellow et al., 2015):
 
     .. math:: x' = x - \epsilon\, \mathrm{sign}\, \nabla_x \log p(y \mid x, \theta)
 
@@ -31,8 +31,8 @@ class PointObjective(Objective):
         model: The model.
         size: Number of training examples N.
         use_prior: Whether log p(θ) is part of it.
-        attack: How far inputs are moved, ε for each element of a row; None not to.
-        held: Parameters that keep their values: they are part of the density, and not trained.
+        attack: Size ε of the adversarial perturbation, for each element of a row; None for none.
+        held: Names of parameters that are not trained; they stay part of the density.
     """
 
     recordable = True
@@ -63,7 +63,7 @@ class PointObjective(Objective):
         return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
 
     def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        """Mean over the rows, also of those that were moved."""
+        """Mean over the rows, and over their adversarial copies."""
         if self.attack is None:
             return self._mean_score(params, x, y, weights)
         x = x.detach().requires_grad_()
@@ -107,7 +107,7 @@ def training_diagnostics(
     method: Method, model: Model, result: TrainingResult, params: Params, terms: dict[str, float] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Diagnostics:  # fmt: skip
-    """The report of a fit: the terms of its last record, and the likelihood's own parameters."""
+    """Diagnostics of a fit: the terms of its last record, and the likelihood's own parameters."""
     last = {k: v for k, v in result.history[-1].items() if k not in ("step", "epoch")} if result.history else {}
     own = {name: torch.as_tensor(value).mean().item() for name, value in model.likelihood_params(params).items()}
     return Diagnostics(
@@ -118,7 +118,7 @@ def training_diagnostics(
 
 
 def refuse_learned_prior(method: Method, model: Model) -> None:
-    """Refuse to look for the most probable weights and prior scale at once."""
+    """Refuse to maximise the joint density over the weights and the prior's scale."""
     if model.hyper_names:
         raise Unsupported(
             f"{type(method).__name__} cannot learn the prior's own scale: the joint density grows without bound as "
@@ -130,17 +130,22 @@ def refuse_learned_prior(method: Method, model: Model) -> None:
 # --- Maximum a posteriori: the mode of the posterior -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MAP(Trained, Method):
     r"""The most probable weights: ordinary training, with the prior as its regulariser.
 
     .. math:: \hat\theta = \arg\max_\theta \; \log p(D \mid \theta) + \log p(\theta)
 
-    With ``Normal(s)`` as prior this is weight decay of strength 1/s² on the full-data scale. The answer is a posterior
-    with one atom: it says nothing about how sure the weights are (see MacKay, 1992, for why that matters).
+    With ``Normal(s)`` as prior this is weight decay of strength 1/s² on the full-data scale. The result is a
+    posterior with one atom, without any uncertainty about the weights (see MacKay, 1992, for why that matters).
 
     Args:
-        epochs: See :class:`~knowable.core.training.settings.Trained`, whose fields these all are.
+        epochs: Passes over the data; None stops when the objective has converged.
+        learning_rate: Step size; None chooses it from the number of parameters D (0.01 up to 10,000, then 1/√D down to
+            0.001).
+        batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
+        training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
+            ``kn.Training(...)``.
 
     Example:
         >>> import torch
@@ -164,7 +169,7 @@ class MAP(Trained, Method):
 # --- Maximum likelihood: ordinary training, without a prior ----------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MaximumLikelihood(Trained, Method):
     r"""The weights under which the data is most probable. The prior is ignored.
 
@@ -174,7 +179,12 @@ class MaximumLikelihood(Trained, Method):
     to stop early.
 
     Args:
-        epochs: See :class:`~knowable.core.training.settings.Trained`, whose fields these all are.
+        epochs: Passes over the data; None stops when the objective has converged.
+        learning_rate: Step size; None chooses it from the number of parameters D (0.01 up to 10,000, then 1/√D down to
+            0.001).
+        batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
+        training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
+            ``kn.Training(...)``.
 
     Example:
         >>> import torch

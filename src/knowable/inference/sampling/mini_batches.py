@@ -35,7 +35,7 @@ class BatchTarget(Target):
 
     def __init__(self, target: ModelTarget):
         super().__init__(target.layout)
-        self.target, self.fused = target, target.fused
+        self.target, self.step_graphs = target, target.step_graphs
         self.batch: Batch | None = None
 
     @property
@@ -45,7 +45,7 @@ class BatchTarget(Target):
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the log densities ``(C,)`` of all rows and of their gradients ``(C, D)``."""
-        return self.target.batch_value_and_grad(position, *self._rows)
+        return self.target.value_and_grad(position, self._rows)
 
     def count(self, chains: int, gradients: int) -> None:
         """Take note of gradients that were taken within a fused step."""
@@ -57,7 +57,7 @@ class BatchTarget(Target):
 
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`~knowable.core.chains.target.Target`; the rows are the constants."""
-        return self.target.recordable_batch(*self._rows)
+        return self.target.recordable(chains, self._rows)
 
     @property
     def _rows(self) -> Batch:

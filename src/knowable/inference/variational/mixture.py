@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from knowable.core.compiling.engine import Engine
-from knowable.core.compiling.recorder import Recorded, refused_by_vmap, unchecked_distributions
+from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.network import no_hidden_loops
+from knowable.core.network.batched import batched, no_hidden_loops
 from knowable.core.network.params import Layout, Params, index_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.mixture import Mixture
@@ -414,13 +414,9 @@ class ComponentsTogether(Objective):
 
     def vectorises(self, x: Tensor, y: Tensor) -> bool:
         """Whether ``vmap`` takes the network and its priors: tried on two rows."""
-        try:
-            self.losses_and_gradients(*self._inputs(x[:2], y[:2]))
-        except RuntimeError as error:
-            if not refused_by_vmap(error):
-                raise
-            return False
-        return True
+        trial = batched(self.losses_and_gradients, lambda *_: None)  # the network's own errors come again in turn
+        trial(*self._inputs(x[:2], y[:2]))
+        return not trial.refused
 
     # --- losses and gradients ----------------------------------------------------------------------------------------
 
