@@ -216,7 +216,7 @@ def test_what_was_saved_predicts_the_same(inner, tmp_path):
 def test_what_has_a_density_is_still_a_prior(generator):
     inner = diagonal_posterior(linear_model(), generator)
     prior = kn.AugmentedPosterior(inner, kn.InputNoise(0.2)).as_prior()
-    assert torch.equal(prior.loc_by_name["weight"], inner.loc["weight"])
+    assert torch.equal(prior.normal.loc["weight"], inner.loc["weight"])
 
 
 @pytest.mark.parametrize("augment", [lambda x, generator: x[:1], lambda x, generator: None], ids=["rows", "nothing"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.chains.target import DensityTarget
+from knowable.core.method import FitJob
 from knowable.core.model.data import as_data
 from knowable.core.network.params import Layout
 from knowable.inference.sampling import initial_positions as module
@@ -33,7 +34,7 @@ def _short_training(monkeypatch):
 
 
 def start_of(kind, model: kn.Model, data, **settings) -> Start:
-    return starting_points(METHOD, kind, CHAINS, model, as_data(data, model), **{"seed": 1, **settings})
+    return starting_points(FitJob.of(METHOD, model, data, **{"seed": 1, **settings}), kind, CHAINS)
 
 
 def model_of(**settings) -> kn.Model:
@@ -89,7 +90,7 @@ def test_an_ensemble_is_a_network_for_each_chain_all_better_than_where_they_bega
 
 def test_draws_from_the_prior_have_its_spread():
     model = model_of(prior=kn.Normal(3.0, loc=1.0))
-    start = starting_points(METHOD, "prior", 2000, model, as_data(linear_data(), model), seed=0)
+    start = starting_points(FitJob.of(METHOD, model, linear_data()), "prior", 2000)
     weights = layout_of(model).views(start.positions)["0.weight"]
     assert weights.mean().item() == pytest.approx(1.0, abs=4 * 3 / weights.numel() ** 0.5)
     assert weights.std().item() == pytest.approx(3.0, abs=4 * 3 / (2 * weights.numel()) ** 0.5)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Layout, Params, without_prefix
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ class PriorByName(JointPrior):
         return prior.bind(self._own_hyperparams(name, params)) if self._hyperparams else prior
 
     def _own_hyperparams(self, name: str, params: Params) -> Params:
-        prefix = self._hyper_prefix(name)
-        return {key[len(prefix) :]: value for key, value in params.items() if key.startswith(prefix)}
+        return without_prefix(self._hyper_prefix(name), params)
 
     def log_prob(self, params: Params) -> Tensor:
         """Sum of the log densities of all parameters and of the hyperparameters."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, expand_params, with_prefix, without_prefix
-from knowable.core.posterior.particles import systematic_resample
+from knowable.core.posterior.particles import normalised_log_weights, systematic_indices
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_posterior, describe_posterior
 from knowable.core.prediction.prediction import Prediction
@@ -39,13 +39,8 @@ class Mixture(Posterior):
             raise InvalidArgument("members must be at least one posterior, got none.")
         super().__init__(model, **{"buffers": members[0].buffers, **common})
         self.members = [_of_model(member, model, self.points) for member in members]
-        if log_weights is None:
-            log_weights = torch.zeros(len(members), dtype=model.dtype, device=model.device)
-        if log_weights.shape != (len(members),) or not torch.isfinite(log_weights.logsumexp(0)):
-            raise InvalidArgument(
-                f"log_weights must be {len(members)} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
-            )
-        self.log_weights = log_weights.to(model.dtype).log_softmax(0)
+        log_weights = None if log_weights is None else log_weights.to(model.dtype)
+        self.log_weights = normalised_log_weights(log_weights, len(members), model)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -118,7 +113,9 @@ class Mixture(Posterior):
         count = len(self)
         if count <= samples:
             return [samples // count + (k < samples % count) for k in range(count)], self.log_weights
-        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        chosen = systematic_indices(
+            self.weights, samples, torch.rand((), generator=generator_for(seed, "predict")).item()
+        )
         counts = torch.bincount(chosen, minlength=count)
         return counts.tolist(), (counts / samples).log().to(self.log_weights)
 

@@ -1,4 +1,4 @@
-"""What the curvature of a log likelihood must be able to do, whatever its structure."""
+"""The curvature of a log likelihood: what every structure of it provides, and the full matrix."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from knowable.inference.laplace.posteriors import LaplacePosterior
 class Curvature(ABC):
     r"""The curvature H of the negative log likelihood at some weights, on the full-data scale, in some structure.
 
-    The posterior's precision is :math:`P = \sum_o w_o H_o + \Lambda_0`: the curvature of each noise with a factor
-    (inversely proportional to the noise's square) and the prior's precision. Both may change after the pass over the
-    data, which is what makes tuning them cheap.
+    The posterior's precision is :math:`P = \sum_o w_o H_o + \Lambda_0`: the curvature of each noise scale with a factor
+    (proportional to 1 / noise²), and the prior's precision. Both may change without another pass over the data, which
+    makes tuning them cheap.
 
     Attributes:
-        notes: What was done differently from what was asked for.
+        notes: Where the curvature is not of the structure that was asked for.
     """
 
     notes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Curvature(ABC):
     @classmethod
     @abstractmethod
     def of(cls, expansion: ExpansionPoint, *, rank: int) -> Curvature:
-        """Go through the data once (or a few times)."""
+        """Compute the curvature in one or a few passes over the data."""
 
     @abstractmethod
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
@@ -57,12 +57,12 @@ class Curvature(ABC):
 def undetermined() -> InvalidArgument:
     """The error where P is not positive definite."""
     return InvalidArgument(
-        "The data do not determine all weights under this prior (a flat one, or one without curvature). Give them a "
-        "Normal prior."
+        "The posterior precision is not positive definite: the data do not determine all weights under this prior (a "
+        "flat one, or one without curvature). Give the weights a Normal prior."
     )
 
 
-# --- The whole curvature matrix: for up to some thousand weights -----------------------------------------------------
+# --- the full matrix: for up to some thousand weights ----------------------------------------------------------------
 
 
 class FullCurvature(Curvature):
@@ -118,10 +118,10 @@ class FullCurvature(Curvature):
 
 
 class _Sums:
-    """Outer products of gradients, as they come in.
+    """Sums of outer products of gradients.
 
-    Where the one random layer is the network's head they are Λ ⊗ aaᵀ: inputs are multiplied with inputs only, which
-    takes far fewer products than gradients in the whole layer do. These are kept output by output, the lower half.
+    Where the one random layer is the network's output layer they are Λ ⊗ aaᵀ: inputs are multiplied with inputs only,
+    which takes far fewer products than gradients in the whole layer do. They are kept output by output, the lower half.
     """
 
     def __init__(self, expansion: ExpansionPoint):
@@ -132,12 +132,12 @@ class _Sums:
 
     @property
     def row_bytes(self) -> int:
-        """What the gradients of one row take."""
+        """Memory of the gradients of one row."""
         positions = 1 if self.layer is None else self.layer.positions
         return 4 * positions * self.expansion.layout.size * self.expansion.model.dtype.itemsize
 
     def add(self, rows: BatchJacobian, y: Tensor, number: int) -> None:
-        """Take a batch."""
+        """Add a batch."""
         for group, information in enumerate(self.expansion.informations(rows.output, y)):
             head = None if self.layer is None else head_use(rows, self.layer, information)
             if head is not None:
@@ -175,7 +175,7 @@ class _Sums:
 
 
 def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
-    """Second derivatives of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
+    """The Hessian of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
     model, layout = expansion.model, expansion.layout
 
     def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -191,11 +191,11 @@ def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
     if not negative:
         return total.unsqueeze(0), ()
     positive = (vectors * values.clamp_min(0.0)) @ vectors.T
-    note = f"The Hessian curves down in {negative} of {layout.size} directions, where only the prior is kept."
+    note = f"The Hessian has {negative} negative eigenvalues of {layout.size}, which were set to 0."
     return positive.unsqueeze(0), (note,)
 
 
-# --- How sharply the prior holds the weights -------------------------------------------------------------------------
+# --- the precision of the prior --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class PriorPrecision:
         by_name: For each its precision: one number, or one for each element. Of a prior with correlations it is the
             diagonal.
         joint: The prior as a normal distribution, if it has correlations.
-        notes: What is not exact about it.
+        notes: Where it is an approximation.
     """
 
     layout: Layout
@@ -240,7 +240,7 @@ def prior_precision(expansion: ExpansionPoint, settings: Params | None = None) -
         moments = each.normal_moments()
         if moments is None:
             found[name] = touching_precision(each, params[name].double())
-            notes.append(f"{type(each).__name__} is not normal: {name} has the normal that touches it at the mode.")
+            notes.append(f"{type(each).__name__} is not normal: {name} has the normal with its slope at the mode.")
         else:
             found[name] = torch.as_tensor(moments[1], dtype=torch.float64, device=expansion.model.device)
     return PriorPrecision(layout, found, None, tuple(notes))
@@ -258,8 +258,8 @@ def conditional_prior(expansion: ExpansionPoint):
 def touching_precision(prior: Prior, value: Tensor) -> Tensor:
     r"""The precision of the centred normal with the prior's slope at ``value``: :math:`-\psi'(w) / w`.
 
-    For priors that are scale mixtures of normals (Laplace, Student-t, horseshoe) it is the one that touches the prior's
-    density from below (Palmer et al., 2006): never negative, and defined where the density has a kink.
+    For priors that are scale mixtures of normals (Laplace, Student-t, horseshoe) it is the tightest normal lower bound
+    of the prior's density (Palmer et al., 2006): never negative, and defined where the density has a kink.
     """
     with torch.enable_grad():
         place = value.detach().requires_grad_()

@@ -18,7 +18,7 @@ from knowable.inference.laplace.curvature import Curvature, PriorPrecision, seco
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.posteriors import LaplacePosterior
 
-_LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, it gets a diagonal
+_LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, its curvature is diagonal
 
 
 class KroneckerCurvature(Curvature):
@@ -27,9 +27,9 @@ class KroneckerCurvature(Curvature):
     .. math:: H \approx \frac1M \Big(\sum_{n,t,k} g_{ntk} g_{ntk}^\top\Big) \otimes \Big(\sum_{n,t} a_{nt}
         a_{nt}^\top\Big)
 
-    over rows n and positions t, M in all (positions count as rows: the "expand" setting of Eschenhagen et al., 2023).
-    Inputs have a 1 at the end for the bias. Parameters that are no weight matrices have the whole matrix of their own,
-    or its diagonal where they are large.
+    over M rows n and positions t (positions count as rows: the "expand" setting of Eschenhagen et al., 2023). Inputs
+    have a 1 at the end for the bias. A parameter that is no weight matrix has its full curvature matrix, or its
+    diagonal where it is large.
 
     Args:
         factors: One for each layer and other parameter.
@@ -268,7 +268,7 @@ def input_moment(use: WeightUse) -> Tensor:
 
 
 def _along(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Diagonal of Vᵀ M V, no smaller than zero."""
+    """The diagonal of Vᵀ M V, no smaller than zero."""
     return ((matrix @ basis) * basis).sum(0).clamp_min(0.0)
 
 

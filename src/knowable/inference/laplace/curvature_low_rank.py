@@ -1,4 +1,4 @@
-"""The leading directions of the curvature matrix, found by products with it (Tropp et al., 2017)."""
+"""The leading eigenvectors of the curvature matrix, found by products with it (Tropp et al., 2017)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from knowable.inference.laplace.curvature import Curvature, PriorPrecision, unde
 from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.laplace.posteriors import LaplacePosterior
 
-_EXTRA = 10  # directions more than asked for, which make the others precise
-_PASSES = 3  # over the data: each makes the leading directions stand out more
+_EXTRA = 10  # directions beyond the rank, which make the leading ones precise (oversampling)
+_PASSES = 3  # over the data: subspace iterations
 _VECTORISE_BELOW = 20_000  # weights; beyond it directions go through the network one by one
 
 
@@ -47,7 +47,7 @@ class LowRankCurvature(Curvature):
         return diagonal.double(), torch.cat([factor, own.double()], dim=1)
 
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
-        """By the determinant lemma: log det(I + Fᵀ Λ₀⁻¹ F) + log det Λ₀."""
+        """By the matrix determinant lemma: log det(I + Fᵀ Λ₀⁻¹ F) + log det Λ₀."""
         diagonal, factor = self.parts(prior, weights)
         if not (diagonal > 0).all():
             raise undetermined()
@@ -56,7 +56,7 @@ class LowRankCurvature(Curvature):
         return torch.linalg.slogdet(identity + inner).logabsdet + diagonal.log().sum()
 
     def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
-        """By the inversion lemma."""
+        """By the Woodbury identity."""
         diagonal, factor = self.parts(prior, weights)
         scaled = factor / diagonal.unsqueeze(1)
         inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device) + factor.T @ scaled
@@ -66,7 +66,7 @@ class LowRankCurvature(Curvature):
     def posterior(
         self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
-        """The prior's diagonal, and the leading directions."""
+        """The prior's diagonal, and the leading eigenvectors."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
         if not (diagonal > 0).all():
             raise undetermined()

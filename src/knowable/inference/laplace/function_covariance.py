@@ -1,4 +1,4 @@
-r"""How sure a normal posterior is of a linearised network's outputs: :math:`J \Sigma J^\top` of each row.
+r"""The covariance of a linearised network's outputs under a normal posterior: :math:`J \Sigma J^\top` of each row.
 
 For factored posteriors the Jacobian is never formed: where a layer acts once on a row, its part of the covariance of
 outputs o and p is
@@ -20,8 +20,8 @@ from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Params, pack
 
-_TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
-_COLUMNS = 512  # of a full covariance's factor that are used at a time
+_TOGETHER = 8  # outputs whose gradients in all weights are formed at once
+_COLUMNS = 512  # of a full covariance's Cholesky factor per block
 
 
 # --- posteriors made of blocks ---------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def _gram(values: Tensor) -> Tensor:
 
 
 def head_variance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor | None:
-    """Variances of the outputs, ``(rows, ...)``, where the one random layer is the network's head; None otherwise.
+    """Variances of the outputs, ``(rows, ...)``, where the one random layer is the output layer; else None.
 
     Then the outputs' gradients are unit vectors, so that even thousands of outputs need no backward pass.
     """
@@ -132,7 +132,7 @@ def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:
 
 
 def low_rank_covariance(rows: BatchJacobian, normal: DiagonalPlusLowRank) -> Tensor:
-    """The same under independent weights with a few directions of their own; the Jacobian goes by a few outputs."""
+    """The same under a diagonal-plus-low-rank covariance; the Jacobian is formed a few outputs at a time."""
     layout = normal.layout
     blocks = diagonal_blocks(rows.layers, layout.views(normal.scale**-2))
     basis = normal.basis * normal.scale.unsqueeze(1)

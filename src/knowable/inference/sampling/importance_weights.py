@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from knowable.core.posterior.particles import systematic_indices
+
 _FEWEST = 5  # weights in a tail that can be fitted
 _PRIOR_WEIGHT = 10  # k is drawn towards a half as by this many weights
 
@@ -113,11 +115,8 @@ def effective_sample_size(log_weights: Tensor) -> float:
 
 def systematic_resample(log_weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Indices ``(count,)``, in order, by systematic resampling (Kitagawa, 1996): each as often as its weight says."""
-    total = log_weights.softmax(0).cumsum(0).cpu()
-    points = (
-        torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
-    ) / count
-    return torch.searchsorted(total / total[-1], points).clamp_max(len(total) - 1).to(log_weights.device)
+    offset = torch.rand((), generator=generator, dtype=torch.float64).item()
+    return systematic_indices(log_weights.softmax(0), count, offset).to(log_weights.device)
 
 
 def effective_sample_sizes(position: Tensor, log_weights: Tensor) -> Tensor:
