@@ -190,10 +190,12 @@ def test_looking_at_held_out_data_does_not_change_what_training_does(generator):
 # --- divergence -----------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_leaves_the_finite_numbers_goes_on_from_the_last_good_state_at_half_the_rate():
+def test_a_loss_that_becomes_nan_goes_on_from_the_last_good_state_at_half_the_rate():
     # the first step goes from 0 to 4 x 3 = 12, over the cliff; at half the rate it converges
     objective = Cliff()
-    with pytest.warns(kn.ConvergenceWarning, match=r"finite numbers at step 1: going on from step 0 .*half .* \(2\)"):
+    with pytest.warns(
+        kn.ConvergenceWarning, match=r"infinite at step 1: training continues from step 0 .*half .* \(2\)"
+    ):
         result = train(objective, FAR, settings_of(epochs=600, learning_rate=4.0, optimiser="sgd"))
     assert objective.theta.item() == pytest.approx(3.0, abs=1e-6)
     assert result.history[0]["learning_rate"] == 2.0
@@ -245,7 +247,7 @@ class BadGradient(Quadratic):
 
 def test_parameters_that_are_not_finite_at_the_end_of_a_window_go_back_to_its_beginning(generator):
     data, objective = some_data(20, generator), BadGradient()
-    with pytest.warns(kn.ConvergenceWarning, match="at step 100: going on from step 0"):
+    with pytest.warns(kn.ConvergenceWarning, match="at step 100: training continues from step 0"):
         result = train(objective, data, settings_of(epochs=60, batch_size=5))
     assert objective.batches[100:200] == objective.batches[:100]  # the same rows again, from the beginning
     assert torch.isfinite(objective.theta).all()
