@@ -189,8 +189,7 @@ class LowRankNormal(NormalPosterior):
 
 
 class KroneckerNormal(NormalPosterior):
-    r"""Independent layers, each normal with a :class:`~knowable.core.model.structured_normal.KroneckerBlock` as its
-    precision.
+    r"""Independent layers, each normal with a Kronecker-factored precision.
 
     Args:
         model: The model.
