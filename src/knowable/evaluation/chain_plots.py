@@ -283,5 +283,5 @@ def _verdict(axes: Axes, quantity: _Quantity, *, x: float, ha: str = "right") ->
     colour = MUTED if not known or quantity.rhat <= _WELL else "#8a6d00" if quantity.rhat <= _BADLY else "#c0392b"
     number = f"{quantity.rhat:.3f}" if quantity.rhat < 10 else f"{quantity.rhat:.0f}".replace("inf", "∞")
     text = f"R-hat {number}   ess {quantity.ess:,.0f}" if known else "never moved"
-    where = {"xycoords": "axes fraction", "xytext": (0, 4), "textcoords": "offset points", "ha": ha, "va": "bottom"}
-    axes.annotate(text, (x, 1.0), color=colour, fontsize=8, **where)
+    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 4), "textcoords": "offset points"}
+    axes.annotate(text, (x, 1.0), **place, ha=ha, va="bottom", color=colour, fontsize=8)
