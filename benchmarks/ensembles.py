@@ -115,7 +115,7 @@ def knowable_step(problem: Problem, mode: str) -> Step:
     from knowable.core.training.settings import Training
     from knowable.inference.ensembles.side_by_side import EnsembleObjective
     from knowable.inference.point.point import PointObjective
-    from knowable.inference.sampling.sampler import initial_weights
+    from knowable.inference.sampling.initial_positions import initial_weights
 
     x, y = problem.data()
     model = kn.Model(problem.make(), kn.Gaussian() if problem.sizes[-1] == 1 else kn.Categorical())

@@ -46,7 +46,7 @@ class Recipe:
         draws: Draws of each chain.
         length: Distance after which a chain has forgotten its direction, in units of the posterior, and the length of a
             stretch. The tuned one is longer and takes more gradients.
-        start: Where the chains begin, see :class:`knowable.core.chains.settings.Sampling`.
+        start: Where the chains begin, see :class:`knowable.core.chains.settings.ChainSettings`.
     """
 
     hidden: tuple[int, ...] = (16, 16)

@@ -50,12 +50,12 @@ ROOMS = {
     "likelihoods": {"core", "priors"},  # the Student-t likelihood shares its density with the prior of that name
     "inference": {"core", "likelihoods", "priors"},
     "evaluation": {"core"},
-    "report": {"core", "evaluation"},
+    "report": {"core", "evaluation", "likelihoods"},  # a prediction of labels has tables of its own
     "datasets": {"core"},
     "comparison": {"core", "evaluation", "report", "datasets", ROOT},  # methods by their names in the registry
     "decisions": {"core", "evaluation", "inference"},
-    "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", ROOT},
-    "testing": {"core", "datasets", ROOT},
+    "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", "report", ROOT},
+    "testing": {"core", "inference", "evaluation", "datasets", ROOT},
     "interfaces": None,  # anything
     ROOT: None,
 }

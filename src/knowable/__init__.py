@@ -20,6 +20,7 @@ from knowable._version import __version__
 from knowable.comparison import Comparison, compare
 from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.posterior import ChainPosterior, Samples
+from knowable.core.chains.settings import ChainStorage
 from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
@@ -125,6 +126,7 @@ __all__ = [
     "Checkpoint",
     "Engine",
     "Training",
+    "ChainStorage",
     "time_limit",
     # tables
     "BayesianRegressor",

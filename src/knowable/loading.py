@@ -1,4 +1,4 @@
-"""Loading a saved posterior, whichever method made it."""
+"""Loading a saved posterior of any family."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from benchmarks.compression import lenets, random_labels, recurrent, rewriting, variance_networks, vgg_width
-from benchmarks.compression.recurrent import KINDS, Plan, chance_percent, last_kept, sequences
+from benchmarks.compression.recurrent import KINDS, Plan, chance_percent, sequences
 from benchmarks.study import Rows
 
 # study, where its rows are, which of them, and how many
@@ -32,21 +32,6 @@ def test_quick_run_needs_no_data_and_skips_what_is_done(name, tmp_path, monkeypa
     again = study.run(quick=True, only=only, rows=Rows(path))
     assert again[part].keys() == first[part].keys()
     assert [row["error"] for row in again[part].values()] == [None] * count
-
-
-@pytest.mark.parametrize(("name", "only"), [("lenets", "LeNet-5*seed 0"), ("vgg width", "1.0")])
-def test_full_run_without_data_says_so(name, only, monkeypatch):
-    monkeypatch.delenv("KNOWABLE_DATA", raising=False)
-    study = STUDIES[name][0]
-    assert "failed: FileNotFoundError: set KNOWABLE_DATA" in study.to_markdown(
-        study.run(quick=False, only=only, rows=Rows())
-    )
-
-
-def test_answer_is_the_last_symbol_to_be_remembered():
-    kept = torch.tensor([[False, True, False, True, False]])
-    kind = torch.tensor([[3, 2, 1, 0, 1]])
-    assert last_kept(kept, kind).tolist() == [[KINDS, 2, 2, 0, 0]]
 
 
 def test_who_sees_only_the_present_symbol_is_wrong_as_often_as_said():

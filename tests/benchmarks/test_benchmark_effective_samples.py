@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -13,23 +12,15 @@ from benchmarks.effective_samples import (
     run,
     summarise,
     to_markdown,
-    verdict,
 )
 from benchmarks.effective_samples_peers import Settings
 from benchmarks.study import Rows
-from benchmarks.targets import TARGETS
 
 from benchmarks import effective_samples
 
 
 def independent(seed: int, *, shift: float = 0.0, chains: int = 4, draws: int = 500) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((chains, draws, 3)) + shift
-
-
-def test_every_contender_has_settings_for_every_target():
-    for contender in CONTENDERS:
-        assert set(contender.settings) == set(TARGETS) and all(contender.settings.values())
-    assert len({contender.name for contender in CONTENDERS}) == len(CONTENDERS)
 
 
 def test_independent_draws_are_worth_about_their_number():
@@ -40,25 +31,6 @@ def test_independent_draws_are_worth_about_their_number():
     assert row["ess_per_thousand_gradients"] == pytest.approx(row["ess"] / 4)
     assert row["gradients_per_second"] == 400.0
     np.testing.assert_allclose(row["error_of_mean"], 1 / np.sqrt(2000), rtol=0.25)
-
-
-def test_least_of_the_function_values_decides():
-    values = independent(0)
-    values[..., 1] = np.repeat(values[:, ::10, 1], 10, axis=1)  # each draw ten times: a tenth of the samples
-    assert 100 < judge(values, 1.0, 1)["ess"] < 300
-
-
-def test_chains_that_disagree_give_no_effective_samples():
-    values = independent(0)
-    values[0] += 3.0
-    row = judge(values, 1.0, 1)
-    assert row["rhat"] > 1.05 and row["ess_per_second"] == row["ess_per_thousand_gradients"] == 0.0
-
-
-def test_draws_that_are_not_finite_are_an_error():
-    values = independent(0)
-    values[0, 0, 0] = np.nan
-    assert judge(values, 1.0, 1) == {"error": "a draw is not finite"}
 
 
 def described(seed: int, label: str = "a", *, shift: float = 0.0, seconds: float = 1.0, exact: bool = True) -> dict:
@@ -100,42 +72,6 @@ def test_chain_count_is_chosen_on_a_seed_that_is_not_in_the_table(monkeypatch, t
     assert sorted(asked) == [(2, 100), (4, 0), (4, 1), (4, 2), (4, 100), (8, 100)]
 
 
-def test_sampler_that_ends_in_no_trial_is_left_at_that(tmp_path, monkeypatch):
-    asked = []
-
-    def out_of_time(contender, target, settings, seed, *, quick):
-        asked.append((settings.chains, seed))
-        return {"error": "took more than 240 s", "ran_out": True}
-
-    monkeypatch.setattr(effective_samples, "measure", out_of_time)
-    contender = Contender("slow", "slow", {"toy": [Settings(2, 1, 1), Settings(4, 1, 1)]})
-    found = effective_samples._runs_of(contender, "toy", False, Rows(tmp_path / "rows.jsonl"))
-    assert asked == [(2, 100), (4, 100)] and [row["error"] for row in found] == ["took more than 240 s"] * 2
-
-
-def test_failures_stay_in_the_summary():
-    failed = {"settings": {}, "label": "a", "seed": 0, "exact": True, "error": "ImportError: no"}
-    summary = summarise({"absent": [failed], "half": [described(0), {**failed, "seed": 1}]})
-    assert summary["absent"]["error"] == "ImportError: no" and "seconds" not in summary["absent"]
-    assert summary["half"]["error"] == "1 of 2 runs failed" and summary["half"]["ess"] > 0
-
-
-def test_verdict_names_the_best_of_each_side():
-    rates = {"knowable HMC": 3.0, "knowable NUTS": 6.0, "NumPyro NUTS": 4.0, "BlackJAX NUTS": 1.0, "Pyro NUTS": 0.5}
-    rows = {name: {"ess_per_second": rate, "exact": True} for name, rate in rates.items()}
-    assert verdict(rows) == "Best of ours: knowable NUTS, 1.50 times NumPyro NUTS and 12.00 times Pyro NUTS."
-    assert verdict({"knowable HMC": {"ess_per_second": 0.0, "exact": True}}) == "Best of ours: none has mixed."
-
-
-def test_verdict_compares_exact_samplers_apart():
-    rates = {"knowable HMC": 3.0, "knowable MCLMC": 9.0, "NumPyro NUTS": 2.0, "BlackJAX MCLMC": 6.0}
-    rows = {name: {"ess_per_second": rate, "exact": "MCLMC" not in name} for name, rate in rates.items()}
-    assert verdict(rows) == (
-        "Best of ours: knowable MCLMC, 1.50 times BlackJAX MCLMC. "
-        "Best of ours that is exact: knowable HMC, 1.50 times NumPyro NUTS."
-    )
-
-
 @pytest.fixture
 def one_contender(monkeypatch):
     """Ours alone: a process, but no compiling."""
@@ -157,16 +93,3 @@ def test_quick_run_samples_in_another_process_and_is_not_repeated(tmp_path):
     assert "| knowable HMC | 2 x (20 + 20) |" in to_markdown(first) and "failed: AttributeError" in to_markdown(first)
     again = run(quick=True, only="toy", rows=Rows(path))
     assert again["runs"]["toy"]["knowable HMC"] == [row]
-
-
-PEERS = {each.name: each for each in CONTENDERS if each.sampler != "knowable"}
-
-
-@pytest.mark.parametrize("name", PEERS)
-def test_absent_peer_is_reported_by_the_package_it_lacks(name):
-    contender = PEERS[name]
-    package = contender.sampler.partition("_")[0]
-    if importlib.util.find_spec(package) is not None:
-        pytest.skip(f"{package} is installed")
-    row = effective_samples.measure(contender, "toy", Settings(2, 5, 5), 0, quick=True)
-    assert row["error"].startswith("ModuleNotFoundError: No module named")

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 from benchmarks.empirical_bayes import (
@@ -10,17 +7,13 @@ from benchmarks.empirical_bayes import (
     PRIORS,
     Grouped,
     Plan,
-    evaluate,
     fit_linear,
     linear_data,
-    network_prior,
-    rows_of,
     run,
     to_markdown,
 )
 from benchmarks.study import Rows
 
-import knowable as kn
 from benchmarks import empirical_bayes
 
 SMALL = Plan(16, 24, network_rows=12, hidden=3, epochs=20, groups=(0, 1, 16), seeds=1, network_seeds=1)
@@ -46,21 +39,6 @@ def test_evidence_of_a_row_is_that_of_the_targets_themselves():
     assert float(fit_linear(SMALL, 0, x, y).log_evidence) == pytest.approx(marginal.log_prob(y[:, 0]).item(), rel=1e-9)
 
 
-def test_more_scales_never_lower_the_evidence(seed):
-    # each grouping contains the one before it. 1e-3 nats: what the search leaves
-    found = [evaluate("linear", groups, SMALL, seed) for groups in ("0", "1", "16")]
-    evidence = [row["log_evidence"] for row in found]
-    assert evidence[0] <= evidence[1] + 1e-3 and evidence[1] <= evidence[2] + 1e-3
-    assert [row["scales"] for row in found] == [0, 1, 16]
-    assert all(math.isfinite(row["held_out"]) for row in found)
-
-
-def test_priors_of_the_network_are_what_their_names_say():
-    assert network_prior("fixed") == kn.Normal(1.0)
-    assert network_prior("layer") == kn.EmpiricalBayes(kn.Normal(1.0), per="layer")
-    assert network_prior("weight, hyperprior") == kn.EmpiricalBayes(kn.Normal(1.0), kn.Normal(0.5), per="weight")
-
-
 def test_quick_run_fills_every_row_and_skips_what_is_done(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     first = run(quick=True, only="*", rows=Rows(path))
@@ -75,21 +53,3 @@ def test_quick_run_fills_every_row_and_skips_what_is_done(tmp_path, monkeypatch)
 
     monkeypatch.setattr(empirical_bayes, "evaluate", unwanted)
     assert run(quick=True, only="*", rows=Rows(path))["cases"] == first["cases"]
-
-
-def test_failed_rows_are_named(monkeypatch):
-    def failing(*_, **__):
-        raise ValueError("no luck")
-
-    monkeypatch.setattr(empirical_bayes, "evaluate", failing)
-    assert "failed: ValueError: no luck" in to_markdown(run(quick=True, only="linear", rows=Rows()))
-
-
-def test_rows_that_are_kept_do_not_depend_on_how_many_there_are():
-    assert str(replace(SMALL, seeds=7, groups=(1,), network_seeds=3)) == str(SMALL)
-    assert str(replace(SMALL, rows=25)) != str(SMALL)
-
-
-def test_rows_follow_the_plan():
-    assert rows_of("linear", replace(SMALL, groups=(1, 2))) == ["1", "2"]
-    assert rows_of("network", SMALL) == PRIORS

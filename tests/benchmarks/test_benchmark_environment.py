@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from importlib import metadata
 
@@ -17,8 +16,3 @@ def test_environment_names_machine_threads_and_versions():
     assert environment.threads == torch.get_num_threads()
     assert environment.cores >= 1 and environment.cpu
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", environment.date)
-
-
-def test_environment_survives_json():
-    described = Environment.now(["numpy"]).to_dict()
-    assert json.loads(json.dumps(described)) == described

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.epoch import feeding_only, knowable_feed, loader_feed
-from benchmarks.networks import classification_data
+from benchmarks.epoch import knowable_feed, loader_feed
 from benchmarks.run import run_benchmark
 
 
@@ -22,7 +21,3 @@ def test_feeds_give_every_row_once_an_epoch_in_an_order_that_changes(feed):
     first, second = (torch.cat([labels for _, labels in batches()]) for _ in range(2))
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(300))
     assert first.tolist() != second.tolist()
-
-
-def test_feeding_only_counts_the_rows():
-    assert feeding_only(loader_feed, 300, 2)() == len(classification_data(300, (2,))[1])

@@ -8,8 +8,6 @@ import pytest
 import torch
 from benchmarks.laplace import (
     FIT_PEERS,
-    PREDICT_PEERS,
-    Batches,
     Job,
     Peer,
     cases,
@@ -21,32 +19,10 @@ from benchmarks.networks import SMALL_MLP, Layers, plain_convolution
 from torch import nn
 
 
-def test_every_network_and_structure_has_a_table_of_fits_and_one_of_predictions():
-    names = [case.name for case in cases(quick=False)]
-    stems = ["kron", "diag", "last_kron", "last_full"]
-    assert sorted(names) == sorted(
-        f"{net}_{stem}_{what}" for net in ("mlp", "lenet") for stem in stems for what in ("fit", "predict")
-    )
-    assert FIT_PEERS.keys() == PREDICT_PEERS.keys()
-
-
-def test_full_tables_have_the_size_promised():
-    assert all("10,000 rows" in case.title or "1,000 inputs" in case.title for case in cases(quick=False))
-
-
 @pytest.mark.parametrize("case", cases(quick=True), ids=lambda case: case.name)
 def test_our_contenders_give_finite_numbers(case):
     result = case.contenders["knowable"]()()
     assert torch.isfinite(torch.as_tensor(result)).all()
-
-
-def test_batches_are_all_rows_in_order():
-    x, y = torch.arange(7.0).unsqueeze(1), torch.arange(7)
-    batches = Batches(x, y, 3)
-    found = list(batches)
-    assert [len(each) for each, _ in found] == [3, 3, 1] and len(batches) == 3 and len(batches.dataset) == 7
-    assert torch.equal(torch.cat([each for each, _ in found]), x)
-    assert torch.equal(torch.cat([each for _, each in found]), y)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from benchmarks.study import Rows
-from benchmarks.uci_chains import PUBLISHED, Recipe, evaluate, network, run, summarise, to_markdown
+from benchmarks.uci_chains import Recipe, evaluate, run, to_markdown
 from benchmarks.uci_data import cut
 
 from benchmarks import uci_chains
@@ -25,19 +24,6 @@ def test_log_likelihood_is_in_the_units_of_the_target():
     assert many["rmse"] == pytest.approx(1024 * one["rmse"], rel=1e-4)
 
 
-def test_network_gives_mean_and_log_noise():
-    net = network(5, Recipe(hidden=(7, 6), activation="tanh"))
-    assert net(torch.zeros(3, 5)).shape == (3, 2)
-    assert [type(layer).__name__ for layer in net] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
-
-
-def test_failed_splits_are_counted_out_and_named():
-    row = {"log_likelihood": -1.0, "rmse": 2.0, "rhat": 1.0, "gradients": 5.0, "seconds": 3.0, "error": None}
-    found = summarise([row, {**row, "log_likelihood": -2.0}, {"error": "ValueError: no"}])
-    assert found["splits"] == 2 and found["error"] == "ValueError: no" and found["log_likelihood"][0] == -1.5
-    assert summarise([{"error": "ValueError: no"}]) == {"splits": 0, "error": "ValueError: no"}
-
-
 def test_quick_run_needs_no_data_and_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv("KNOWABLE_DATA", raising=False)
     path = tmp_path / "rows.jsonl"
@@ -50,10 +36,3 @@ def test_quick_run_needs_no_data_and_skips_what_is_done(tmp_path, monkeypatch):
 
     monkeypatch.setattr(uci_chains, "evaluate", unwanted)
     assert run(quick=True, only="yacht", rows=Rows(path))["splits"] == first["splits"]
-
-
-def test_full_run_without_data_says_so(monkeypatch):
-    monkeypatch.delenv("KNOWABLE_DATA", raising=False)
-    text = to_markdown(run(quick=False, only="energy", rows=Rows()))
-    assert "| energy | 0 | failed: FileNotFoundError: set KNOWABLE_DATA" in text
-    assert PUBLISHED["energy"][0] == -1.38 and PUBLISHED["yacht"][0] == -1.18

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.uci_data import Split, cut, load, mean_and_error, network, scaler_of, validation_parts
+from benchmarks.uci_data import Split, cut, load, mean_and_error, scaler_of, validation_parts
 
 
 @pytest.fixture
@@ -35,12 +35,6 @@ def test_split_holds_out_the_rows_of_its_mask():
     torch.testing.assert_close(second.test_y, whole[6:12])
 
 
-def test_missing_folder_is_named(monkeypatch):
-    monkeypatch.delenv("KNOWABLE_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match="KNOWABLE_DATA"):
-        load("yacht", 0)
-
-
 def test_validation_predicts_each_training_row_once_and_uses_no_test_row(seed):
     split = numbered(25)
     parts = validation_parts(split, folds=3, seed=seed)
@@ -52,12 +46,6 @@ def test_validation_predicts_each_training_row_once_and_uses_no_test_row(seed):
     assert torch.cat([part.test_x for part in parts]).flatten().sort().values.tolist() == list(range(20))
 
 
-def test_validation_rows_depend_on_the_seed_alone():
-    split = numbered(105)
-    first, same, other = (validation_parts(split, folds=5, seed=seed)[0].test_x for seed in (1, 1, 2))
-    assert torch.equal(first, same) and not torch.equal(first, other)
-
-
 def test_scaler_knows_the_training_rows_only():
     split = numbered(25)
     scaler = scaler_of(split)
@@ -65,23 +53,6 @@ def test_scaler_knows_the_training_rows_only():
     assert scaler.x_mean.item() == pytest.approx(9.5) and scaler.y_mean == pytest.approx(95.0)
     assert scaled.mean().item() == pytest.approx(0, abs=1e-6)
     assert scaled.std(correction=0).item() == pytest.approx(1, rel=1e-6)
-
-
-def test_constant_inputs_are_left_finite():
-    x = np.column_stack([np.ones(8), np.arange(8.0)])
-    scaled = scaler_of(cut(x, x[:, 1], np.arange(8) == 0)).scale_x(torch.from_numpy(x).float())
-    assert scaled[:, 0].eq(0).all()
-
-
-def test_network_has_the_layers_asked_for_and_leaves_the_generator_alone():
-    before = torch.get_rng_state()
-    net, again, other = (
-        network(5, hidden=(7, 6), activation="relu", outputs=2, seed=seed) for seed in (3, 3, 4)
-    )  # fmt: skip
-    assert torch.equal(torch.get_rng_state(), before)
-    assert net(torch.zeros(3, 5)).shape == (3, 2)
-    assert [type(layer).__name__ for layer in net] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
-    assert torch.equal(net[0].weight, again[0].weight) and not torch.equal(net[0].weight, other[0].weight)
 
 
 def test_mean_and_error_are_those_of_the_splits():

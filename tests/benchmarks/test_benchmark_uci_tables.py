@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.study import Rows
 from benchmarks.uci_chains import synthetic
-from benchmarks.uci_tables import CONTENDERS, DATA, bayesian_ridge, run, summarise, to_markdown
+from benchmarks.uci_tables import CONTENDERS, bayesian_ridge, run, to_markdown
 
 from benchmarks import uci_tables
 
@@ -31,22 +31,3 @@ def test_a_quick_run_has_a_row_for_every_contender_and_goes_on_where_it_was_stop
     assert found["data"]["yacht"]["NGBoost"]["nll"][0] == 2.0
     text = to_markdown(found)
     assert "| yacht | 2.000 ± nan" in text and all(who in text for who in CONTENDERS)
-
-
-def test_what_fails_is_named(monkeypatch):
-    def broken(split, seed, quick):
-        raise ImportError("no such library")
-
-    monkeypatch.setattr(uci_tables, "CONTENDERS", dict.fromkeys(CONTENDERS, broken))
-    found = run(quick=True, only="energy", rows=Rows())
-    assert "failed: ImportError: no such library" in to_markdown(found)
-
-
-def test_failed_splits_are_counted_out():
-    row = {"error": None, "nll": 1.0, "seconds": 3.0}
-    assert summarise([row, {**row, "nll": 2.0}, {"error": "no"}])["nll"][0] == 1.5
-    assert summarise([{"error": "no"}]) == {"splits": 0, "error": "no"}
-
-
-def test_there_are_five_sets():
-    assert len(DATA) == 5

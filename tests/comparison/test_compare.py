@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,6 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.comparison import compare as module
 from knowable.comparison.compare import compare
 from knowable.comparison.folds import as_splits
 from knowable.comparison.run import fit_seed
@@ -129,7 +129,7 @@ def test_nuts_is_the_reference_where_it_is_among_the_methods_unless_told_otherwi
 
 
 def test_a_named_reference_is_left_out_of_large_networks_with_a_warning(monkeypatch):
-    monkeypatch.setattr(module, "MOST_PARAMETERS", 2)
+    monkeypatch.setattr(sys.modules["knowable.comparison.compare"], "MOST_PARAMETERS", 2)
     model, data = linear_problem()
     with pytest.warns(KnowableWarning, match="exact_linear was left out: the network has 3 random parameters"):
         found = compare(model, data, methods=[SHORT], cv=2, reference="exact_linear")

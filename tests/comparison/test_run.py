@@ -10,12 +10,12 @@ from knowable.comparison import run as running
 from knowable.comparison.budget import Budget
 from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
-from knowable.comparison.methods import Contender
-from knowable.comparison.run import Conditions, Outcome, Run, fits_to_make
-from knowable.comparison.subject import ModelSubject
+from knowable.comparison.methods import Candidate
+from knowable.comparison.problem import ModelProblem
+from knowable.comparison.run import ComparisonRun, Conditions, Outcome, fits_to_make
 from tests.comparison.cases import linear_problem
 
-A, B, C = (Contender(name, kn.MAP(epochs=number)) for number, name in enumerate("abc", 1))
+A, B, C = (Candidate(name, kn.MAP(epochs=number)) for number, name in enumerate("abc", 1))
 SPLITS = [Split(np.arange(20), np.arange(20, 40)), Split(np.arange(20, 40), np.arange(20))]
 
 
@@ -24,19 +24,19 @@ def fits(monkeypatch):
     """Fits that only note down what was asked for; ``c`` fails on the second fold."""
     made: list[tuple[str, int, bool]] = []
 
-    def attempt(conditions, contender, fold, split, *, seconds=None, reference="", truth=None):
-        made.append((contender.name, fold, truth is not None))
-        error = "ValueError: no" if (contender.name, fold) == ("c", 1) else None
-        record = Record(contender.name, contender.settings, fold, reference, {"nll": 1.0, "seconds": 2.0}, error=error)
+    def attempt(conditions, candidate, fold, split, *, seconds=None, reference="", truth=None):
+        made.append((candidate.name, fold, truth is not None))
+        error = "ValueError: no" if (candidate.name, fold) == ("c", 1) else None
+        record = Record(candidate.name, candidate.settings, fold, reference, {"nll": 1.0, "seconds": 2.0}, error=error)
         return Outcome(record, object(), 2.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(running, "attempt", attempt)
     return made
 
 
-def make(journal: Journal, reference: Contender | None = None, budget: Budget | None = None) -> Run:
-    conditions = Conditions(ModelSubject(*linear_problem()), 0, 8)
-    made = Run(conditions, (A, B, C), SPLITS, reference, journal, budget or Budget(None, 6))
+def make(journal: Journal, reference: Candidate | None = None, budget: Budget | None = None) -> ComparisonRun:
+    conditions = Conditions(ModelProblem(*linear_problem()), 0, 8)
+    made = ComparisonRun(conditions, (A, B, C), SPLITS, reference, journal, budget or Budget(None, 6))
     made.go(progress=False)
     return made
 
@@ -74,8 +74,8 @@ def test_a_known_reference_is_fitted_again_for_the_sake_of_the_others_and_kept_o
 
 def test_a_finished_fold_needs_no_reference(fits):
     journal = Journal(None, {})
-    for contender in (A, B, C):
-        journal.add(Record("x", contender.settings, 0, "" if contender is B else B.settings, {"nll": 0.5}))
+    for candidate in (A, B, C):
+        journal.add(Record("x", candidate.settings, 0, "" if candidate is B else B.settings, {"nll": 0.5}))
     run = make(journal, reference=B)
     assert all(fold == 1 for _, fold, _ in fits)
     assert [record.method for record in run.records[:3]] == ["a", "b", "c"]  # under the names of this comparison

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from knowable.comparison.comparison import estimate, order, paired, ranking
+from knowable.comparison.statistics import columns_in, estimate, order, paired, ranking, ranking_column
+from knowable.errors import InvalidArgument
 from tests.comparison.cases import THREE
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
@@ -101,3 +102,14 @@ def test_where_higher_is_better_the_highest_is_first_and_differences_keep_their_
 def test_one_fold_cannot_tell_methods_apart_unless_one_is_infinitely_bad():
     places = ranking({"a": {0: 1.0}, "b": {0: 2.0}, "c": {0: math.inf}})
     assert [place.verdict for place in places] == ["best", "unclear", "worse"]
+
+
+def test_scores_come_in_the_order_of_tables_whatever_the_order_they_are_named_in():
+    assert [column.name for column in columns_in(["seconds", "nll", "rmse", "unknown"])] == ["nll", "rmse", "seconds"]
+
+
+def test_methods_cannot_be_ranked_by_a_score_without_a_direction_or_one_that_is_not_there():
+    assert ranking_column("crps", ["crps"]).name == "crps"
+    for name in ("coverage_90", "mean_entropy", "rmse"):
+        with pytest.raises(InvalidArgument, match=f"one that ranks methods: crps; got '{name}'"):
+            ranking_column(name, ["crps", "coverage_90", "mean_entropy"])

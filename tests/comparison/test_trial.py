@@ -11,20 +11,20 @@ import torch
 
 import knowable as kn
 from knowable.comparison.folds import Split
-from knowable.comparison.methods import Contender
-from knowable.comparison.run import Conditions, Notes, attempt, fit_seed, one_line
-from knowable.comparison.subject import ModelSubject
+from knowable.comparison.methods import Candidate
+from knowable.comparison.problem import ModelProblem
+from knowable.comparison.run import Conditions, attempt, fit_seed, one_line
 from knowable.core.method import Method
 from knowable.errors import Interrupted, KnowableWarning
 from tests.comparison.cases import class_problem, linear_problem
 
 SPLIT = Split(np.arange(30), np.arange(30, 40))
-EXACT = Contender("exact", kn.ExactLinear())
+EXACT = Candidate("exact", kn.ExactLinear())
 
 
 def conditions(outside=None, problem=linear_problem) -> Conditions:
-    subject = ModelSubject(*problem())
-    return Conditions(subject, 0, 64, None if outside is None else subject.outside(outside))
+    problem = ModelProblem(*problem())
+    return Conditions(problem, 0, 64, None if outside is None else problem.outside(outside))
 
 
 class Broken(Method):
@@ -36,13 +36,13 @@ class Broken(Method):
     def __repr__(self) -> str:
         return "Broken()"
 
-    def fit(self, model, data, **_):
+    def _fit(self, job):
         self.does()
-        return kn.ExactLinear().fit(model, data)
+        return kn.ExactLinear().fit(job.model, job.rows, seed=job.seed)
 
 
-def broken(does) -> Contender:
-    return Contender("broken", Broken(does))
+def broken(does) -> Candidate:
+    return Candidate("broken", Broken(does))
 
 
 def test_scores_are_those_of_a_fit_made_by_hand():
@@ -58,7 +58,7 @@ def test_scores_are_those_of_a_fit_made_by_hand():
 
 
 def test_classes_have_accuracy_and_brier_instead():
-    record = attempt(conditions(problem=class_problem), Contender("map", kn.MAP(epochs=50)), 0, SPLIT).record
+    record = attempt(conditions(problem=class_problem), Candidate("map", kn.MAP(epochs=50)), 0, SPLIT).record
     assert record.error is None
     assert record.scores.keys() >= {"nll", "accuracy", "brier", "ece", "mean_entropy"}
     assert "crps" not in record.scores and "rmse" not in record.scores
@@ -77,14 +77,14 @@ def test_the_reference_is_at_no_distance_from_itself_and_a_point_is_without_spre
     assert record.agreement["mean_shift"] == pytest.approx(0.0, abs=1e-6)
     assert record.scores["reference_distance"] == record.agreement["wasserstein"]
     point = attempt(
-        setting, Contender("map", kn.MAP(epochs=5)), 0, SPLIT, reference="ExactLinear()", truth=truth
+        setting, Candidate("map", kn.MAP(epochs=5)), 0, SPLIT, reference="ExactLinear()", truth=truth
     ).record
     assert point.agreement["sd_ratio"] == 0.0 and point.reference == "ExactLinear()"
 
 
 def test_a_reference_without_spread_is_noted_and_the_scores_stay():
     setting = conditions()
-    truth = attempt(setting, Contender("map", kn.MAP(epochs=5)), 0, SPLIT).fitted
+    truth = attempt(setting, Candidate("map", kn.MAP(epochs=5)), 0, SPLIT).fitted
     record = attempt(setting, EXACT, 0, SPLIT, truth=truth).record
     assert record.agreement == {} and "nll" in record.scores and record.error is None
     assert any("Not compared with the reference" in text for text in record.warnings)
@@ -118,26 +118,13 @@ def test_an_interrupt_ends_the_comparison_and_not_only_the_fit():
         attempt(conditions(), broken(interrupted), 0, SPLIT)
 
 
-def test_notes_survive_an_error_inside():
-    notes = Notes()
-
-    def fail():
-        with notes.taken():
-            warnings.warn("before", KnowableWarning, stacklevel=1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert notes.texts == ["before"]
-
-
 def test_a_fit_leaves_the_callers_randomness_alone_and_does_not_depend_on_it():
     torch.manual_seed(1)
-    first = attempt(conditions(), Contender("mfvi", kn.MeanFieldVI(epochs=3)), 0, SPLIT).record
+    first = attempt(conditions(), Candidate("mfvi", kn.MeanFieldVI(epochs=3)), 0, SPLIT).record
     after = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(1), after)
-    second = attempt(conditions(), Contender("mfvi", kn.MeanFieldVI(epochs=3)), 0, SPLIT).record
+    second = attempt(conditions(), Candidate("mfvi", kn.MeanFieldVI(epochs=3)), 0, SPLIT).record
     timed = ("seconds", "predict_seconds", "memory_mb")
     assert all(second.scores[name] == value for name, value in first.scores.items() if name not in timed)
 

@@ -95,7 +95,7 @@ SUBJECTS = {
 @pytest.fixture(autouse=True)
 def _short_training_before_chains(monkeypatch):
     """Parameters that are points are trained before the chains begin: a few steps will do here."""
-    monkeypatch.setattr("knowable.inference.sampling.sampler._STEPS", 20)
+    monkeypatch.setattr("knowable.inference.sampling.initial_positions._STEPS", 20)
 
 
 @pytest.fixture(autouse=True)

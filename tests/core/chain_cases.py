@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.kernel import Block, Info, Kernel, State, WarmUp, restored_state, state_tensors
 from knowable.core.chains.target import DensityTarget, Target
 from knowable.core.network.params import Layout
 
 
 def normal_target(dimension: int = 2) -> DensityTarget:
     return DensityTarget(lambda p: -0.5 * p["x"].square().sum(), Layout.of({"x": torch.zeros(dimension)}))
+
+
+@dataclass(frozen=True)
+class CountingState(State):
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class CountingInfo(Info):
+    number: Tensor | None = None
 
 
 @dataclass
@@ -27,26 +38,24 @@ class Counting(Kernel):
     error: type[BaseException] = KeyboardInterrupt
     warmups: list[WarmUp] = field(default_factory=list)
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+    state_type = CountingState
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> CountingState:
         numbers = torch.arange(len(position), dtype=position.dtype)
-        return {
-            "position": numbers.unsqueeze(1).expand(position.shape).clone(),
-            "count": torch.zeros((), dtype=torch.int64),
-        }
+        return CountingState(numbers.unsqueeze(1).expand(position.shape).clone(), numbers)
 
     def advance(
-        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
-    ) -> tuple[State, Block]:
+        self, target: Target, state: CountingState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[CountingState, Block]:
         if warmup is not None:
             self.warmups.append(warmup)
-        state, found = dict(state), []
+        found = []
         for _ in range(n):
-            if self.stops_at is not None and int(state["count"]) >= self.stops_at:
+            if self.stops_at is not None and state.count >= self.stops_at:
                 raise self.error("stopped on purpose")
-            state["count"] = state["count"] + 1
-            state["position"] = state["position"] + 1000
-            value = state["position"][:, 0]
-            found.append((state["position"], value, {"acceptance": torch.ones(len(value)), "number": value}))
+            position = state.position + 1000
+            state = replace(state, position=position, value=position[:, 0], count=state.count + 1)
+            found.append((state, CountingInfo(acceptance=torch.ones(len(position)), number=state.value)))
         return state, Block.stack(found)
 
 
@@ -57,14 +66,26 @@ class Autoregressive(Kernel):
     rho: float = 0.0
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
-        return {"position": position, "value": -0.5 * position.square().sum(1)}
+        return State(position, -0.5 * position.square().sum(1))
 
     def advance(
         self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
     ) -> tuple[State, Block]:
-        position, found = state["position"], []
+        found = []
         for _ in range(n):
-            noise = torch.randn(position.shape, generator=generator, dtype=position.dtype)
-            position = self.rho * position + (1 - self.rho**2) ** 0.5 * noise
-            found.append((position, -0.5 * position.square().sum(1), {}))
-        return {"position": position, "value": found[-1][1]}, Block.stack(found)
+            noise = torch.randn(state.position.shape, generator=generator, dtype=state.position.dtype)
+            position = self.rho * state.position + (1 - self.rho**2) ** 0.5 * noise
+            state = State(position, -0.5 * position.square().sum(1))
+            found.append((state, Info()))
+        return state, Block.stack(found)
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two states are the same to the bit."""
+    a, b = state_tensors(one), state_tensors(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def copied(state: Any) -> Any:
+    """A state with tensors of its own."""
+    return restored_state(type(state), {name: value.clone() for name, value in state_tensors(state).items()})

@@ -131,7 +131,7 @@ def test_bad_scores_are_named(score):
         score([], [1.0])
     with pytest.raises(InvalidData, match=r"outside has 1 missing values, the first at 1"):
         score([0.0], [1.0, math.nan])
-    with pytest.raises(InvalidType, match=r"outside must be a tensor or an array of numbers, got str 'far'"):
+    with pytest.raises(InvalidType, match=r"outside must be a tensor, an array or a data frame of numbers, got str"):
         score([0.0], "far")
     with pytest.raises(InvalidData, match="single number"):
         score([0.0], 1.0)

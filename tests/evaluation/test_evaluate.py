@@ -152,5 +152,5 @@ def test_bad_input_is_named():
         evaluate(prediction, [0.0, 0.0, math.nan, 0.0])
     with pytest.raises(InvalidData, match="empty"):
         evaluate(normals(torch.zeros(1, 0), torch.ones(1, 0)), [])
-    with pytest.raises(InvalidType, match="y must be a tensor or an array of numbers"):
+    with pytest.raises(InvalidType, match="y must be a tensor, an array or a data frame of numbers"):
         evaluate(_labels(2)[0], ["cat", "dog"])

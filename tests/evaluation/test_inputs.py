@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from knowable.errors import InvalidData, InvalidType
-from knowable.evaluation.inputs import class_table, classes_and_target, means_and_target, target, to_tensor
+from knowable.evaluation.inputs import class_table, classes_and_target, means_and_target, score_tensor, target
 
 from .cases import DTYPE, binary, classes, normals
 
@@ -25,29 +25,22 @@ from .cases import DTYPE, binary, classes, normals
     ],
 )
 def test_numbers_of_every_kind_become_double_precision(given):
-    made = to_tensor("y", given)
+    made = score_tensor("y", given)
     assert made.dtype == torch.float64 and made.tolist() == [1.0, 2.0] and not made.requires_grad
 
 
 @pytest.mark.parametrize("given", [[True, False], np.array([1, 0], dtype=np.uint8), torch.tensor([True, False])])
 def test_labels_of_every_kind_become_integers(given):
-    made = to_tensor("y", given)
+    made = score_tensor("y", given)
     assert made.dtype == torch.int64 and made.tolist() == [1, 0]
 
 
 def test_what_is_not_numbers_is_refused_by_name():
     for bad in ("abc", ["cat", "dog"], None, [[1.0], [1.0, 2.0]], object()):
-        with pytest.raises(InvalidType, match=r"^labels must be a tensor or an array of numbers"):
-            to_tensor("labels", bad)
+        with pytest.raises(InvalidType, match=r"^labels must be a tensor, an array or a data frame of numbers"):
+            score_tensor("labels", bad)
     with pytest.raises(InvalidType, match="labels must hold real numbers"):
-        to_tensor("labels", torch.zeros(2, dtype=torch.complex64))
-
-
-def test_reading_an_array_leaves_it_alone():
-    array = np.array([1.0, 2.0])
-    array.setflags(write=False)
-    to_tensor("y", array).add_(1.0)
-    assert array.tolist() == [1.0, 2.0]
+        score_tensor("labels", torch.zeros(2, dtype=torch.complex64))
 
 
 def test_target_checks_rows_and_missing_values():

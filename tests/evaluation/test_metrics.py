@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from knowable.core.chains.mixing import ess_bulk
+from knowable.core.chains.convergence import ess_bulk
 from knowable.errors import InvalidArgument
 from knowable.evaluation import metrics
 

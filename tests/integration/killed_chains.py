@@ -8,7 +8,8 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.chains import run as chain_run
-from knowable.inference.sampling import sampler as starting_points
+from knowable.core.chains.settings import ChainStorage
+from knowable.inference.sampling import initial_positions
 from knowable.inference.sampling.hmc import HMC
 
 
@@ -24,13 +25,13 @@ def problem() -> tuple[kn.Model, tuple[torch.Tensor, torch.Tensor]]:
 
 def method() -> HMC:
     """An ensemble, a warm-up that tunes step and mass, and draws of which memory keeps a part."""
-    return HMC(chains=3, draws=99, warmup=60, steps=3, max_memory=40 * 3 * 18 * 4)
+    return HMC(chains=3, draws=99, warmup=60, steps=3, storage=ChainStorage(max_memory=40 * 3 * 18 * 4))
 
 
 def fit(checkpoint: str | None = None) -> kn.Posterior:
     """The fit; with a checkpoint it saves after every few transitions."""
     torch.set_num_threads(1)
-    chain_run._BLOCK, starting_points._STEPS = 8, 150
+    chain_run._BLOCK, initial_positions._STEPS = 8, 150
     model, data = problem()
     place = None if checkpoint is None else kn.Checkpoint(checkpoint, seconds=0)
     return method().fit(model, data, seed=7, progress=False, checkpoint=place)

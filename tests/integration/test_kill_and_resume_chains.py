@@ -15,7 +15,7 @@ import torch
 import knowable as kn
 from knowable.core.chains import run as chain_run
 from knowable.core.storage.folder import is_folder, read_folder
-from knowable.inference.sampling import sampler as starting_points
+from knowable.inference.sampling import initial_positions
 from tests.integration import killed_chains
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -34,7 +34,7 @@ class Whole:
 def whole() -> Whole:
     with pytest.MonkeyPatch.context() as patch:  # put back what the fit sets in its own process
         patch.setattr(chain_run, "_BLOCK", chain_run._BLOCK)
-        patch.setattr(starting_points, "_STEPS", starting_points._STEPS)
+        patch.setattr(initial_positions, "_STEPS", initial_positions._STEPS)
         started = time.monotonic()
         return Whole(killed_chains.fit(), time.monotonic() - started)
 
@@ -112,7 +112,7 @@ def test_chains_killed_right_after_a_checkpoint_are_bit_for_bit_those_that_were_
     assert _done(checkpoint / "chains") >= done
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_run, "_BLOCK", chain_run._BLOCK)
-        patch.setattr(starting_points, "_STEPS", starting_points._STEPS)
+        patch.setattr(initial_positions, "_STEPS", initial_positions._STEPS)
         _assert_same(killed_chains.fit(str(checkpoint)), whole.posterior)
 
 

@@ -211,7 +211,7 @@ SCORES: dict[str, Case] = {
     "evaluate words": (
         lambda: kn.evaluate(prediction(), ["a"] * 20),
         kn.InvalidType,
-        "y must be a tensor or an array of numbers, got a list",
+        "y must be a tensor, an array or a data frame of numbers, got list",
     ),
     "evaluate labels out of range": (
         lambda: kn.evaluate(class_prediction(), LABELS + 1),

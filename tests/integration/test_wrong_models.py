@@ -69,7 +69,7 @@ MODEL: dict[str, Case] = {
     "prior misses a parameter": (
         lambda: linear_model(prior={"weight": kn.Normal()}),
         kn.InvalidArgument,
-        "prior gives nothing for parameter 'bias'",
+        "prior has no entry for parameter 'bias'",
     ),
     "prior names no parameter": (
         lambda: linear_model(prior={"w": kn.Normal(), "*": kn.Flat()}),

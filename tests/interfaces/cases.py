@@ -5,11 +5,12 @@ import math
 import torch
 
 from knowable.likelihoods import Categorical, HeteroscedasticGaussian
-from knowable.report import Citation, Column, Notice, Report, Section, score_table
+from knowable.report import Citation, Listing, Notice, Report, Section
 from knowable.report.panels import (
     Axes,
     BarsPanel,
     DependencePanel,
+    ForestPanel,
     Line,
     LinesPanel,
     Response,
@@ -23,8 +24,8 @@ from knowable.report.prediction_panels import (
     pictures_panel,
     reliability_panel,
 )
-from knowable.report.report import Listing
 from knowable.report.row_panels import truth_panel
+from knowable.report.scores import ScoreColumn, score_table
 
 HOSTILE = "<script>alert('$x^2$ & \"quotes\"')</script>"
 
@@ -55,7 +56,7 @@ def every_panel(generator, label="method"):
     return (
         band_panel(label, x, numbers, axes=axes, data=(x, y), truth=y, caption=label),
         noise_panel(label, x, numbers, axes=axes, data_x=x.flatten(), residuals=y, bins=3, caption=label),
-        coverage_panel(label, {label: (numbers, y)}, caption=label),
+        coverage_panel(label, {label: [(numbers, y)]}, caption=label),
         reliability_panel(label, {label: (classes, labels), "other": (classes, labels)}, caption=label),
         curves_panel(label, {label: records}, caption=label),
         *run_panels(generator, label),
@@ -82,6 +83,15 @@ def run_panels(generator, label):
         truth_panel(label, numbers, y, range(2, 11)),
         LinesPanel(**common, lines=(line, line), percent=True),
         BarsPanel(**common, names=(label, "b"), values=(2.0, 1.0), errors=(0.1, 0.2)),
+        ForestPanel(
+            **common,
+            names=(label, "b"),
+            values=(0.0, 1.0),
+            half_widths=(0.0, 0.2),
+            zero=True,
+            verdicts=("best", "tied"),
+            texts=(label, "1.0 ± 0.1"),
+        ),
         DependencePanel(
             **common,
             **spread,
@@ -98,7 +108,7 @@ def run_panels(generator, label):
 
 def whole_report(generator, label="method"):
     """A report with every part, and ``label`` wherever a user's words can be."""
-    column = Column("nll", label, help=label)
+    column = ScoreColumn("nll", label, help=label)
     table = score_table(
         label,
         {label: {"nll": 1.0}, "other": {"nll": 2.0}},

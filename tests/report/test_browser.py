@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from knowable.report import write
-from knowable.report.fit_report import run_report
+from knowable.tabular.fit_report import fit_report
 from tests.interfaces.browser import Browser, needs_chromium
 from tests.report.fitted import class_fit, linear_fit
 
@@ -24,8 +24,8 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    write(run_report(linear_fit()), folder / "numbers.html")
-    write(run_report(class_fit()), folder / "classes.html")
+    write(fit_report(linear_fit()), folder / "numbers.html")
+    write(fit_report(class_fit()), folder / "classes.html")
     return folder
 
 

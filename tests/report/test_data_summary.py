@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from knowable.report.fit_report import data_listing
+from knowable.report.row_panels import data_listing
 
 
 @pytest.fixture

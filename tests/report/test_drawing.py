@@ -12,7 +12,7 @@ from knowable.report.drawing import svg
 from knowable.report.panels import Panel
 from tests.interfaces.cases import HOSTILE, every_panel
 
-KINDS = range(11)  # all panels that matplotlib draws
+KINDS = range(12)  # all panels that matplotlib draws
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,9 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(generator):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(Unsupported, match="band, bars, calibration, curves, dependence, lines, noise, traces, truth"):
+    with pytest.raises(
+        Unsupported, match="band, bars, calibration, curves, dependence, forest, lines, noise, traces, truth"
+    ):
         svg(Panel("t", "c", "a", "pie"), key="k")
 
 

@@ -17,7 +17,7 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def found(fitted):
-    return importances(fitted.predict, fitted.held_out.frame, fitted.held_out.y, "abc", seed=3)
+    return importances(fitted.predict, fitted.inputs, fitted.y, "abc", seed=3)
 
 
 def test_inputs_are_ranked_by_their_slopes_and_one_that_says_nothing_is_worth_nothing(found):
@@ -28,7 +28,7 @@ def test_inputs_are_ranked_by_their_slopes_and_one_that_says_nothing_is_worth_no
 
 
 def test_the_loss_is_that_of_a_slow_loop_over_rows(fitted):
-    frame, y = fitted.held_out.frame, fitted.held_out.y
+    frame, y = fitted.inputs, fitted.y
     (only,) = importances(fitted.predict, frame, y, ["a"], seed=5)
     generator = np.random.default_rng(5)
     generator.choice(len(frame), len(frame), replace=False)  # the choice of rows comes first
@@ -49,7 +49,7 @@ def test_no_row_keeps_its_value(seed):
 
 def test_of_very_many_inputs_those_that_move_the_prediction_are_looked_at(fitted, monkeypatch):
     monkeypatch.setattr(importance, "_MOST_INPUTS", 2)
-    some = importances(fitted.predict, fitted.held_out.frame, fitted.held_out.y, "abc")
+    some = importances(fitted.predict, fitted.inputs, fitted.y, "abc")
     assert {each.name for each in some} == {"a", "b"}
 
 
@@ -61,4 +61,4 @@ def test_the_panel_says_in_words_what_it_shows(found):
 
 
 def test_a_single_row_has_no_importances(fitted):
-    assert importances(fitted.predict, fitted.held_out.frame.iloc[:1], torch.zeros(1), "abc") == ()
+    assert importances(fitted.predict, fitted.inputs.iloc[:1], torch.zeros(1), "abc") == ()

@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from knowable.report.input_panels import dependence_panel, grid_of
-from tests.report.fitted import class_fit, encode, linear_fit
+from tests.report.fitted import class_fit, linear_fit
 
 
 def background(frame, seed):
@@ -17,16 +17,16 @@ def background(frame, seed):
 
 def test_along_an_input_of_a_linear_model_the_mean_is_a_line_and_the_variances_are_averages():
     fitted = linear_fit()
-    frame = fitted.held_out.frame
+    frame = fitted.inputs
     panel = dependence_panel(fitted.predict, frame, "a", kind="numeric", target="height", level=0.8, seed=1)
     rows, z = background(frame, 1), NormalDist().inv_cdf(0.9)
     for x, mean, noise, doubt, low in zip(
         panel.x, panel.responses[0].mean, panel.aleatoric, panel.epistemic, panel.low, strict=True
     ):
-        prediction = fitted.posterior.predict(encode(rows.assign(a=x)))
+        prediction = fitted.predict(rows.assign(a=x))
         assert mean == pytest.approx(prediction.mean.mean().item(), abs=1e-5)
         assert doubt**2 == pytest.approx(prediction.epistemic.mean().item(), rel=1e-4)
-        assert noise == pytest.approx(0.5, rel=1e-5)  # the noise of the model
+        assert noise**2 == pytest.approx(prediction.aleatoric.mean().item(), rel=1e-5)
         assert low == pytest.approx(mean - z * np.hypot(noise, doubt), abs=1e-6)
     steps = np.diff(panel.responses[0].mean) / np.diff(panel.x)
     assert np.ptp(steps) < 1e-3 and steps[0] == pytest.approx(2.0, abs=0.3)
@@ -35,7 +35,7 @@ def test_along_an_input_of_a_linear_model_the_mean_is_a_line_and_the_variances_a
 
 def test_probabilities_along_a_category_are_those_of_each_value():
     fitted = class_fit()
-    frame = fitted.held_out.frame
+    frame = fitted.inputs
     panel = dependence_panel(
         fitted.predict, frame, "group", kind="categorical", target="side", classes=fitted.classes, seed=0
     )
@@ -79,5 +79,5 @@ def test_categories_are_the_most_frequent_first_and_booleans_are_two():
 @pytest.mark.parametrize("values", [[1.0, 1.0], [None, None]])
 def test_an_input_with_one_value_has_no_curve(values):
     fitted = linear_fit()
-    frame = fitted.held_out.frame.assign(a=values[0])
+    frame = fitted.inputs.assign(a=values[0])
     assert dependence_panel(fitted.predict, frame, "a", kind="numeric", target="y") is None

@@ -69,7 +69,7 @@ def test_what_is_outside_the_axes_or_not_finite_has_no_mark():
     assert len(draw(panel, key="k").marks) == 1
 
 
-@pytest.mark.parametrize("place", range(11))
+@pytest.mark.parametrize("place", range(12))
 def test_marks_stay_inside_every_drawing(place, generator):
     panel = every_panel(generator)[place]
     drawing = draw(panel, key="k")

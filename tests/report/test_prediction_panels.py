@@ -68,7 +68,7 @@ def test_the_noise_line_is_the_aleatoric_standard_deviation(generator):
 def test_coverage_of_outcomes_drawn_from_the_prediction_lies_along_the_diagonal(generator):
     prediction = regression_prediction(2000, generator=generator)
     y = prediction.draw(1, generator=generator)[0]
-    panel = coverage_panel("t", {"m": (prediction, y)})
+    panel = coverage_panel("t", {"m": [(prediction, y)]})
     (line,) = panel.lines
     assert len(line.x) == 19 and line.x[9] == pytest.approx(0.5)
     # 19 correlated shares, each within 4.5 of its standard errors
@@ -76,9 +76,17 @@ def test_coverage_of_outcomes_drawn_from_the_prediction_lies_along_the_diagonal(
     assert line.error[9] == pytest.approx(math.sqrt(0.25 / 2000))
 
 
+def test_coverage_of_several_folds_is_that_of_all_rows(generator):
+    near, far = regression_prediction(30, generator=generator), regression_prediction(10, generator=generator)
+    folds = [(near, near.mean.flatten()), (far, torch.full((10,), 1e6))]
+    (line,) = coverage_panel("t", {"m": folds}).lines
+    alone = coverage_panel("t", {"m": folds[:1]}).lines[0]
+    assert line.y == pytest.approx([0.75 * share for share in alone.y]) and line.count[0] == 40
+
+
 def test_coverage_of_far_outcomes_is_zero(generator):
     prediction = regression_prediction(20, generator=generator)
-    (line,) = coverage_panel("t", {"m": (prediction, torch.full((20,), 1e6))}).lines
+    (line,) = coverage_panel("t", {"m": [(prediction, torch.full((20,), 1e6))]}).lines
     assert set(line.y) == {0.0}
 
 

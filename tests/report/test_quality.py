@@ -8,22 +8,21 @@ import torch
 from knowable.evaluation.evaluate import evaluate
 from knowable.likelihoods import Gaussian
 from knowable.report import quality
-from knowable.report.fit_report import Judged
-from knowable.report.quality import Outcomes
+from knowable.tabular.fit_report import Outcomes
 from tests.interfaces.cases import class_prediction, regression_prediction
 from tests.report.fitted import class_fit, linear_fit
 
 
 @pytest.fixture(scope="module")
 def judged():
-    return Judged.of(linear_fit())
+    return linear_fit()
 
 
 def test_the_table_has_the_fit_above_the_guess_with_standard_errors(judged):
     table = quality.quality_table("Exact", judged.scores, judged.baseline, title="T", note="N")
     assert [name for name, _ in table.rows] == ["Exact", quality.GUESS]
     assert table.cell("Exact", "rmse").value == judged.scores["rmse"]
-    assert table.cell("Exact", "nll").mark == "best" and table.has_errors
+    assert table.cell("Exact", "nll").mark == "best" and table.cell("Exact", "nll").error_text
 
 
 def test_the_gain_over_the_guess_is_the_paired_mean_with_its_standard_error(judged):
@@ -51,12 +50,12 @@ def test_a_fit_that_is_noise_is_warned_of(generator):
 
 def test_intervals_that_are_too_narrow_are_warned_of():
     fitted = linear_fit()
-    mean = fitted.predict(fitted.held_out.frame).mean
+    mean = fitted.predict(fitted.inputs).mean
     narrow = Gaussian(noise=0.05).predict(mean.unsqueeze(0), {}, torch.zeros(1))
-    scores = evaluate(narrow, fitted.held_out.y)
+    scores = evaluate(narrow, fitted.y)
     # with a tenth of the noise a 90% interval holds about 13%, more than 3 standard errors of 0.05 below 90%
     assert quality.coverage_miss(scores) < -3
-    baseline = evaluate(fitted.outcomes.guess(narrow), fitted.held_out.y)
+    baseline = evaluate(fitted.outcomes.guess(narrow), fitted.y)
     assert any(n.source == "Coverage" for n in quality.quality_notices(scores, baseline))
     assert "too narrow" in " ".join(quality.findings(scores, baseline))
 
@@ -68,21 +67,21 @@ def test_few_rows_are_warned_of(generator):
     assert any(n.source == "Few rows" for n in found)
 
 
-def test_confusions_are_counts_of_what_was_said_of_what_was(generator):
+def test_the_confusion_matrix_counts_predictions_by_truth(generator):
     prediction = class_prediction(30, generator=generator)
     y = torch.arange(30) % 3
-    listing = quality.confusions(prediction, y, ("a", "b", "c"))
+    listing = quality.confusion_matrix(prediction, y, ("a", "b", "c"))
     counts = [[int(text) for text in row[1:]] for row in listing.rows]
     for was in range(3):
         for said in range(3):
             assert counts[was][said] == int(((y == was) & (prediction.labels == said)).sum())
-    assert quality.confusions(prediction, y, tuple("abcdefghijklm")) is None
+    assert quality.confusion_matrix(prediction, y, tuple("abcdefghijklm")) is None
 
 
 def test_classes_have_their_own_columns_and_sentences():
-    judged = Judged.of(class_fit())
+    judged = class_fit()
     table = quality.quality_table("L", judged.scores, judged.baseline)
-    assert [column.key for column in table.columns][:2] == ["nll", "accuracy"]
+    assert [column.name for column in table.columns][:2] == ["nll", "accuracy"]
     assert f"{judged.scores['accuracy']:.1%}" in quality.findings(judged.scores, judged.baseline)[1]
 
 

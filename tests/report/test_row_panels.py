@@ -32,7 +32,7 @@ def test_of_many_rows_some_are_drawn_evenly_and_those_asked_for_always(generator
 
 def test_the_error_of_the_rows_kept_ends_at_the_error_of_all():
     fitted = linear_fit()
-    prediction, y = fitted.predict(fitted.held_out.frame), fitted.held_out.y
+    prediction, y = fitted.predict(fitted.inputs), fitted.y
     panel = certainty_panel(prediction, y)
     line = panel.lines[0]
     assert line.x[-1] == 1.0

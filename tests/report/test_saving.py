@@ -8,9 +8,10 @@ import torch
 
 from knowable.errors import DamagedArtifact
 from knowable.report import Report, render
-from knowable.report.fit_report import run_report
 from knowable.report.html import from_json, to_json
-from knowable.report.report import Cell, Listing, ScoreTable, Section
+from knowable.report.report import Listing, Section
+from knowable.report.scores import Cell, ScoreTable
+from knowable.tabular.fit_report import fit_report
 from tests.interfaces.cases import HOSTILE, whole_report
 from tests.report.fitted import class_fit, linear_fit
 
@@ -25,7 +26,7 @@ def test_a_report_with_every_part_comes_back_equal_and_renders_the_same(label):
 
 @pytest.mark.parametrize("make", [linear_fit, class_fit])
 def test_the_report_of_a_run_comes_back_equal(make):
-    report = run_report(make())
+    report = fit_report(make())
     assert from_json(to_json(report)) == report
 
 

@@ -16,15 +16,15 @@ def chains(**terms):
 @pytest.mark.parametrize(
     ("diagnostics", "good", "words"),
     [
-        (chains(), True, "have mixed"),
+        (chains(), True, "chains converged"),
         (chains(divergences=4.0), False, "4 transitions diverged"),
         (chains(rhat=1.03), None, "well enough for means"),
         (chains(ess_tail=150.0), None, "well enough for means"),
-        (chains(rhat=1.3), False, "have not mixed"),
-        (chains(ess_bulk=12.0), False, "Draw longer"),
+        (chains(rhat=1.3), False, "did not converge"),
+        (chains(ess_bulk=12.0), False, "Draw more samples"),
         (Diagnostics(converged=True, message="settled after 9 epochs"), True, "settled after 9 epochs"),
-        (Diagnostics(converged=False, message="100 epochs"), False, "more time"),
-        (Diagnostics(converged=None), None, "cannot be told"),
+        (Diagnostics(converged=False, message="100 epochs"), False, "more epochs"),
+        (Diagnostics(converged=None), None, "is unknown"),
         (Diagnostics(interrupted=True, message="stopped from the keyboard after 3 steps"), False, "let it end"),
     ],
 )
@@ -34,13 +34,13 @@ def test_every_end_of_a_fit_has_its_words(diagnostics, good, words):
 
 
 def test_the_numbers_of_chains_are_said():
-    assert "R-hat 1.003, at least 700 effective draws" in verdict(chains()).text
+    assert "R-hat 1.003, effective sample size at least 700" in verdict(chains()).text
 
 
 def test_terms_are_listed_with_their_meaning_and_without_what_is_not_finite():
     listing = terms_listing(chains(acceptance=0.8, odd_thing=2.0, ebfmi=float("nan")))
     rows = {name: (value, meaning) for name, value, meaning in listing.rows}
-    assert rows["Acceptance"] == ("0.8", "share of proposals taken") and rows["Odd thing"] == ("2", "")
+    assert rows["Acceptance rate"] == ("0.8", "share of proposals accepted") and rows["Odd thing"] == ("2", "")
     assert len(rows) == 5
     assert terms_listing(Diagnostics()) is None
 

@@ -1,4 +1,4 @@
-"""The one function: methods side by side on one's own data."""
+"""The one function: methods compared by cross-validation on one's own data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from knowable.comparison.budget import Budget
 from knowable.comparison.comparison import Comparison
 from knowable.comparison.folds import Split, as_splits, splits_fingerprint
 from knowable.comparison.journal import Journal
-from knowable.comparison.methods import Contender, as_contenders
-from knowable.comparison.run import Conditions, Run, fits_to_make
-from knowable.comparison.subject import (
+from knowable.comparison.methods import Candidate, as_candidates
+from knowable.comparison.problem import (
     DistributionEstimator,
-    EstimatorSubject,
-    ModelSubject,
-    Subject,
+    EstimatorProblem,
+    ModelProblem,
+    Problem,
     table_fingerprint,
 )
+from knowable.comparison.run import ComparisonRun, Conditions, fits_to_make
 from knowable.core.method import Method
 from knowable.core.model.model import Model
 from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidType, KnowableError, KnowableWarning
 
 REFERENCE = "nuts"
-"""The method that others are held against where it is among those compared."""
+"""The default reference, where it is among the methods compared."""
 
 MOST_PARAMETERS = 5_000
-"""Random parameters of a network for which a reference that was only named is still fitted."""
+"""Random parameters of a network up to which a reference given by name is fitted."""
 
 
 def compare(
@@ -52,8 +52,8 @@ def compare(
 ) -> Comparison:
     """Fit several methods to the same folds of the same data, and score each on the rows it has not seen.
 
-    Every method meets the same folds from the same seed, so that differences are taken in pairs. A method that fails on
-    a fold is shown with the reason, and the others go on.
+    Every method is fitted to the same folds from the same seed, so differences are paired. A method that fails on a
+    fold is shown with the reason, and the others continue.
 
     Args:
         model_or_estimator: A :class:`~knowable.core.model.model.Model`; or an estimator after the conventions of
@@ -61,15 +61,15 @@ def compare(
         data: ``(x, y)``. With a model: numbers about standardised, as for ``fit``.
         methods: Methods, or their names, in a list; or in a dict that gives them names of your own.
         cv: Number of folds; or a cross-validator of scikit-learn; or pairs ``(train, test)`` of positions or masks.
-        budget: Seconds for everything, or None. Every fit gets an equal share of what is left, and is brought to an end
-            in time; fits that there is no time for are not begun, and the result names them.
+        budget: Time limit in seconds for all fits together, or None. Every fit gets an equal share of the time left;
+            fits that there is no time for are not started, and the result names them.
         seed: Fixes the folds and everything random in the fits.
         out: A file that gets one line for each finished fit (or a folder, for ``comparison.jsonl`` in it). Called again
-            with the same arguments, after a kill too, a comparison goes on from there and ends with the same scores.
-            Methods, and seconds, may be added.
-        outside: Inputs unlike the data: how well does uncertainty tell them from rows held out?
-        reference: A method that the others are held against, as functions; it is compared too. None: ``NUTS`` if it is
-            among the methods. One that is given by its name is left out, with a warning, where the network has more
+            with the same arguments, also after a kill, a comparison resumes from there and ends with the same scores.
+            Methods, and time, may be added.
+        outside: Out-of-distribution inputs: how well does the uncertainty tell them from held-out rows (AUROC)?
+        reference: A method whose predictive functions the others are compared with; it is scored too. None: ``NUTS`` if
+            it is among the methods. A reference given by name is left out, with a warning, where the network has more
             than 5,000 random parameters. False: none.
         samples: Draws of a prediction. An estimator has its own number.
         progress: Show a bar; None shows it only on a terminal.
@@ -94,28 +94,28 @@ def compare(
     check_count("samples", samples, at_least=2)
     if budget is not None:
         check_number("budget", budget, above=0)
-    subject = as_subject(model_or_estimator, data)
-    contenders, held, notices = _with_reference(as_contenders(methods, subject.resolve), reference, subject)
-    splits = as_splits(cv, subject.rows, _all_outcomes(subject), seed=seed)
-    conditions = Conditions(subject, seed, samples, None if outside is None else subject.outside(outside))
+    problem = as_problem(model_or_estimator, data)
+    candidates, held, notices = _with_reference(as_candidates(methods, problem.resolve), reference, problem)
+    splits = as_splits(cv, problem.rows, _all_outcomes(problem), seed=seed)
+    conditions = Conditions(problem, seed, samples, None if outside is None else problem.outside(outside))
     journal = Journal(out, identity(conditions, splits))
-    clock = Budget(budget, fits_to_make(journal, contenders, splits, held), spent=journal.seconds)
-    run = Run(conditions, contenders, splits, held, journal, clock)
+    clock = Budget(budget, fits_to_make(journal, candidates, splits, held), spent=journal.seconds)
+    run = ComparisonRun(conditions, candidates, splits, held, journal, clock)
     run.go(progress)
     _check_any(run)
     return Comparison(
         records=tuple(run.records),
         not_run=tuple(run.not_run),
-        methods=tuple(contender.name for contender in contenders),
+        methods=tuple(candidate.name for candidate in candidates),
         folds=len(splits),
         reference=None if held is None else held.name,
         facts=_facts(conditions, run, budget),
         notices=tuple(notices),
-        citations={each.name: each.entry.bibtex for each in contenders if each.entry is not None},
+        citations={each.name: each.entry.bibtex for each in candidates if each.entry is not None},
     )
 
 
-def as_subject(model_or_estimator: Any, data: Any) -> Subject:
+def as_problem(model_or_estimator: Any, data: Any) -> Problem:
     """A model or an estimator with its data.
 
     Raises:
@@ -126,11 +126,11 @@ def as_subject(model_or_estimator: Any, data: Any) -> Subject:
     if isinstance(data, Dataset):
         data = (data.x, data.y)
     if isinstance(model_or_estimator, Model):
-        return ModelSubject(model_or_estimator, data)
+        return ModelProblem(model_or_estimator, data)
     if isinstance(model_or_estimator, type):
         raise InvalidType(f"compare needs an object: write {model_or_estimator.__name__}() with parentheses.")
     if isinstance(model_or_estimator, DistributionEstimator):
-        return EstimatorSubject(model_or_estimator, data)
+        return EstimatorProblem(model_or_estimator, data)
     raise InvalidType(
         f"compare needs a knowable Model, or an estimator with fit, predict_dist, get_params and set_params; got "
         f"{type(model_or_estimator).__name__}."
@@ -141,7 +141,7 @@ def identity(conditions: Conditions, splits: tuple[Split, ...]) -> dict[str, str
     """What makes a comparison this one: its file can only be taken up by the same. Methods may differ."""
     outside = conditions.outside
     return {
-        **conditions.subject.identity(),
+        **conditions.problem.identity(),
         "cv": splits_fingerprint(splits),
         "seed": str(conditions.seed),
         "samples": str(conditions.samples),
@@ -150,55 +150,55 @@ def identity(conditions: Conditions, splits: tuple[Split, ...]) -> dict[str, str
 
 
 def _with_reference(
-    contenders: tuple[Contender, ...], reference: Any, subject: Subject
-) -> tuple[tuple[Contender, ...], Contender | None, list[str]]:
+    candidates: tuple[Candidate, ...], reference: Any, problem: Problem
+) -> tuple[tuple[Candidate, ...], Candidate | None, list[str]]:
     """The methods with the reference among them, the reference, and what has to be said about it."""
     if reference is False:
-        return contenders, None, []
+        return candidates, None, []
     if reference is True:
         reference = REFERENCE
     if reference is None:
-        there = [each for each in contenders if each.entry is not None and each.entry.name == REFERENCE]
-        return contenders, (there[0] if there else None), []
-    (wanted,) = as_contenders([reference], subject.resolve)
-    same = next((each for each in contenders if each.settings == wanted.settings), None)
+        there = [each for each in candidates if each.entry is not None and each.entry.name == REFERENCE]
+        return candidates, (there[0] if there else None), []
+    (wanted,) = as_candidates([reference], problem.resolve)
+    same = next((each for each in candidates if each.settings == wanted.settings), None)
     if same is not None:
-        return contenders, same, []
-    size = subject.parameters()
+        return candidates, same, []
+    size = problem.parameters()
     if isinstance(reference, str) and size is not None and size > MOST_PARAMETERS:
         text = (
             f"The reference {wanted.name} was left out: the network has {size:,} random parameters, and a reference is "
-            f"fitted by name up to {MOST_PARAMETERS:,}. Pass the method itself to have it all the same."
+            f"fitted by name up to {MOST_PARAMETERS:,}. Pass the method itself to fit it anyway."
         )
         warnings.warn(text, KnowableWarning, stacklevel=3)
-        return contenders, None, [text]
-    if any(each.name == wanted.name for each in contenders):
-        wanted = Contender(f"{wanted.name} (reference)", wanted.method)
-    return (*contenders, wanted), wanted, []
+        return candidates, None, [text]
+    if any(each.name == wanted.name for each in candidates):
+        wanted = Candidate(f"{wanted.name} (reference)", wanted.method)
+    return (*candidates, wanted), wanted, []
 
 
-def _all_outcomes(subject: Subject) -> Any:
-    y = subject.outcomes(np.arange(subject.rows))
+def _all_outcomes(problem: Problem) -> Any:
+    y = problem.outcomes(np.arange(problem.rows))
     return y.numpy(force=True) if isinstance(y, Tensor) else y
 
 
-def _check_any(run: Run) -> None:
+def _check_any(run: ComparisonRun) -> None:
     """Raise where nothing could be fitted, with the first reason."""
     if any(record.error is None for record in run.records):
         return
     failed = next((record for record in run.records if record.error is not None), None)
     if failed is not None:
         raise KnowableError(f"No method could be fitted. The first, {failed.method}: {failed.error}")
-    raise KnowableError("budget was spent before any method could be fitted. Give more seconds.")
+    raise KnowableError("budget was spent before any method could be fitted. Allow more seconds.")
 
 
-def _facts(conditions: Conditions, run: Run, budget: float | None) -> dict[str, str]:
+def _facts(conditions: Conditions, run: ComparisonRun, budget: float | None) -> dict[str, str]:
     """How it was made, for people."""
-    subject = conditions.subject
-    own = {"Draws": str(conditions.samples)} if isinstance(subject, ModelSubject) else {}
+    problem = conditions.problem
+    own = {"Draws": str(conditions.samples)} if isinstance(problem, ModelProblem) else {}
     return {
-        "Compared on": subject.describe(),
-        "Rows": f"{subject.rows:,}",
+        "Compared on": problem.describe(),
+        "Rows": f"{problem.rows:,}",
         "Folds": str(len(run.splits)),
         **own,
         "Seed": str(conditions.seed),

@@ -1,4 +1,4 @@
-"""What a comparison found: scores with standard errors, paired differences, and the ranking."""
+"""The result of a comparison: scores with standard errors, paired differences, and the ranking."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from knowable.comparison.journal import Record
-from knowable.comparison.scores import FIRST, ScoreKind, kinds_in, ranking_kind
+from knowable.comparison.report import comparison_report, plot_ranking, ranking_listing
+from knowable.comparison.statistics import (
+    FIRST,
+    Estimate,
+    RankedMethod,
+    columns_in,
+    estimate,
+    paired,
+    ranking,
+    ranking_column,
+)
+from knowable.comparison.text import as_text
 from knowable.core.support.checks import check_choice
-from knowable.core.support.files import write_whole
+from knowable.core.support.files import write_atomically
+from knowable.errors import MissingExtra
+from knowable.report.html import render, render_listing
+from knowable.report.scores import ScoreColumn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +47,7 @@ class Comparison:
         not_run: ``(method, fold)`` pairs that there was no time for.
         methods: All methods by name, in the order they were given.
         folds: Number of folds.
-        reference: The method that the others were held against, or None.
+        reference: The method that the others were compared with, or None.
         facts: How it was made, for people.
         notices: What there is to know before reading on.
         citations: BibTeX of the papers behind each method.
@@ -51,16 +65,16 @@ class Comparison:
     # --- figures -----------------------------------------------------------------------------------------------------
 
     @property
-    def scores(self) -> tuple[ScoreKind, ...]:
+    def scores(self) -> tuple[ScoreColumn, ...]:
         """The scores that there are, in the order of tables."""
-        return kinds_in(name for record in self.records for name in record.scores)
+        return columns_in(name for record in self.records for name in record.scores)
 
     @property
     def best(self) -> str:
         """The method with the lowest negative log predictive density."""
         return self.ranking()[0].method
 
-    def ranking(self, score: str = FIRST) -> tuple[Place, ...]:
+    def ranking(self, score: str = FIRST) -> tuple[RankedMethod, ...]:
         """Places by one score, the best first, each with its paired difference from the best.
 
         Args:
@@ -70,7 +84,7 @@ class Comparison:
             A place for every method that finished a fold. A method whose difference from the best is within two
             standard errors is tied with it.
         """
-        kind = ranking_kind(score, (each.name for each in self.scores))
+        kind = ranking_column(score, (each.name for each in self.scores))
         values = {method: self.by_fold(method, kind.name) for method in self.methods}
         return ranking(values, higher=kind.better == "higher")
 
@@ -132,7 +146,7 @@ class Comparison:
         ranked = {place.method for place in places}
         return rows + [self._row(method, None, places[0].method) for method in self.methods if method not in ranked]
 
-    def _row(self, method: str, place: Place | None, best: str) -> dict[str, Any]:
+    def _row(self, method: str, place: RankedMethod | None, best: str) -> dict[str, Any]:
         row: dict[str, Any] = {
             "rank": None if place is None else place.rank,
             "method": method,
@@ -153,14 +167,13 @@ class Comparison:
     # --- ways out ----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        from knowable.comparison.text import as_text
-
         return as_text(self)
 
-    def _repr_html_(self) -> str:
-        from knowable.comparison.page import fragment
-
-        return fragment(self)
+    def _repr_html_(self) -> str | None:
+        try:
+            return render_listing(ranking_listing(self))
+        except MissingExtra:  # the notebook shows the text instead
+            return None
 
     def plot(self, score: str = FIRST) -> Figure:
         """Draw the ranking by one score: means with standard errors, and paired differences from the best.
@@ -171,15 +184,13 @@ class Comparison:
         Raises:
             MissingExtra: If matplotlib is not installed.
         """
-        from knowable.comparison.forest import plot
-
-        return plot(self, score)
+        return plot_ranking(self, score)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None, *, folds: bool = False) -> str:
         """The table as CSV.
 
         Args:
-            path: A file to write it to, whole or not at all.
+            path: A file to write it to, atomically.
             folds: Every single fold instead of the means.
 
         Returns:
@@ -196,7 +207,7 @@ class Comparison:
         """Everything as JSON: the table, every fold, agreement with the reference, what failed. NaN becomes null.
 
         Args:
-            path: A file to write it to, whole or not at all.
+            path: A file to write it to, atomically.
 
         Returns:
             The text.
@@ -218,17 +229,18 @@ class Comparison:
         return _out(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One self-contained page: the ranking with standard errors, paired differences, all scores, what went wrong.
+        """One self-contained page: the ranking with standard errors, paired differences, all scores, failures.
 
         Args:
-            path: A file to write it to, whole or not at all.
+            path: A file to write it to, atomically.
 
         Returns:
             The page.
-        """
-        from knowable.comparison.page import page
 
-        return _out(path, page(self))
+        Raises:
+            MissingExtra: If jinja2 or matplotlib is not installed.
+        """
+        return _out(path, render(comparison_report(self)))
 
     def _fold_rows(self) -> list[dict[str, Any]]:
         names = [kind.name for kind in self.scores]
@@ -242,7 +254,7 @@ class Comparison:
 
 def _out(path: str | os.PathLike[str] | None, text: str) -> str:
     if path is not None:
-        write_whole(path, text)
+        write_atomically(path, text)
     return text
 
 
@@ -260,127 +272,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
-
-
-# --- Means over folds, paired differences and the order of methods ---------------------------------------------------
-#
-# Folds differ in difficulty, and all methods meet the same ones: the difference of two methods is taken fold by fold,
-# and
-# its standard error is that of these differences, most often much smaller than the errors of the two means.
-#
-# Training sets of different folds overlap, so that their scores are not quite independent: standard errors over folds
-# are
-# somewhat too small (Bengio and Grandvalet, 2004). Differences of less than two of them say nothing.
-
-ByFold = Mapping[int, float]
-"""A score of one method, by the number of the fold."""
-
-TOLD_APART = 2.0
-"""How many standard errors a paired difference has to be from zero to count."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    r"""A mean over folds, :math:`\bar s = \frac1k \sum_f s_f`, with its standard error.
-
-    .. math:: \mathrm{se} = \sqrt{\frac{1}{k (k - 1)} \sum_f (s_f - \bar s)^2}
-
-    Attributes:
-        mean: The mean; NaN without folds.
-        standard_error: Its error; NaN with fewer than two folds, or where a score is infinite.
-        folds: Over how many folds.
-    """
-
-    mean: float
-    standard_error: float
-    folds: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a method stands.
-
-    Attributes:
-        rank: From 1.
-        method: Its name.
-        score: Its mean score over the folds it finished.
-        difference: Its score less the best method's, over the folds that both finished.
-        verdict: ``"best"``, ``"tied"`` (the difference is within two standard errors), ``"worse"``, or ``"unclear"``
-            where there are too few folds for a standard error.
-    """
-
-    rank: int
-    method: str
-    score: Estimate
-    difference: Estimate
-    verdict: str
-
-
-def estimate(values: Iterable[float]) -> Estimate:
-    """Mean and standard error."""
-    numbers = [float(value) for value in values]
-    count = len(numbers)
-    if count == 0:
-        return Estimate(math.nan, math.nan, 0)
-    if any(math.isnan(value) for value in numbers):
-        return Estimate(math.nan, math.nan, count)
-    if not all(map(math.isfinite, numbers)):
-        return Estimate(sum(numbers) / count, math.nan, count)
-    mean = math.fsum(numbers) / count
-    if count == 1:
-        return Estimate(mean, math.nan, count)
-    variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
-    return Estimate(mean, math.sqrt(variance / count), count)
-
-
-def paired(first: ByFold, second: ByFold) -> Estimate:
-    """The first less the second, over the folds that both have."""
-    return estimate(first[fold] - second[fold] for fold in first if fold in second)
-
-
-def order(losses: Mapping[str, ByFold]) -> list[str]:
-    """Methods from the smallest loss to the largest; those without a fold are left out.
-
-    Where all have the same folds, by their means. Where some lack a fold, by their paired differences from one that has
-    the most folds, so that nobody gains by having missed a hard one.
-    """
-    known = {method: folds for method, folds in losses.items() if folds}
-    if not known:
-        return []
-    means = {method: _or_infinite(estimate(folds.values()).mean) for method, folds in known.items()}
-    most = max(map(len, known.values()))
-    pivot = min((method for method in known if len(known[method]) == most), key=means.__getitem__)
-    shifts = {method: _or_infinite(paired(folds, known[pivot]).mean) for method, folds in known.items()}
-    return sorted(known, key=lambda method: (shifts[method], means[method]))
-
-
-def ranking(scores: Mapping[str, ByFold], *, higher: bool = False) -> tuple[Place, ...]:
-    """The places of all methods that finished a fold, the best first.
-
-    Args:
-        scores: Scores of each method by fold.
-        higher: Whether a higher score is better.
-    """
-    sign = -1.0 if higher else 1.0
-    losses = {method: {fold: sign * value for fold, value in folds.items()} for method, folds in scores.items()}
-    found = order(losses)
-    return tuple(_place(number, method, scores, found[0]) for number, method in enumerate(found, 1))
-
-
-def _place(rank: int, method: str, scores: Mapping[str, ByFold], best: str) -> Place:
-    difference = paired(scores[method], scores[best])
-    return Place(rank, method, estimate(scores[method].values()), difference, _verdict(method, best, difference))
-
-
-def _verdict(method: str, best: str, difference: Estimate) -> str:
-    if method == best:
-        return "best"
-    if math.isinf(difference.mean):
-        return "worse"
-    if not math.isfinite(difference.standard_error):
-        return "unclear"
-    return "tied" if abs(difference.mean) <= TOLD_APART * difference.standard_error else "worse"
-
-
-def _or_infinite(value: float) -> float:
-    return math.inf if math.isnan(value) else value

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowable.core.support.files import as_file, write_whole
+from knowable.core.support.files import as_file, write_atomically
 from knowable.errors import InvalidArgument
 
 FORMAT = 1
@@ -80,7 +80,7 @@ class Journal:
         if self.path.exists() and self.path.stat().st_size:
             self._read(identity)
         else:
-            write_whole(self.path, _line({"kind": _KIND, "format": FORMAT, "identity": identity}))
+            write_atomically(self.path, _line({"kind": _KIND, "format": FORMAT, "identity": identity}))
 
     def __len__(self) -> int:
         return len(self._records)

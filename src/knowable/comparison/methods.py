@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A method with the name it goes by.
 
     Attributes:
@@ -38,7 +38,7 @@ class Contender:
         return next((entry for entry in METHODS.values() if named in (entry.name, entry.cls_name)), None)
 
 
-def as_contenders(methods: Any, resolve: Callable[[Any], Method | str]) -> tuple[Contender, ...]:
+def as_candidates(methods: Any, resolve: Callable[[Any], Method | str]) -> tuple[Candidate, ...]:
     """Methods by name or as objects, in a list; or in a dict that names them.
 
     Args:
@@ -54,12 +54,12 @@ def as_contenders(methods: Any, resolve: Callable[[Any], Method | str]) -> tuple
     if not isinstance(methods, Iterable):
         raise InvalidType(f"methods must be a list of methods or of their names, got {type(methods).__name__}.")
     if isinstance(methods, Mapping):
-        found = [Contender(str(name), resolve(method)) for name, method in methods.items()]
+        found = [Candidate(str(name), resolve(method)) for name, method in methods.items()]
     else:
         found = [_named(resolve(method)) for method in methods]
     if not found:
         raise InvalidArgument("methods is empty. Name some: methods=['map', 'mean_field_vi', 'deep_ensemble'].")
-    names = [contender.name for contender in found]
+    names = [candidate.name for candidate in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidArgument(f"methods has {twice!r} twice. Give them names: methods={{'one': ..., 'other': ...}}.")
@@ -82,10 +82,10 @@ def plain_repr(value: Any) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def _named(method: Method | str) -> Contender:
+def _named(method: Method | str) -> Candidate:
     """Under its registered name where all its settings are the defaults, else under what it prints as."""
     if isinstance(method, str):
-        return Contender(method, method)
+        return Candidate(method, method)
     shown = repr(method)
-    entry = Contender(shown, method).entry
-    return Contender(entry.name if entry is not None and shown == f"{entry.cls_name}()" else shown, method)
+    entry = Candidate(shown, method).entry
+    return Candidate(entry.name if entry is not None and shown == f"{entry.cls_name}()" else shown, method)

@@ -1,4 +1,4 @@
-"""All methods on all folds: fold after fold, so that whatever is finished can be compared in pairs."""
+"""All methods on all folds, fold after fold, so that finished fits can be compared in pairs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import numpy as np
 from knowable.comparison.budget import Budget
 from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
-from knowable.comparison.methods import Contender
-from knowable.comparison.scores import BY_NAME
-from knowable.comparison.subject import Fitted, Subject
+from knowable.comparison.methods import Candidate
+from knowable.comparison.problem import Fitted, Problem
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
 from knowable.core.support.memory import give_back_free_memory
 from knowable.core.support.progress import Bar, progress_bar
@@ -29,17 +28,19 @@ from knowable.errors import Interrupted, InvalidArgument, KnowableWarning
 from knowable.evaluation.detection import auroc
 from knowable.evaluation.evaluate import evaluate
 from knowable.evaluation.reference import compare_predictions
+from knowable.report.scores import SCORES
+from knowable.report.warned import Warned, collect_warnings
 
 
 @dataclass
-class Run:
-    """A comparison on its way.
+class ComparisonRun:
+    """A comparison while it runs.
 
     Attributes:
         conditions: What is the same for every fit.
-        contenders: The methods, in the order of the user.
+        candidates: The methods, in the order of the user.
         splits: The folds.
-        reference: The one of the methods that the others are held against, or None.
+        reference: The method that the others are compared with, or None.
         journal: Finished fits.
         budget: The clock.
         records: What came out, failures too.
@@ -47,9 +48,9 @@ class Run:
     """
 
     conditions: Conditions
-    contenders: Sequence[Contender]
+    candidates: Sequence[Candidate]
     splits: Sequence[Split]
-    reference: Contender | None
+    reference: Candidate | None
     journal: Journal
     budget: Budget
     records: list[Record] = field(default_factory=list)
@@ -65,44 +66,44 @@ class Run:
     def _fold(self, fold: int, bar: Bar) -> None:
         """One fold, the reference first."""
         truth: Fitted | None = None
-        missing = [contender for contender in self.contenders if self._known(contender, fold) is None]
-        for contender in sorted(self.contenders, key=lambda each: each is not self.reference):
-            bar.update(self._done, len(self.splits) * len(self.contenders), f"fold {fold + 1}, {contender.name}")
-            known = self._known(contender, fold)
+        missing = [candidate for candidate in self.candidates if self._known(candidate, fold) is None]
+        for candidate in sorted(self.candidates, key=lambda each: each is not self.reference):
+            bar.update(self._done, len(self.splits) * len(self.candidates), f"fold {fold + 1}, {candidate.name}")
+            known = self._known(candidate, fold)
             if known is not None:
-                self.records.append(replace(known, method=contender.name))
-            if contender is self.reference and missing:  # needed by the others, even if its scores are known
-                truth = self._attempt(contender, fold, None, keep=known is None)
+                self.records.append(replace(known, method=candidate.name))
+            if candidate is self.reference and missing:  # needed by the others, even if its scores are known
+                truth = self._attempt(candidate, fold, None, keep=known is None)
             elif known is None:
-                self._attempt(contender, fold, truth)
+                self._attempt(candidate, fold, truth)
 
-    def _attempt(self, contender: Contender, fold: int, truth: Fitted | None, *, keep: bool = True) -> Fitted | None:
+    def _attempt(self, candidate: Candidate, fold: int, truth: Fitted | None, *, keep: bool = True) -> Fitted | None:
         """One fit, if there is time for it; it is kept unless it is only made again for the sake of others."""
-        if not self.budget.allows(contender.name):
+        if not self.budget.allows(candidate.name):
             if keep:
-                self.not_run.append((contender.name, fold))
+                self.not_run.append((candidate.name, fold))
                 self.budget.skip()
             return None
         left = self.budget.left
         outcome = attempt(
-            self.conditions, contender, fold, self.splits[fold], seconds=self.budget.for_fit(contender.name),
-            reference=self._reference_of(contender), truth=truth,
+            self.conditions, candidate, fold, self.splits[fold], seconds=self.budget.for_fit(candidate.name),
+            reference=self._reference_of(candidate), truth=truth,
         )  # fmt: skip
         if keep:
             self.journal.add(outcome.record)
             self.records.append(outcome.record)
-            self.budget.count(contender.name, began=left, fit=outcome.seconds)
+            self.budget.count(candidate.name, began=left, fit=outcome.seconds)
         return outcome.fitted
 
-    def _known(self, contender: Contender, fold: int) -> Record | None:
-        return self.journal.find(contender.settings, self._reference_of(contender), fold)
+    def _known(self, candidate: Candidate, fold: int) -> Record | None:
+        return self.journal.find(candidate.settings, self._reference_of(candidate), fold)
 
-    def _reference_of(self, contender: Contender) -> str:
+    def _reference_of(self, candidate: Candidate) -> str:
         """Settings of what a method is held against: the reference is held against nothing."""
-        return "" if self.reference is None or contender is self.reference else self.reference.settings
+        return "" if self.reference is None or candidate is self.reference else self.reference.settings
 
     def _place(self, name: str) -> int:
-        return next(place for place, contender in enumerate(self.contenders) if contender.name == name)
+        return next(place for place, candidate in enumerate(self.candidates) if candidate.name == name)
 
     @property
     def _done(self) -> int:
@@ -110,12 +111,12 @@ class Run:
 
 
 def fits_to_make(
-    journal: Journal, contenders: Sequence[Contender], splits: Sequence[Split], reference: Contender | None
+    journal: Journal, candidates: Sequence[Candidate], splits: Sequence[Split], reference: Candidate | None
 ) -> int:
     """How many fits are not in the journal yet."""
     wanted = [
         journal.find(each.settings, "" if reference is None or each is reference else reference.settings, fold)
-        for each in contenders
+        for each in candidates
         for fold in range(len(splits))
     ]
     return sum(record is None for record in wanted)
@@ -133,13 +134,13 @@ class Conditions:
     """What is the same for every fit.
 
     Attributes:
-        subject: What is compared on.
+        problem: What is compared on.
         seed: Fixes everything random.
         samples: Draws of a prediction.
         outside: Inputs from elsewhere, or None.
     """
 
-    subject: Subject
+    problem: Problem
     seed: int
     samples: int
     outside: Any = None
@@ -162,7 +163,7 @@ class Outcome:
 
 def attempt(
     conditions: Conditions,
-    contender: Contender,
+    candidate: Candidate,
     fold: int,
     split: Split,
     *,
@@ -174,31 +175,34 @@ def attempt(
 
     Args:
         conditions: What is the same for every fit.
-        contender: The method.
+        candidate: The method.
         fold: Number of the fold.
         split: Its rows.
         seconds: Limit of time for the fit.
-        reference: Settings of the method to be held against.
+        reference: Settings of the reference.
         truth: That method fitted to the same rows, or None where it is not there.
 
     Raises:
         KeyboardInterrupt: If the fit was stopped from the keyboard.
     """
     known: dict[str, Any] = {
-        "method": contender.name, "settings": contender.settings, "fold": fold, "reference": reference,
+        "method": candidate.name, "settings": candidate.settings, "fold": fold, "reference": reference,
     }  # fmt: skip
-    notes, begun, took = Notes(), time.perf_counter(), 0.0
+    warned: list[Warned] = []
+    begun, took = time.perf_counter(), 0.0
     seed = fit_seed(conditions.seed, fold)
     with own_randomness(seed):
         try:
-            with notes.taken(), watched_memory() as peak:
+            with collect_warnings(warned), watched_memory() as peak:
                 started = time.perf_counter()
-                fitted = conditions.subject.fit(contender.method, split.train, seed=seed, seconds=seconds)
+                fitted = conditions.problem.fit(candidate.method, split.train, seed=seed, seconds=seconds)
                 took = time.perf_counter() - started
-            with notes.taken():
+            if any(issubclass(category, Interrupted) for category, _ in warned):
+                raise KeyboardInterrupt
+            with collect_warnings(warned):
                 scores, agreement = _scored(conditions, fitted, split, truth)
         except Exception as error:  # one method's failure must not end the others
-            known |= {"warnings": tuple(notes.texts), "elapsed": time.perf_counter() - begun}
+            known |= {"warnings": _texts(warned), "elapsed": time.perf_counter() - begun}
             return Outcome(Record(**known, error=one_line(error)), None, known["elapsed"])
     measured = {"seconds": took, "memory_mb": peak.megabytes}
     record = Record(
@@ -207,7 +211,7 @@ def attempt(
         agreement=agreement,
         converged=fitted.diagnostics.converged,
         message=fitted.diagnostics.message,
-        warnings=tuple(notes.texts),
+        warnings=_texts(warned),
         elapsed=time.perf_counter() - begun,
     )
     return Outcome(record, fitted, took)
@@ -224,61 +228,38 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _texts(warned: list[Warned]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for _, text in warned))
+
+
 def _scored(
     conditions: Conditions, fitted: Fitted, split: Split, truth: Fitted | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Scores on the rows held out, and the agreement with the reference."""
-    subject, samples = conditions.subject, conditions.samples
-    x = subject.inputs(split.test)
+    problem, samples = conditions.problem, conditions.samples
+    x = problem.inputs(split.test)
     begun = time.perf_counter()
     prediction = fitted.predict(x, samples=samples)
     seconds = time.perf_counter() - begun
-    found = evaluate(prediction, fitted.outcomes(subject.outcomes(split.test), prediction))
-    scores = {name: value for name, value in found.items() if name in BY_NAME}
+    found = evaluate(prediction, fitted.outcomes(problem.outcomes(split.test), prediction))
+    scores = {name: value for name, value in found.items() if name in SCORES}
     if conditions.outside is not None:
         scores["auroc_outside"] = auroc(prediction, fitted.predict(conditions.outside, samples=samples))
-    agreement = {} if truth is None else _agreement(subject, fitted, truth, split.test)
+    agreement = {} if truth is None else _agreement(problem, fitted, truth, split.test)
     if agreement:
         scores["reference_distance"] = agreement[_DISTANCE[isinstance(prediction, ClassPrediction)]]
     return {**scores, "predict_seconds": seconds}, agreement
 
 
-def _agreement(subject: Subject, fitted: Fitted, truth: Fitted, test: np.ndarray) -> dict[str, float]:
+def _agreement(problem: Problem, fitted: Fitted, truth: Fitted, test: np.ndarray) -> dict[str, float]:
     """Figures of the distance between two fits, as functions at rows held out; none where they cannot be compared."""
-    x = subject.inputs(test[:_MOST_ROWS])
+    x = problem.inputs(test[:_MOST_ROWS])
     pair: list[Prediction] = [each.predict(x, samples=_REFERENCE_DRAWS) for each in (fitted, truth)]
     try:
         return dict(compare_predictions(*pair))
     except InvalidArgument as error:
         warnings.warn(f"Not compared with the reference: {error}", KnowableWarning, stacklevel=2)
         return {}
-
-
-@dataclass
-class Notes:
-    """What fits warned of, each text once."""
-
-    texts: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Take down the library's own warnings inside, and pass on those of others.
-
-        Raises:
-            KeyboardInterrupt: If one of them says that the fit was stopped from the keyboard.
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                yield
-            finally:
-                own = [each for each in caught if issubclass(each.category, KnowableWarning)]
-                self.texts += dict.fromkeys(str(each.message) for each in own if str(each.message) not in self.texts)
-        for each in caught:
-            if issubclass(each.category, Interrupted):
-                raise KeyboardInterrupt
-            if not issubclass(each.category, KnowableWarning):
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 # --- Peak memory of a piece of work in this process ------------------------------------------------------------------

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knowable.comparison.comparison import Place
-from knowable.comparison.scores import BY_NAME, FIRST, ScoreKind, shown, with_error
+from knowable.comparison.statistics import FIRST, RankedMethod
+from knowable.report.scores import SCORES, ScoreColumn, shown, with_error
 
 if TYPE_CHECKING:
     from knowable.comparison.comparison import Comparison
 
 
 _NOT_SHOWN = ("predict_seconds",)
-_NOTE = """± is one standard error over folds. Methods are ranked by nll; the difference from the best is taken fold by
-fold, and one of less than two standard errors is a tie (=)."""
+_NOTE = """± is one standard error over folds. Methods are ranked by nll, the negative log predictive density; the
+difference from the best is paired, fold by fold, and one below two standard errors is a tie (=)."""
 
 
 def as_text(comparison: Comparison) -> str:
-    """The ranking with all scores, then why methods lack folds."""
+    """The ranking with all scores, then why folds are missing."""
     kinds = [kind for kind in comparison.scores if kind.name != FIRST and kind.name not in _NOT_SHOWN]
     header = ["", "method", FIRST, "from the best", *(kind.name for kind in kinds)]
     rows = [_cells(comparison, place, kinds) for place in comparison.ranking()]
@@ -26,7 +26,7 @@ def as_text(comparison: Comparison) -> str:
     return "\n".join([*lines, *(f"{source}: {why}" for source, why in lacking(comparison))])
 
 
-def _cells(comparison: Comparison, place: Place, kinds: Sequence[ScoreKind]) -> list[str]:
+def _cells(comparison: Comparison, place: RankedMethod, kinds: Sequence[ScoreColumn]) -> list[str]:
     first = with_error(place.score.mean, place.score.standard_error)
     if place.score.folds < comparison.folds:
         first += f" ({place.score.folds} of {comparison.folds} folds)"
@@ -36,7 +36,7 @@ def _cells(comparison: Comparison, place: Place, kinds: Sequence[ScoreKind]) -> 
     return [f"{place.rank}{'=' if place.verdict == 'tied' else ''}", place.method, first, apart, *others]
 
 
-def _score(comparison: Comparison, method: str, kind: ScoreKind) -> str:
+def _score(comparison: Comparison, method: str, kind: ScoreColumn) -> str:
     found = comparison.mean(method, kind.name)
     return shown(found.mean, found.standard_error)
 
@@ -53,7 +53,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# --- What a comparison says in sentences, on pages and in the terminal -----------------------------------------------
+# --- Sentences, for the page and the terminal ------------------------------------------------------------------------
 
 VERDICTS = {
     "best": "best",
@@ -63,34 +63,34 @@ VERDICTS = {
 }
 
 READING = (
-    ("Held-out rows", "Each row is scored by fits that have not seen it: the rows are dealt into folds, and every "
-     "method is fitted to all folds but one and scored on that one, in turn."),
-    ("Standard error", "How far a mean over folds may be off by the chance of which rows fell where. Training rows of "
-     "different folds overlap, so that it is somewhat too small: take less than two of them for nothing."),
-    ("Paired difference", "Some folds are harder than others, for all methods alike. The difference of two methods on "
-     "the same fold leaves that out, so that its error is most often smaller than those of the means."),
-    ("Negative log predictive density", "It judges the whole predictive distribution, spread included: the lower, the "
-     "more probability a method gave to what came. A method that is sure and wrong pays most."),
-    ("Coverage and width", "Of 90% intervals nine in ten should hold the outcome. Among methods that keep that, "
-     "narrower intervals know more."),
+    ("Held-out rows", "k-fold cross-validation: every method is fitted to all folds but one and scored on that one, in "
+     "turn, so each row is scored by a fit that has not seen it."),
+    ("Standard error", "The standard error of a mean over folds. Training rows of different folds overlap, so it is "
+     "slightly too small; treat differences below two standard errors as noise."),
+    ("Paired difference", "Some folds are harder than others for all methods alike. The difference of two methods on "
+     "the same fold removes that, so its standard error is usually smaller than those of the means."),
+    ("Negative log predictive density (NLL)", "Judges the whole predictive distribution, spread included: the lower, "
+     "the more probability a method gave to what happened. Confident mistakes cost most."),
+    ("Coverage and width", "A 90% interval should contain the outcome nine times in ten. Among methods with that "
+     "coverage, narrower intervals are more informative."),
     ("What a comparison cannot say", "Which method is best elsewhere. It is about this data, this model and the "
      "time that the fits were given."),
 )  # fmt: skip
-"""How to read it, as pairs of a term and its explanation."""
+"""How to read a comparison, as pairs of a term and its explanation."""
 
 
 def title(comparison: Comparison) -> str:
-    """What was compared, in a line."""
+    """What was compared, in one line."""
     rows = comparison.facts.get("Rows")
     where = f" on {rows} rows" if rows else ""
     return f"Comparison of {_count(len(comparison.methods), 'method')}{where}, {_count(comparison.folds, 'fold')}"
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """What came out: the best, who is tied with it, who is worse."""
+    """The best method, those tied with it, those that are worse."""
     places = comparison.ranking()
     best = places[0]
-    label = BY_NAME[FIRST].label
+    label = SCORES[FIRST].label
     said = [f"{best.method} has the lowest {label}: {with_error(best.score.mean, best.score.standard_error)}."]
     tied = [place.method for place in places if place.verdict == "tied"]
     if tied:
@@ -104,21 +104,25 @@ def findings(comparison: Comparison) -> list[str]:
         said.append(f"Worse: {_listed(worse)}.")
     unclear = [place.method for place in places if place.verdict == "unclear"]
     if unclear:
-        said.append(f"There are too few folds to tell it from {_listed(unclear)}.")
+        said.append(f"Too few folds to tell it apart from {_listed(unclear)}.")
     return said
 
 
 def troubles(comparison: Comparison) -> list[tuple[str, str]]:
-    """Why methods lack folds, then what their fits warned of, as pairs of a source and a sentence."""
-    return lacking(comparison) + [
-        (method, text if count == 1 else f"{text} (in {count} of {comparison.folds} fits)")
-        for method in comparison.methods
-        for text, count in comparison.warnings(method).items()
-    ]
+    """Notices, then why folds are missing, then the warnings of the fits, as pairs of a source and a sentence."""
+    return (
+        [("", text) for text in comparison.notices]
+        + lacking(comparison)
+        + [
+            (method, text if count == 1 else f"{text} (in {count} of {comparison.folds} fits)")
+            for method in comparison.methods
+            for text, count in comparison.warnings(method).items()
+        ]
+    )
 
 
 def lacking(comparison: Comparison) -> list[tuple[str, str]]:
-    """Why methods lack folds, as pairs of the method with its folds and the reason."""
+    """Why folds are missing, as pairs of the method with its folds and the reason."""
     found = []
     for method in comparison.methods:
         folds: dict[str, list[int]] = {}

@@ -100,6 +100,10 @@ class Method(ABC):
         method = self if start is None else _with_start(self, start)
         return method._fit(FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine))
 
+    def _model_for_data(self, model: Model) -> Model:
+        """The model whose network must accept the data: the user's own, unless the method changes the network."""
+        return model
+
     @abstractmethod
     def _fit(self, job: FitJob) -> Posterior:
         """Fit the posterior; everything in the job has been checked."""
@@ -158,8 +162,9 @@ class FitJob:
                 f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}."
             )
         seed = check_count("seed", seed, at_least=0)
-        rows = as_data(data, model, batch_size=getattr(method, "batch_size", None))
-        held_out = None if validation is None else as_data(validation, model, name="validation")
+        own = method._model_for_data(model)
+        rows = as_data(data, own, batch_size=getattr(method, "batch_size", None))
+        held_out = None if validation is None else as_data(validation, own, name="validation")
         if rows.weights is not None and rows.weights.dim() != 1:
             raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(rows.weights.shape)}.")
         if held_out is not None and held_out.weights is not None:

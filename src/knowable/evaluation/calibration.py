@@ -20,8 +20,8 @@ from knowable.evaluation.inputs import (
     classes_and_target,
     means_and_target,
     regression,
+    score_tensor,
     target,
-    to_tensor,
 )
 
 
@@ -137,7 +137,7 @@ def coverage_curve(prediction: Prediction, y: Array, levels: Sequence[float] | T
     Returns:
         The curve.
     """
-    given = torch.arange(1, 20).double() / 20 if levels is None else to_tensor("levels", levels).flatten()
+    given = torch.arange(1, 20).double() / 20 if levels is None else score_tensor("levels", levels).flatten()
     checked = [check_number("levels", level, above=0.0, below=1.0) for level in given.tolist()]
     if not checked:
         raise InvalidData("levels is empty. Pass at least one number between 0 and 1.")
@@ -234,8 +234,8 @@ def _pair(intervals: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
             f"prediction must be a Prediction over numbers or a pair (low, high) of tensors, got a "
             f"{type(intervals).__name__}."
         )
-    low = check_rows("low", to_tensor("low", intervals[0])).double()
-    high = check_rows("high", to_tensor("high", intervals[1], device=low.device)).double()
+    low = check_rows("low", score_tensor("low", intervals[0])).double()
+    high = check_rows("high", score_tensor("high", intervals[1], device=low.device)).double()
     if high.shape[0] != low.shape[0]:
         raise InvalidData(
             f"low has {low.shape[0]} rows but high has {high.shape[0]}. Pass both ends of every interval."

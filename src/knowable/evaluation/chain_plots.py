@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from knowable.core.chains.convergence import ess_bulk, rhat
 from knowable.core.chains.diagnostics import element_name
-from knowable.core.chains.mixing import ess_bulk, rhat
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.support.checks import check_count
 from knowable.core.support.figure import BAND, COLOURS, GRID, INK, MUTED, new_figure

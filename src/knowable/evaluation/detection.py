@@ -21,7 +21,7 @@ from knowable.evaluation.inputs import (
     classes_and_target,
     in_double,
     means_and_target,
-    to_tensor,
+    score_tensor,
 )
 
 
@@ -164,7 +164,7 @@ def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple
         table, labels = classes_and_target(uncertainty, loss)
         return in_double(uncertainty.total).flatten(), (table.labels != labels).double().flatten()
     scores = _one_sample("uncertainty", uncertainty)
-    losses = check_finite_target(check_rows("loss", to_tensor("loss", loss, device=scores.device)), name="loss")
+    losses = check_finite_target(check_rows("loss", score_tensor("loss", loss, device=scores.device)), name="loss")
     if losses.numel() != len(scores):
         raise InvalidData(
             f"loss must have one number for each of {len(scores)} uncertainties, got shape {tuple(losses.shape)}. "
@@ -182,9 +182,9 @@ def _two_samples(inside: Prediction | Array, outside: Prediction | Array) -> tup
 def _one_sample(name: str, given: Prediction | Array) -> Tensor:
     """Scores as a flat vector; infinite ones are allowed, missing ones are not."""
     if isinstance(given, Prediction):
-        scores = by_row(check_rows(name, to_tensor(name, given.total))).mean(1)
+        scores = by_row(check_rows(name, score_tensor(name, given.total))).mean(1)
     else:
-        scores = check_rows(name, to_tensor(name, given)).double().flatten()
+        scores = check_rows(name, score_tensor(name, given)).double().flatten()
     missing = torch.nonzero(torch.isnan(scores)).flatten()
     if len(missing):
         raise InvalidData(

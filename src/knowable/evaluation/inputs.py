@@ -16,6 +16,7 @@ from torch import Tensor
 
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.prediction.targets import align_target, check_finite_target
+from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, InvalidType
 
 Array = Tensor | np.ndarray | Sequence[Any]
@@ -24,9 +25,9 @@ Array = Tensor | np.ndarray | Sequence[Any]
 _SUM_TOLERANCE = 1e-3  # how far class probabilities may be from summing to one (half precision is that rough)
 
 
-def to_tensor(name: str, value: Any, *, device: torch.device | None = None) -> Tensor:
+def score_tensor(name: str, value: Any, *, device: torch.device | None = None) -> Tensor:
     """Numbers in double precision, whole numbers and booleans as int64; raises for anything else."""
-    tensor = value.detach() if isinstance(value, Tensor) else _from_array(name, value)
+    tensor = to_tensor(value, name)
     if tensor.is_complex():
         raise InvalidType(f"{name} must hold real numbers, got {tensor.dtype}.")
     device = tensor.device if device is None else device
@@ -36,7 +37,7 @@ def to_tensor(name: str, value: Any, *, device: torch.device | None = None) -> T
 
 def in_double(value: Tensor) -> Tensor:
     """A prediction's tensor in double precision, detached."""
-    return to_tensor("prediction", value).double()
+    return score_tensor("prediction", value).double()
 
 
 def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
@@ -44,23 +45,9 @@ def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
     return in_double(prediction.cdf(x.to(prediction.components.mean.dtype)))
 
 
-def _from_array(name: str, value: Any) -> Tensor:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InvalidType(f"{name} must be a tensor or an array of numbers, got {_describe(value)}: {error}") from None
-    if array.dtype.kind not in "biuf":
-        raise InvalidType(
-            f"{name} must be a tensor or an array of numbers, got {_describe(value)} with entries of type "
-            f"{array.dtype}. Encode labels as whole numbers 0, 1, 2, ..."
-        )
-    kind = np.float64 if array.dtype.kind == "f" else np.int64
-    return torch.from_numpy(np.array(array, dtype=kind, order="C"))
-
-
 def target(value: Any, rows: int, *, device: torch.device | None = None, name: str = "y") -> Tensor:
     """Observed outcomes as a tensor with ``rows`` rows and no missing values."""
-    y = check_rows(name, to_tensor(name, value, device=device))
+    y = check_rows(name, score_tensor(name, value, device=device))
     if y.shape[0] != rows:
         raise InvalidData(
             f"{name} must have {rows} rows, one for each prediction; got shape {tuple(y.shape)}. "
@@ -100,7 +87,7 @@ def regression(prediction: Any, what: str) -> RegressionPrediction:
 def means_and_target(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor]:
     """Predicted means and observed numbers, both ``(B, E)``."""
     given = regression(prediction, "this score").mean if isinstance(prediction, Prediction) else prediction
-    mean = check_rows("prediction", to_tensor("prediction", given)).double()
+    mean = check_rows("prediction", score_tensor("prediction", given)).double()
     check_finite_target(mean, name="prediction")
     observed = align_target(target(y, mean.shape[0], device=mean.device), mean.shape[1:])
     return by_row(mean), by_row(observed).double()
@@ -128,14 +115,14 @@ def class_table(prediction: Prediction | Array, *, name: str = "prediction", y: 
     is read as P(y=1) if it is a vector, has one column, or has the shape of ``y``.
     """
     if isinstance(prediction, ClassPrediction):
-        probs, labels = to_tensor(name, prediction.probs), to_tensor(name, prediction.labels)
+        probs, labels = score_tensor(name, prediction.probs), score_tensor(name, prediction.labels)
         return _table(name, probs, labels, binary=probs.shape == labels.shape)
     if isinstance(prediction, Prediction):
         raise InvalidType(
             f"{name} must be a Prediction over classes or a tensor of class probabilities, got a "
             f"{type(prediction).__name__}. For numbers use rmse, crps, nll or coverage."
         )
-    probs = check_rows(name, to_tensor(name, prediction)).double()
+    probs = check_rows(name, score_tensor(name, prediction)).double()
     binary = probs.dim() == 1 or probs.shape[1] == 1
     if not binary and y is not None and y.shape == probs.shape:
         if _sums_to_one(probs):
@@ -173,7 +160,7 @@ def _sums_to_one(probs: Tensor) -> bool:
 
 def classes_and_target(prediction: Prediction | Array, y: Array) -> tuple[ClassTable, Tensor]:
     """Class probabilities in one form and the observed labels, ``(B, E)``."""
-    given = to_tensor("y", y)
+    given = score_tensor("y", y)
     table = class_table(prediction, y=given)
     observed = align_target(target(given, table.shape[0], device=table.probs.device), table.shape[1:])
     return table, by_row(_check_labels(observed, table.probs.shape[-1]))

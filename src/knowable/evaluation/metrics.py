@@ -4,8 +4,8 @@ Every function takes a Prediction or plain tensors and arrays, and returns a flo
 for chains take draws ``(chains, draws, ...)`` and return a number for each quantity.
 """
 
-from knowable.core.chains.mixing import ess_bulk as ess
-from knowable.core.chains.mixing import ess_tail, rhat
+from knowable.core.chains.convergence import ess_bulk as ess
+from knowable.core.chains.convergence import ess_tail, rhat
 from knowable.evaluation.agreement import agreement, total_variation
 from knowable.evaluation.calibration import (
     CoverageCurve,

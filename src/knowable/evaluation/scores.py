@@ -24,8 +24,8 @@ from knowable.evaluation.inputs import (
     in_double,
     means_and_target,
     regression,
+    score_tensor,
     target,
-    to_tensor,
 )
 from knowable.evaluation.ranked_probability import continuous_crps, count_crps, normal_mixture_crps, sample_crps
 
@@ -111,7 +111,7 @@ def crps_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """CRPS of each row, averaged over its outputs, ``(B,)``; see :func:`crps`."""
     if isinstance(prediction, Prediction):
         return by_row(_prediction_crps(regression(prediction, "crps"), y)).mean(1)
-    samples = check_rows("prediction", to_tensor("prediction", prediction)).double()
+    samples = check_rows("prediction", score_tensor("prediction", prediction)).double()
     if samples.dim() < 2:
         raise InvalidData(
             f"prediction must hold samples of shape (K, B, ...), K for each of B rows; got shape "

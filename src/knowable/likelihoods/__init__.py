@@ -1,4 +1,4 @@
-"""Likelihoods: how the network's output becomes a distribution over the target. One a file."""
+"""Likelihoods: how the network's output becomes a distribution over the target. One per file."""
 
 from knowable.likelihoods.bernoulli import Bernoulli
 from knowable.likelihoods.categorical import Categorical

@@ -105,7 +105,7 @@ class Gaussian(Likelihood):
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> RegressionPrediction:
         """One normal distribution: the noise and the outputs' own variance add up."""
         if outputs.covariance is None and outputs.mean[0].numel() > 1:
-            return super().predict_normal(outputs, params)  # type: ignore[return-value]  # correlated, one knows not how
+            return super().predict_normal(outputs, params)  # type: ignore[return-value]  # correlations unknown
         mean, within = outputs.mean.unsqueeze(0), outputs.variance.unsqueeze(0)
         noise = self.noise_scale(params, like=outputs.mean).square().expand_as(mean)
         scale = (noise + within.to(mean.dtype)).sqrt()

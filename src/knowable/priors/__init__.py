@@ -1,4 +1,4 @@
-"""Priors: what is believed about a parameter before the data. One a file."""
+"""Priors: distributions of a parameter before the data, one per file."""
 
 from knowable.core.model.normal import Normal
 from knowable.priors.bernoulli import BernoulliPrior
@@ -15,11 +15,11 @@ __all__ = [
     "Normal",
     "LaplacePrior",
     "StudentTPrior",
-    # that let weights vanish
+    # sparse
     "ScaleMixture",
     "Horseshoe",
     "LogUniform",
-    # that say nothing
+    # improper
     "Flat",
     # of zeros and ones
     "BernoulliPrior",

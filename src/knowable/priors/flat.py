@@ -1,4 +1,4 @@
-"""The flat prior, which prefers nothing."""
+"""The flat (improper uniform) prior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The horseshoe prior: almost all weights vanish, the others are left alone."""
+"""The horseshoe prior: most weights are shrunk to zero, large ones are hardly shrunk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Horseshoe(Prior):
         return self.scale * torch.tan(0.5 * math.pi * uniform) * noise
 
 
-# --- The scaled exponential integral :math:`e^z E_1(z)`, in logarithms and differentiable as often as wanted ---------
+# --- The scaled exponential integral :math:`e^z E_1(z)`, in logarithms and infinitely differentiable ---------
 #
 # Everything is written through one smooth function :math:`g`, defined by
 #

@@ -1,16 +1,6 @@
-"""Reports: data first (:mod:`.content`, :mod:`.panels`), one self-contained HTML page second (:mod:`.render`)."""
+"""Reports: data first (:mod:`.report`, :mod:`.panels`), one self-contained HTML page second (:mod:`.html`)."""
 
 from knowable.report.html import render, write
-from knowable.report.report import Citation, Column, Notice, Report, ScoreTable, Section, score_table
+from knowable.report.report import Citation, Listing, Notice, Report, Section
 
-__all__ = [
-    "Citation",
-    "Column",
-    "Notice",
-    "Report",
-    "ScoreTable",
-    "Section",
-    "render",
-    "score_table",
-    "write",
-]
+__all__ = ["Citation", "Listing", "Notice", "Report", "Section", "render", "write"]

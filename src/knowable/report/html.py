@@ -12,17 +12,18 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import types
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from knowable.core.support.files import write_atomically
 from knowable.errors import DamagedArtifact, MissingExtra
-from knowable.report import drawing as figures
-from knowable.report import panels, style
-from knowable.report.report import Report
+from knowable.report import drawing as drawn
+from knowable.report import figures, panels
+from knowable.report.report import Listing, Report
+from knowable.report.scores import ScoreColumn
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,7 +41,7 @@ def render(report: Report) -> str:
     """
     environment = _environment()
     drawings = {
-        (i, j): figures.draw(panel, key=f"s{i}f{j}")
+        (i, j): drawn.draw(panel, key=f"s{i}f{j}")
         for i, section in enumerate(report.sections)
         for j, panel in enumerate(section.panels)
         if panel.kind != "pictures"
@@ -51,11 +52,20 @@ def render(report: Report) -> str:
         report=report,
         drawings=drawings,
         marks={place: _as_json(drawing) for place, drawing in drawings.items()},
-        colours=style,
+        colours=figures,
         generator=GENERATOR,
         script=script,
         policy=policy(script),
     )
+
+
+def render_listing(listing: Listing) -> str:
+    """One table alone, as an HTML fragment for notebooks.
+
+    Raises:
+        MissingExtra: If jinja2 is not installed.
+    """
+    return str(_environment().get_template("macros.html.jinja").module.listing(listing))  # type: ignore[attr-defined]
 
 
 def script_text() -> str:
@@ -71,31 +81,14 @@ def policy(script: str) -> str:
 
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the page to ``path``, all of it or nothing, and return where it is."""
-    path = Path(path)
-    page = render(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(page)
-    try:
-        os.chmod(file.name, 0o666 & ~_umask())  # a temporary file is private; a report is an ordinary file
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise
-    return path
+    """Write the page to ``path`` atomically, and return where it is."""
+    return write_atomically(path, render(report))
 
 
-def _as_json(drawing: figures.Drawing) -> str:
+def _as_json(drawing: drawn.Drawing) -> str:
     """The marks of a drawing for the script: ``[x, y, text]`` or ``[x, y, text, row]`` each."""
     marks = [[m.x, m.y, m.text] if m.row is None else [m.x, m.y, m.text, m.row] for m in drawing.marks]
     return json.dumps(marks, ensure_ascii=False, separators=(",", ":")) if marks else ""
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _environment() -> Environment:
@@ -169,6 +162,8 @@ def _build(kind: Any, value: Any) -> Any:
 
 def _build_object(kind: Any, value: Mapping[str, Any]) -> Any:
     made = _PANELS[value["kind"]] if issubclass(kind, panels.Panel) else kind
+    if made is ScoreColumn and "key" in value:  # as reports were saved by earlier versions
+        value = {**value, "name": value["key"]}
     hints = get_type_hints(made)
     given = {f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(made) if f.name in value}
     return made(**given)

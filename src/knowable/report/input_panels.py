@@ -1,4 +1,4 @@
-"""A prediction along one input at a time, averaged over the rows, with noise and doubt apart."""
+"""Partial dependence with aleatoric and epistemic uncertainty, and permutation importance, of each input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUG = 120
 
 
 @dataclass(frozen=True)
-class Grid:
+class InputGrid:
     """Values to put in the place of one input.
 
     Attributes:
@@ -90,7 +90,7 @@ def dependence_panel(
     return _of_numbers(prediction, grid, shape, name, target, level)
 
 
-def grid_of(values: Series, kind: str, name: str) -> Grid:
+def grid_of(values: Series, kind: str, name: str) -> InputGrid:
     """Values to try: evenly spaced over the middle 95% of numbers or dates, the most frequent categories."""
     import pandas
 
@@ -101,35 +101,35 @@ def grid_of(values: Series, kind: str, name: str) -> Grid:
         return _numbers(known.to_numpy(dtype=float), name)
     common = list(known.value_counts().index[:_MOST_CATEGORIES])
     x = tuple(float(place) for place in range(len(common)))
-    return Grid(tuple(common), x, tuple(str(value) for value in common), label=name)
+    return InputGrid(tuple(common), x, tuple(str(value) for value in common), label=name)
 
 
-def _numbers(known: np.ndarray, name: str) -> Grid:
+def _numbers(known: np.ndarray, name: str) -> InputGrid:
     known = known[np.isfinite(known)]
     distinct = np.unique(known)
     if len(distinct) <= _FEW:
-        return Grid(tuple(distinct.tolist()), tuple(distinct.tolist()), label=name)
+        return InputGrid(tuple(distinct.tolist()), tuple(distinct.tolist()), label=name)
     low, high = np.quantile(known, (0.025, 0.975))
     if low == high:  # nearly all rows have the same value
         low, high = distinct[0], distinct[-1]
     points = tuple(np.linspace(low, high, _GRID).tolist())
     inside = known[(known >= low) & (known <= high)][:_RUG]
-    return Grid(points, points, seen=tuple(inside.tolist()), label=name)
+    return InputGrid(points, points, seen=tuple(inside.tolist()), label=name)
 
 
-def _dates(known: Series, name: str) -> Grid:
+def _dates(known: Series, name: str) -> InputGrid:
     """Days between the first and the last date, written as the table writes them; the axis counts in years."""
     import pandas
 
     days = pandas.to_datetime(known, errors="coerce", format="mixed").dropna()
     if days.nunique() < 2:
-        return Grid((), ())
+        return InputGrid((), ())
     days = days.dt.tz_localize(None) if days.dt.tz is not None else days
     points = pandas.date_range(days.min(), days.max(), periods=_GRID)
     written = pandas.api.types.is_datetime64_any_dtype(known)
     values = tuple(points) if written else tuple(point.isoformat(sep=" ", timespec="seconds") for point in points)
     years = tuple(point.year + (point.day_of_year - 1) / 366 for point in points)
-    return Grid(values, years, label=f"{name} (year)")
+    return InputGrid(values, years, label=f"{name} (year)")
 
 
 def _filled(background: DataFrame, name: str, values: Sequence[Any]) -> DataFrame:
@@ -145,7 +145,7 @@ def _filled(background: DataFrame, name: str, values: Sequence[Any]) -> DataFram
 
 
 def _of_numbers(
-    prediction: RegressionPrediction, grid: Grid, shape: tuple[int, int], name: str, target: str, level: float
+    prediction: RegressionPrediction, grid: InputGrid, shape: tuple[int, int], name: str, target: str, level: float
 ) -> DependencePanel:
     mean = _averaged(prediction.mean, shape)
     noise, doubt = _averaged(prediction.aleatoric, shape), _averaged(prediction.epistemic, shape)
@@ -153,8 +153,8 @@ def _of_numbers(
     inner, outer = reach * np.sqrt(doubt), reach * np.sqrt(noise + doubt)
     response = Response("mean", _tuple(mean), _tuple(mean - inner), _tuple(mean + inner))
     return DependencePanel(
-        title=f"Along {name}",
-        caption=_caption(shape[1], "The outer band is the noise and the doubt together, the inner one the doubt."),
+        title=f"Partial dependence on {name}",
+        caption=_caption(shape[1], "The outer band is the total uncertainty, the inner one its epistemic part."),
         alt=_alt(name, target, grid, mean, np.sqrt(noise), np.sqrt(doubt)),
         axes=Axes(grid.label, target),
         level=level,
@@ -172,7 +172,7 @@ def _of_numbers(
 
 def _of_classes(
     prediction: ClassPrediction,
-    grid: Grid,
+    grid: InputGrid,
     shape: tuple[int, int],
     name: str,
     target: str,
@@ -188,8 +188,8 @@ def _of_classes(
         responses.append(Response(f"P({target} = {classes[label]})", _tuple(mean), _tuple(low), _tuple(high)))
     noise, doubt = _averaged(prediction.aleatoric, shape), _averaged(prediction.epistemic, shape)
     return DependencePanel(
-        title=f"Along {name}",
-        caption=_caption(shape[1], "Bands are the doubt about the probability."),
+        title=f"Partial dependence on {name}",
+        caption=_caption(shape[1], "Bands are the epistemic uncertainty of the probability."),
         alt=_alt(name, responses[0].name, grid, np.array(responses[0].mean), noise, doubt),
         axes=Axes(grid.label, "probability"),
         level=level,
@@ -225,10 +225,11 @@ def _averaged(values: Tensor, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _caption(rows: int, bands: str) -> str:
-    return f"Averaged over {rows} held-out rows in which only this input is changed. {bands} Below: the two apart."
+    lead = f"Averaged over {rows} held-out rows in which only this input is changed."
+    return f"{lead} {bands} Below: aleatoric and epistemic apart."
 
 
-def _alt(name: str, what: str, grid: Grid, mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray) -> str:
+def _alt(name: str, what: str, grid: InputGrid, mean: np.ndarray, noise: np.ndarray, doubt: np.ndarray) -> str:
     def at(place: int) -> str:
         return grid.categories[place] if grid.categories else f"{grid.x[place]:.4g}"
 
@@ -244,7 +245,7 @@ def _tuple(values: np.ndarray) -> Numbers:
     return tuple(float(value) for value in values)
 
 
-# --- Which inputs matter: how much worse predictions become when one input is shuffled -------------------------------
+# --- Permutation importance: how much worse predictions become when one input is shuffled ----------------------------
 
 Predict = Callable[["DataFrame"], Prediction]
 """Rows of the user's table to a prediction in the user's units."""
@@ -260,7 +261,7 @@ class Importance:
 
     Attributes:
         name: The input.
-        gain: Nats of log density a row that are lost when it is shuffled.
+        gain: Rise of the NLL in nats per row when it is permuted.
         error: Standard error of that mean over rows.
     """
 
@@ -337,11 +338,11 @@ def importance_panel(found: Sequence[Importance]) -> BarsPanel | None:
     words = "; ".join(f"{each.name} {each.gain:.3g} ± {each.error:.2g}" for each in shown)
     more = f" The {len(shown)} largest of {len(found)} are shown." if len(found) > len(shown) else ""
     return BarsPanel(
-        title="Which inputs matter",
-        caption="How much log density a row loses when one input is taken from another row. Inputs that say the same "
-        f"share what they are worth. Lines are one standard error.{more}",
-        alt=f"Loss of log density when an input is shuffled, in nats a row: {words}.",
-        axes=Axes("loss when shuffled (nats a row)", "input"),
+        title="Feature importance",
+        caption="Permutation importance: how much NLL rises when one input is taken from another row. Correlated "
+        f"inputs share their importance. Lines are one standard error.{more}",
+        alt=f"Rise of NLL when an input is permuted, in nats per row: {words}.",
+        axes=Axes("rise of NLL when permuted (nats per row)", "input"),
         names=tuple(each.name for each in shown),
         values=tuple(each.gain for each in shown),
         errors=tuple(each.error if math.isfinite(each.error) else 0.0 for each in shown),

@@ -15,6 +15,7 @@ from knowable.report.panels import (
     CalibrationPanel,
     CurvesPanel,
     DependencePanel,
+    ForestPanel,
     Line,
     LinesPanel,
     NoisePanel,
@@ -67,7 +68,7 @@ def _calibration(panel: CalibrationPanel) -> Iterator[Mark]:
     for line in panel.lines:
         for place, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
             rows = f" ({line.count[place]} rows)" if line.count else ""
-            yield Mark(0, x, y, f"{line.name}: promised {x:.1%}, kept {y:.1%}{rows}")
+            yield Mark(0, x, y, f"{line.name}: nominal {x:.1%}, observed {y:.1%}{rows}")
 
 
 def _curves(panel: CurvesPanel) -> Iterator[Mark]:
@@ -93,6 +94,11 @@ def _bars(panel: BarsPanel) -> Iterator[Mark]:
         yield Mark(0, value, float(place), f"{name}: {value:.4g}{more}")
 
 
+def _forest(panel: ForestPanel) -> Iterator[Mark]:
+    for row, (name, value, text) in enumerate(zip(panel.names, panel.values, panel.texts, strict=True)):
+        yield Mark(0, value, float(row), f"{name}: {text}")
+
+
 def _truth(panel: TruthPanel) -> Iterator[Mark]:
     order = sorted(range(len(panel.truth)), key=panel.truth.__getitem__)
     for i in order:
@@ -109,7 +115,7 @@ def _dependence(panel: DependencePanel) -> Iterator[Mark]:
         for place, x in enumerate(panel.x):
             where = panel.categories[place] if panel.categories else f"{x:.4g}"
             text = (
-                f"{panel.axes.x} {where}: {response.name} {response.mean[place]:.4g}, {panel.level:.0%} of the doubt "
+                f"{panel.axes.x} {where}: {response.name} {response.mean[place]:.4g}, {panel.level:.0%} epistemic "
                 f"{response.low[place]:.4g} to {response.high[place]:.4g}; aleatoric {panel.aleatoric[place]:.3g}, "
                 f"epistemic {panel.epistemic[place]:.3g} {panel.unit}"
             )
@@ -124,6 +130,7 @@ _MARKS: dict[str, Callable[[Any], Iterator[Mark]]] = {
     "traces": _curves,
     "lines": _lines,
     "bars": _bars,
+    "forest": _forest,
     "truth": _truth,
     "dependence": _dependence,
 }

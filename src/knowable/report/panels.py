@@ -152,6 +152,30 @@ class BarsPanel(Panel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForestPanel(Panel):
+    """A forest plot: named values with error bars, one below the other.
+
+    Attributes:
+        axes: ``x``: what the values are; ``y``: what the names are.
+        names: From top to bottom.
+        values: Where each marker is; one that is not finite is not drawn.
+        half_widths: Half the length of each error bar.
+        verdicts: ``"best"``, ``"tied"``, ``"worse"`` or ``"unclear"``: colour and shape of each marker.
+        texts: Each value in words.
+        zero: Whether a line marks zero.
+    """
+
+    kind: str = "forest"
+    axes: Axes
+    names: tuple[str, ...]
+    values: Numbers
+    half_widths: Numbers
+    verdicts: tuple[str, ...]
+    texts: tuple[str, ...]
+    zero: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TruthPanel(Panel):
     """Predictions with their intervals against what was observed, one point a row."""
 

@@ -56,7 +56,7 @@ def band_panel(
         alt=(
             f"{title}: predicted {axes.y} against {axes.x} from {x.min():.3g} to {x.max():.3g}. The mean runs from "
             f"{mean.min():.3g} to {mean.max():.3g}; the {level:.0%} band is {(high - low).mean():.3g} wide on average. "
-            f"Root mean square noise {noise:.3g} (aleatoric), doubt about the mean {doubt:.3g} (epistemic)."
+            f"Root mean square aleatoric standard deviation {noise:.3g}, epistemic {doubt:.3g}."
         ),
         axes=axes,
         level=level,
@@ -129,26 +129,31 @@ def local_spread(x: Tensor, residuals: Tensor, bins: int) -> tuple[Numbers, Numb
     return tuple(x[group].mean().item() for group in groups), tuple(spread), tuple(error)
 
 
+Parts = Sequence[tuple[RegressionPrediction, Tensor]]
+"""Predictions with their outcomes: one pair, or one for each fold of a cross-validation."""
+
+
 def coverage_panel(
-    title: str, predictions: Mapping[str, tuple[RegressionPrediction, Tensor]], *, points: int = 19, caption: str = ""
+    title: str, predictions: Mapping[str, Parts], *, points: int = 19, caption: str = ""
 ) -> CalibrationPanel:
-    """How often central intervals hold the outcome, against the level they promise, for each method."""
+    """Observed against nominal coverage of central intervals, for each method."""
     levels = torch.linspace(0, 1, points + 2, dtype=torch.float64)[1:-1]
-    lines = tuple(coverage_line(name, prediction, y, levels) for name, (prediction, y) in predictions.items())
+    lines = tuple(coverage_line(name, parts, levels) for name, parts in predictions.items())
     return CalibrationPanel(
         title=title,
         caption=caption,
         alt=f"{title}. At the level nearest 90%: " + "; ".join(_nearest_90(line) for line in lines) + ".",
-        axes=Axes("promised level of the interval", "share of outcomes inside"),
+        axes=Axes("nominal coverage", "observed coverage"),
         lines=lines,
     )
 
 
-def coverage_line(name: str, prediction: RegressionPrediction, y: Tensor, levels: Tensor) -> Line:
-    r"""Observed coverage at each level L, with the standard error :math:`\sqrt{L (1 - L) / n}` if it is right."""
-    curve = coverage_curve(prediction, y, levels)
-    error = (levels * (1 - levels) / len(y)).sqrt()
-    return Line(name, _numbers(curve.levels), _numbers(curve.coverage), _numbers(error), (len(y),) * len(levels))
+def coverage_line(name: str, parts: Parts, levels: Tensor) -> Line:
+    r"""Observed coverage of all rows at each level L, with the standard error :math:`\sqrt{L (1 - L) / n}`."""
+    inside = torch.stack([len(y) * coverage_curve(prediction, y, levels).coverage for prediction, y in parts]).sum(0)
+    rows = sum(len(y) for _, y in parts)
+    error = (levels * (1 - levels) / rows).sqrt()
+    return Line(name, _numbers(levels), _numbers(inside / rows), _numbers(error), (rows,) * len(levels))
 
 
 def quantile_panel(
@@ -185,11 +190,11 @@ def reliability_panel(
         caption=caption,
         alt=f"{title}. "
         + " ".join(
-            f"{line.name}: at mean confidence {line.x[-1]:.1%} the share right is {line.y[-1]:.1%} "
+            f"{line.name}: at mean confidence {line.x[-1]:.1%} the accuracy is {line.y[-1]:.1%} "
             f"({line.count[-1]} rows)."
             for line in lines
         ),
-        axes=Axes("confidence (probability of the named class)", "share right"),
+        axes=Axes("confidence (probability of the predicted class)", "accuracy"),
         lines=lines,
     )
 
@@ -269,7 +274,7 @@ def _term_lines(records: Sequence[Mapping[str, float]]) -> tuple[Line, ...]:
 
 def _nearest_90(line: Line) -> str:
     place = min(range(len(line.x)), key=lambda i: abs(line.x[i] - 0.9))
-    return f"{line.name} promises {line.x[place]:.0%} and holds {line.y[place]:.1%}"
+    return f"{line.name} nominal {line.x[place]:.0%}, observed {line.y[place]:.1%}"
 
 
 def _column(values: Tensor) -> Tensor:

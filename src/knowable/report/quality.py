@@ -1,35 +1,30 @@
-"""How good predictions are: scores beside those of a guess that ignores the inputs, and what they mean in words."""
+"""How good predictions are: scores beside those of a baseline that ignores the inputs, and what they mean in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.components import NormalComponents
-from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.errors import DamagedArtifact, InvalidType
+from knowable.core.prediction.prediction import ClassPrediction
 from knowable.evaluation.evaluate import Scores
-from knowable.likelihoods.categorical import CategoricalPrediction
-from knowable.report.report import Column, Listing, Notice, ScoreTable, score_table
+from knowable.report.report import Listing, Notice
+from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
-GUESS = "Guess without inputs"
-_MOST_CLASSES = 12  # of a table of confusions
+GUESS = "Baseline without inputs"
+_MOST_CLASSES = 12  # of a confusion matrix
 
 
 def quality_table(
     name: str, scores: Scores, baseline: Scores, *, title: str = "Scores on rows the fit has not seen", note: str = ""
 ) -> ScoreTable:
-    """The scores of a fit above those of the guess."""
-    columns = _number_columns(scores) if "rmse" in scores else _CLASS_COLUMNS
+    """The scores of a fit above those of the baseline."""
     return score_table(
         title,
         {name: scores, GUESS: baseline},
-        columns,
+        _columns(scores),
         note=note,
         standard_errors={name: scores.standard_errors, GUESS: baseline.standard_errors},
     )
@@ -40,23 +35,23 @@ def findings(scores: Scores, baseline: Scores) -> tuple[str, ...]:
     gain, error = paired_gain(scores, baseline)
     much = f"{_with_error(abs(gain), error)} nats"
     if gain > 2 * error:
-        sentences = [f"The inputs help: the log density of a row rises by {much} over a guess without inputs."]
+        sentences = [f"The inputs help: NLL is {much} per row below that of a baseline without inputs."]
     elif gain < -2 * error:
-        sentences = [f"Worse than a guess: the log density of a row is {much} below that of a guess without inputs."]
+        sentences = [f"Worse than the baseline: NLL is {much} per row above that of a baseline without inputs."]
     else:
-        sentences = [f"No clear gain: the log density of a row differs by {much} from a guess without inputs."]
+        sentences = [f"No clear gain: NLL differs by {much} per row from that of a baseline without inputs."]
     if "rmse" in scores:
         explained = 1 - (scores["rmse"] / baseline["rmse"]) ** 2 if baseline["rmse"] > 0 else math.nan
         sentences.append(f"{explained:.0%} of the variance of the outcome is explained.")
         sentences.append(_coverage_sentence(scores))
     else:
-        sentences.append(f"{scores['accuracy']:.1%} of the labels are right; the guess has {baseline['accuracy']:.1%}.")
-        sentences.append(f"On average the stated confidence is {scores['ece']:.1%} away from the share that is right.")
+        sentences.append(f"Accuracy {scores['accuracy']:.1%}; the baseline has {baseline['accuracy']:.1%}.")
+        sentences.append(f"The expected calibration error is {scores['ece']:.1%}.")
     return tuple(sentences)
 
 
 def paired_gain(scores: Scores, baseline: Scores) -> tuple[float, float]:
-    """Mean gain in log density a row over the baseline, and its standard error (NaN with a single row)."""
+    """Mean reduction of NLL per row against the baseline, and its standard error (NaN with a single row)."""
     difference = baseline.per_row["nll"] - scores.per_row["nll"]
     error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     return difference.mean().item(), error
@@ -71,7 +66,7 @@ def coverage_miss(scores: Scores) -> float:
 def _coverage_sentence(scores: Scores) -> str:
     miss, coverage = coverage_miss(scores), scores["coverage_90"]
     if abs(miss) <= 2:
-        return f"The 90% intervals hold {coverage:.1%} of the outcomes, which is right within chance."
+        return f"The 90% intervals hold {coverage:.1%} of the outcomes, which is calibrated within chance."
     return f"The 90% intervals hold {coverage:.1%} of the outcomes: {'too wide' if miss > 0 else 'too narrow'}."
 
 
@@ -80,8 +75,8 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     found, rows = [], len(scores.per_row["nll"])
     gain, error = paired_gain(scores, baseline)
     if not gain > 2 * error:
-        text = f"On {rows} rows the fit is not clearly better than a guess that ignores the inputs"
-        found.append(Notice("Quality", f"{text} ({_with_error(gain, error)} nats a row)."))
+        text = f"On {rows} rows the fit is not clearly better than a baseline that ignores the inputs"
+        found.append(Notice("Quality", f"{text} ({_with_error(gain, error)} nats per row)."))
     if "coverage_90" in scores and coverage_miss(scores) < -3:
         text = f"The 90% intervals held only {scores['coverage_90']:.1%} of {rows} outcomes: they are too narrow."
         found.append(Notice("Coverage", text))
@@ -90,45 +85,33 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     return tuple(found)
 
 
-def confusions(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:
-    """How often each class was taken for which; None where there are too many classes for a table."""
+def confusion_matrix(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:
+    """The confusion matrix; None where there are too many classes for a table."""
     if len(classes) > _MOST_CLASSES:
         return None
-    said, was = prediction.labels.flatten().long(), y.flatten().long()
+    predicted, truth = prediction.labels.flatten().long(), y.flatten().long()
     counts = torch.zeros(len(classes), len(classes), dtype=torch.long)
-    counts.index_put_((was, said), torch.ones_like(was), accumulate=True)
+    counts.index_put_((truth, predicted), torch.ones_like(truth), accumulate=True)
     rows = tuple((name, *(str(int(n)) for n in counts[i])) for i, name in enumerate(classes))
-    return Listing(
-        "What was said of what was", ("Truth", *(f"said {name}" for name in classes)), rows, "Counts of held-out rows."
-    )
+    title = "Confusion matrix (rows: truth, columns: prediction)"
+    return Listing(title, ("Truth", *(f"predicted {name}" for name in classes)), rows, "Counts of held-out rows.")
 
 
-def _number_columns(scores: Scores) -> tuple[Column, ...]:
-    """Columns with as many decimals as the outcome's unit asks for."""
-    rmse, crps, width = (_decimals(scores[key]) for key in ("rmse", "crps", "interval_width_90"))
-    return (
-        Column("nll", "NLL", help="Negative log predictive density, in nats a row: how surprised the model was."),
-        Column("rmse", "RMSE", decimals=rmse, help="Typical distance of the mean from the outcome, in its unit."),
-        Column("crps", "CRPS", decimals=crps, help="Distance of the whole distribution from the outcome, in its unit."),
-        Column(
-            "coverage_90", "90% coverage", better="target", target=0.9, decimals=1, percent=True,
-            help="How often the 90% interval held the outcome. Less is overconfident, more is too cautious.",
-        ),
-        Column("interval_width_90", "Width", better="none", decimals=width, help="Mean width of the 90% interval."),
-        Column("ece", "Calibration error", help="Mean distance of kept from promised coverage, all levels."),
-    )  # fmt: skip
+_MUTUAL_INFORMATION = ScoreColumn(
+    "mean_mutual_information", "Mutual information", better="none", decimals=4,
+    help="Mean mutual information between label and weights, the epistemic part of the entropy, in nats.",
+)  # fmt: skip
 
 
-_CLASS_COLUMNS = (
-    Column(
-        "nll", "NLL", help="Negative log probability of the true label, in nats a row: how surprised the model was."
-    ),
-    Column("accuracy", "Accuracy", better="higher", decimals=1, percent=True, help="Share of labels that are right."),
-    Column("brier", "Brier", help="Squared distance between the stated probabilities and what happened."),
-    Column("ece", "Calibration error", help="Mean distance between confidence and the share that is right."),
-    Column("mean_entropy", "Entropy", better="none", help="Mean total uncertainty, in nats."),
-    Column("mean_mutual_information", "Doubt", better="none", decimals=4, help="Its epistemic part, in nats."),
-)
+def _columns(scores: Scores) -> list[ScoreColumn]:
+    """Columns of the scores; those in the outcome's unit with as many decimals as the unit asks for."""
+    if "rmse" not in scores:
+        return [*(SCORES[name] for name in ("nll", "accuracy", "brier", "ece", "mean_entropy")), _MUTUAL_INFORMATION]
+    in_unit = ("rmse", "crps", "interval_width_90")
+    names = ("nll", "rmse", "crps", "coverage_90", "interval_width_90", "ece")
+    columns = [replace(SCORES[name], decimals=_decimals(scores[name])) if name in in_unit else SCORES[name]
+               for name in names]  # fmt: skip
+    return [replace(column, better="none") if column.name == "interval_width_90" else column for column in columns]
 
 
 def _with_error(value: float, error: float) -> str:
@@ -140,57 +123,3 @@ def _decimals(value: float) -> int:
     if not math.isfinite(value) or value == 0:
         return 3
     return max(0, min(8, 2 - math.floor(math.log10(abs(value)))))
-
-
-# --- What is known of the outcomes of the training rows: enough for a guess without inputs ---------------------------
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """Moments of numbers, or counts of classes.
-
-    Attributes:
-        mean: Mean of the numbers; 0 for classes.
-        std: Their standard deviation (divided by n).
-        counts: Rows of each class; empty for numbers.
-    """
-
-    mean: float = 0.0
-    std: float = 1.0
-    counts: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, y: Tensor, classes: int = 0) -> Outcomes:
-        """Of numbers ``(rows,)``, or of codes where there are ``classes``."""
-        if classes:
-            return cls(counts=tuple(torch.bincount(y.flatten().long(), minlength=classes).tolist()))
-        known = y.double().flatten()
-        return cls(known.mean().item(), known.std(correction=0).item())
-
-    def guess(self, prediction: Prediction) -> Prediction:
-        """What one would say of each row of ``prediction`` knowing only this.
-
-        Numbers: the normal distribution with their mean and standard deviation. Classes: their shares, with one more
-        of each, so that none is held impossible.
-        """
-        rows, weight = len(prediction), torch.zeros(1, dtype=torch.float64)
-        if isinstance(prediction, RegressionPrediction):
-            mean = torch.tensor(self.mean, dtype=torch.float64).expand(1, rows, *prediction.mean.shape[1:])
-            scale = torch.tensor(max(self.std, 1e-300), dtype=torch.float64)
-            return RegressionPrediction(NormalComponents(mean, scale), weight)
-        if isinstance(prediction, ClassPrediction):
-            shares = torch.tensor(self.counts, dtype=torch.float64) + 1.0
-            return CategoricalPrediction((shares / shares.sum()).log().expand(1, rows, len(shares)), weight)
-        raise InvalidType(f"prediction must be over numbers or classes, got a {type(prediction).__name__}.")
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**asdict(self), "counts": list(self.counts)}
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Outcomes:
-        """Back from plain values."""
-        try:
-            return cls(float(saved["mean"]), float(saved["std"]), tuple(int(count) for count in saved["counts"]))
-        except (KeyError, TypeError, ValueError):
-            raise DamagedArtifact("The run does not say what its training outcomes were. Fit again.") from None

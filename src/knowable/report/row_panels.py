@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from knowable.report.panels import Axes, Line, LinesPanel, Numbers, TruthPanel
 from knowable.report.report import Listing
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 _MOST_POINTS = 400  # rows of one figure
 _MOST_INPUTS = 5  # columns of the tables of rows
@@ -70,11 +70,11 @@ def certainty_panel(prediction: Prediction, y: Tensor) -> LinesPanel:
     first = min(len(error) - 1, max(4, len(error) // 50))  # an average over a handful of rows says nothing
     places = [place for place in _evenly(len(error), (), most=100) if place >= first] or [len(error) - 1]
     line = Line("error", tuple(curve.coverage[places].tolist()), tuple(error[places].tolist()))
-    what = "root mean square error" if numbers else "share of labels that are wrong"
+    what = "root mean square error" if numbers else "error rate"
     return LinesPanel(
-        title="Does it know what it doesn't know?",
-        caption="Rows are kept from the most certain on. If the stated uncertainty means something, the curve rises: "
-        "the rows it is sure of have the smaller error.",
+        title="Error against certainty (risk-coverage curve)",
+        caption="Rows are kept from the most certain on. If the uncertainty is informative, the curve rises: certain "
+        "rows have smaller errors.",
         alt=(
             f"{what.capitalize()} among the most certain rows: {line.y[0]:.4g} for the surest {line.x[0]:.0%}, "
             f"{line.y[len(line.y) // 2]:.4g} for {line.x[len(line.x) // 2]:.0%}, {line.y[-1]:.4g} for all."
@@ -116,7 +116,7 @@ def row_listings(
     """
     shown = list(inputs)[:_MOST_INPUTS]
     if isinstance(prediction, ClassPrediction):
-        headings = ("Row", "Says", "with", "Truth", "Aleatoric", "Epistemic", *shown)
+        headings = ("Row", "Predicted", "Probability", "Truth", "Aleatoric", "Epistemic", *shown)
         unit = "nats of entropy"
     else:
         headings = ("Row", "Mean", "90% interval", "Truth", "Aleatoric", "Epistemic", *shown)
@@ -175,3 +175,59 @@ def _text(value: Any) -> str:
         return "missing" if value != value else f"{value:.6g}"
     text = str(value)
     return "missing" if text in ("None", "nan", "NaT", "<NA>", "") else text
+
+
+# --- A summary of the columns ----------------------------------------------------------------------------------------
+
+_MOST_COLUMNS = 60  # columns of the table
+
+
+def data_listing(frame: DataFrame, kinds: Mapping[str, str], target: str) -> Listing:
+    """One row for each column: its kind, what is missing, and what it holds; the outcome first.
+
+    Args:
+        frame: All rows, as the user gave them.
+        kinds: The kind of every input that is used.
+        target: Name of the outcome.
+    """
+    others = [name for name in frame.columns if name != target]
+    shown = [target, *others][: _MOST_COLUMNS + 1]
+    columns: dict[Any, Any] = {name: frame[name] for name in shown}
+    rows = tuple(_column_row(str(name), column, _kind(name, kinds, target)) for name, column in columns.items())
+    left = len(others) + 1 - len(shown)
+    note = f"{left} more columns are not listed." if left else ""
+    return Listing("Columns", ("Column", "Kind", "Missing", "Distinct", "Holds"), rows, note)
+
+
+def _kind(name: Any, kinds: Mapping[str, str], target: str) -> str:
+    if name == target:
+        return "outcome"
+    return kinds.get(str(name), "not used")
+
+
+def _column_row(name: str, values: Series, kind: str) -> tuple[str, ...]:
+    missing = int(values.isna().sum())
+    share = f"{missing} ({missing / max(1, len(values)):.0%})" if missing else "none"
+    return name, kind, share, str(values.nunique()), _holds(values.dropna())
+
+
+def _holds(values: Series) -> str:
+    """A range with the middle for numbers and dates; the most frequent values for everything else."""
+    import pandas
+
+    if not len(values):
+        return "nothing"
+    types = pandas.api.types
+    if types.is_bool_dtype(values):
+        return f"true in {values.astype(bool).mean():.0%}"
+    if types.is_numeric_dtype(values):
+        return f"{values.min():.5g} to {values.max():.5g}, median {values.median():.5g}"
+    if types.is_datetime64_any_dtype(values):
+        return f"{values.min():%Y-%m-%d} to {values.max():%Y-%m-%d}"
+    counts = values.astype(str).value_counts()
+    named = ", ".join(f"{_cut(str(value))} ({count})" for value, count in counts.head(3).items())
+    return f"{named}{', …' if len(counts) > 3 else ''}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:23]}…"

@@ -1,4 +1,4 @@
-"""Whether a fit can be trusted, in words: the training's end, or how well chains have mixed."""
+"""Whether a fit converged, in words: how training ended, or R-hat and effective sample size of chains."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ GOOD_ESS, FAIR_ESS = 400.0, 100.0
 _MOST_CHAINS, _MOST_DRAWS = 6, 250  # of one figure
 
 _TERMS = {
-    "rhat": ("R-hat, the worst", "1 is mixed; above 1.01 the chains still disagree"),
-    "ess_bulk": ("Effective draws, the least", "how many independent draws the chains are worth for a mean"),
-    "ess_tail": ("Effective draws in the tails", "the same for the ends of intervals"),
-    "acceptance": ("Acceptance", "share of proposals taken"),
-    "divergences": ("Divergences", "steps at which the sampler lost the curve; 0 is right"),
-    "ebfmi": ("E-BFMI", "below 0.3 the momenta explore the energies poorly"),
-    "kl": ("KL", "nats between the posterior and the prior"),
+    "rhat": ("R-hat (largest)", "1 is converged; above 1.01 the chains still disagree"),
+    "ess_bulk": ("Bulk effective sample size (smallest)", "independent draws that would estimate a mean as well"),
+    "ess_tail": ("Tail effective sample size (smallest)", "the same for the ends of intervals"),
+    "acceptance": ("Acceptance rate", "share of proposals accepted"),
+    "divergences": ("Divergences", "transitions whose numerical integration diverged; should be 0"),
+    "ebfmi": ("E-BFMI", "energy Bayesian fraction of missing information; below 0.3 the energy is explored poorly"),
+    "elbo": ("ELBO", "evidence lower bound, in nats"),
+    "loss": ("Loss", "objective of training at the end"),
+    "learning_rate": ("Learning rate", "at the end of training"),
+    "log_prior": ("Log prior", "log density of the prior, in nats"),
+    "kl": ("KL divergence", "from the prior to the posterior, in nats"),
     "log_likelihood": ("Log likelihood", "of all training rows, in nats"),
     "expected_log_likelihood": ("Expected log likelihood", "of all training rows, in nats"),
-    "noise": ("Noise", "standard deviation, in standardised units"),
+    "noise": ("Noise", "standard deviation of the noise, in standardised units"),
 }
 
 
@@ -36,7 +40,7 @@ class Verdict:
     """A judgement.
 
     Attributes:
-        good: True, False, or None where it is fair or cannot be told.
+        good: True, False, or None where it is fair or unknown.
         text: The judgement in a sentence or two, with what to do where it is bad.
     """
 
@@ -45,39 +49,39 @@ class Verdict:
 
 
 def verdict(diagnostics: Diagnostics) -> Verdict:
-    """Judge a fit by what it says about itself."""
+    """Judge a fit by its diagnostics."""
     if diagnostics.interrupted:
         return Verdict(False, f"The fit was {diagnostics.message}. Run it again and let it end.")
     if "rhat" in diagnostics:
         return _chains(diagnostics)
     ended = f" ({diagnostics.message})" if diagnostics.message else ""
     if diagnostics.converged is False:
-        text = f"The training ended before its objective had settled{ended}. Give it more time, or a larger budget."
+        text = f"The fit ended before it converged{ended}. Allow more epochs, or a larger budget."
         return Verdict(False, text)
     if diagnostics.converged is None:
-        return Verdict(None, f"Whether the training had settled cannot be told{ended}: look at the curve.")
-    return Verdict(True, f"The training had settled{ended}.")
+        return Verdict(None, f"Whether the fit converged is unknown{ended}: look at the training curve.")
+    return Verdict(True, f"The fit converged{ended}.")
 
 
 def _chains(terms: Diagnostics) -> Verdict:
     rhat = terms["rhat"]
     least = min(terms.get("ess_bulk", math.nan), terms.get("ess_tail", math.nan))
-    numbers = f"R-hat {rhat:.3f}, at least {least:.0f} effective draws"
+    numbers = f"R-hat {rhat:.3f}, effective sample size at least {least:.0f}"
     lost = terms.get("divergences", 0.0)
     more = f" {lost:.0f} transitions diverged: a region may be missing." if lost else ""
     if rhat <= GOOD_RHAT and least >= GOOD_ESS:
-        return Verdict(not lost, f"The chains have mixed: {numbers}.{more}")
+        return Verdict(not lost, f"The chains converged: {numbers}.{more}")
     if rhat <= FAIR_RHAT and least >= FAIR_ESS:
-        text = f"The chains agree well enough for means, less so for the ends of intervals: {numbers}.{more}"
+        text = f"The chains converged well enough for means, less so for the ends of intervals: {numbers}.{more}"
         return Verdict(None, text)
-    return Verdict(False, f"The chains have not mixed: {numbers}. Draw longer, or use another method.{more}")
+    return Verdict(False, f"The chains did not converge: {numbers}. Draw more samples, or use another method.{more}")
 
 
 def terms_listing(diagnostics: Diagnostics) -> Listing | None:
-    """The fit's terms with what each means; None where there are none."""
+    """The diagnostics with what each means; None where there are none."""
     rows = tuple((*_named(name), f"{value:.5g}") for name, value in diagnostics.items() if math.isfinite(value))
     rows = tuple((name, value, meaning) for name, meaning, value in rows)
-    return Listing("What the fit says about itself", ("Quantity", "Value", "Meaning"), rows) if rows else None
+    return Listing("Diagnostics of the fit", ("Quantity", "Value", "Meaning"), rows) if rows else None
 
 
 def _named(term: str) -> tuple[str, str]:
@@ -92,13 +96,13 @@ def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:
     panel = curves_panel(
         "Training",
         {name: records},
-        caption="Terms of the objective on the scale of the whole data set. Flat at the end means settled.",
+        caption="Terms of the objective on the scale of the whole data set. Flat at the end means converged.",
     )
     return panel if panel.groups[0][1] else None
 
 
 def traces_panel(posterior: Posterior, encoded: Any, lines: list[int]) -> TracesPanel | None:
-    """What each chain says of a few rows, draw by draw; None where the posterior is no set of chains.
+    """Trace plots: the network's output for a few rows, draw by draw; None where there are no chains.
 
     Args:
         posterior: Of any kind.
@@ -122,8 +126,8 @@ def traces_panel(posterior: Posterior, encoded: Any, lines: list[int]) -> Traces
         for row, line in enumerate(lines)
     )
     return TracesPanel(
-        title="Chains",
-        caption="The network's first output, in standardised units, for a few rows. Chains that have mixed look alike: "
+        title="Trace plots",
+        caption="The network's first output, in standardised units, for a few rows. Chains that converged look alike: "
         "flat bands of noise that cover the same range.",
         alt=f"Draws of {min(_MOST_CHAINS, len(draws))} of {len(draws)} chains for {len(lines)} rows. "
         + " ".join(_ranges(line, draws[:, :, row]) for row, line in enumerate(lines)),

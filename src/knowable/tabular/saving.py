@@ -17,6 +17,7 @@ from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.prior import Prior
 from knowable.core.posterior.saving import build_object, describe_object
 from knowable.core.storage.folder import as_path
+from knowable.core.support.files import check_folder, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.loading import load
 from knowable.registry import METHODS, find_method
@@ -35,7 +36,7 @@ _PLAIN = ("budget", "samples", "precision", "verbose")
 def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str]) -> Path:
     """Write a fitted estimator to a folder, the posterior first."""
     folder = as_path(path)
-    _check_place(folder)
+    check_folder(folder, ours=_is_ours)
     estimator.posterior_.save(folder / POSTERIOR)
     content = {
         "format": FORMAT,
@@ -48,9 +49,7 @@ def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str]) -
         "choice": {"method": _describe_method(estimator.method_), "why": estimator.choice_.why},
         "settings": _describe_settings(estimator),
     }
-    partial = folder / f"{DESCRIPTION}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(partial, folder / DESCRIPTION)
+    write_atomically(folder / DESCRIPTION, json.dumps(content, indent=1))
     return folder
 
 
@@ -84,16 +83,8 @@ def load_estimator(cls: type, path: str | os.PathLike[str], network: nn.Module |
         raise DamagedArtifact(f"{file} cannot be read: {error!r}. Save it again.") from None
 
 
-def _check_place(folder: Path) -> None:
-    """Refuse a file, and a folder of other things."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"path {str(folder)!r} is a file: give the name of a folder.")
-    foreign = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    foreign = [name for name in foreign if name != POSTERIOR and not name.startswith(DESCRIPTION)]
-    if foreign:
-        raise InvalidArgument(
-            f"path {str(folder)!r} is a folder with something else in it ({min(foreign)}): give a new or empty one."
-        )
+def _is_ours(entry: str) -> bool:
+    return entry == POSTERIOR or entry.lstrip(".").startswith(DESCRIPTION.partition(".")[0])
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from knowable.core.method import Method
 from knowable.core.network.params import Params
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.checkpoint import Checkpoint
-from knowable.inference.sampling.sampler import Sampler
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
 
 LONGER_DRAWS = 90  # and as long a warm-up: more than three blocks of transitions
@@ -77,7 +76,7 @@ class Subject:
         """The method with settings that take a few hundred steps: those given, or this many ``epochs``."""
         if self.longer is not None:
             return self.longer
-        if isinstance(self.method, Sampler):  # below a hundred draws nothing is said of mixing
+        if hasattr(self.method, "draws") and hasattr(self.method, "warmup"):  # a sampler: few draws give no warning
             return dataclasses.replace(self.method, chains=2, draws=LONGER_DRAWS, warmup=LONGER_DRAWS)
         return dataclasses.replace(self.method, epochs=epochs)  # type: ignore[type-var, call-arg]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from knowable.core.chains.convergence import ess_bulk, ess_tail, rhat
 from knowable.core.chains.diagnostics import ChainDiagnostics, element_name, moments_of
-from knowable.core.chains.mixing import ess_bulk, ess_tail, rhat
 from knowable.core.posterior.diagnostics import Diagnostics
 
 
@@ -112,7 +112,7 @@ def test_a_long_table_has_the_worst_ones():
     table = [line for line in lines if line.startswith("  x[")]
     assert len(table) == 24
     assert table[0].startswith("  x[33]")
-    assert "(24 of 40, those with the largest R-hat)" in lines[-1]
+    assert "(24 of 40, the largest R-hat)" in lines[-1]
 
 
 def test_numbers_in_the_table_stand_in_their_line():

@@ -26,9 +26,9 @@ def store(*, rows: int | None = None, **settings) -> DrawStore:
     )
 
 
-def stride_for(count: int, rows: int | None, thin: int) -> int:
-    """The slow obvious rule: the least doubling of ``thin`` at which all that is kept fits."""
-    stride = thin
+def stride_for(count: int, rows: int | None) -> int:
+    """The slow obvious rule: the least power of two at which all that is kept fits."""
+    stride = 1
     while rows is not None and -(-count // stride) > rows:
         stride *= 2
     return stride
@@ -38,15 +38,14 @@ def stride_for(count: int, rows: int | None, thin: int) -> int:
 @given(
     pieces=st.lists(st.integers(0, 70), max_size=8),
     rows=st.one_of(st.none(), st.integers(8, 80)),
-    thin=st.integers(1, 4),
 )
-def test_any_sequence_of_pieces_leaves_every_stride_th_transition(pieces, rows, thin):
+def test_any_sequence_of_pieces_leaves_every_stride_th_transition(pieces, rows):
     offered = transitions(sum(pieces))
-    found = store(rows=rows, thin=thin)
+    found = store(rows=rows)
     for piece in offered.split(pieces) if pieces else ():
         found.add(piece)
     assert found.seen == len(offered)
-    assert found.stride == stride_for(len(offered), rows, thin)
+    assert found.stride == stride_for(len(offered), rows)
     assert torch.equal(found.draws, offered[:: found.stride])
 
 
@@ -76,20 +75,6 @@ def test_going_back_and_offering_the_same_again_ends_as_if_nothing_had_happened(
     found.add(offered[count:])
     assert (found.seen, found.stride) == (whole.seen, whole.stride)
     assert torch.equal(found.draws, whole.draws)
-
-
-@settings(max_examples=30, deadline=None)
-@given(count=st.integers(1, 100), dropped=st.integers(0, 100), more=st.integers(0, 100))
-def test_what_follows_a_dropped_beginning_is_spaced_as_before(count, dropped, more):
-    found = store(rows=16)
-    offered = transitions(count + more)
-    found.add(offered[:count])
-    dropped = min(dropped, found.kept)
-    stride = found.stride
-    found.drop_first(dropped)
-    assert torch.equal(found.draws, offered[:count:stride][dropped:])
-    found.add(offered[count:])
-    assert torch.equal(found.draws, offered[dropped * stride :: found.stride])
 
 
 def test_draws_are_kept_in_the_dtype_asked_for():
@@ -127,20 +112,20 @@ def test_room_for_what_is_expected_is_made_once():
     assert torch.equal(found.draws, transitions(501))
 
 
-# --- spilled to a file -----------------------------------------------------------------------------------------------
+# --- in a file -----------------------------------------------------------------------------------------------
 
 
-def test_spilled_draws_are_the_draws(tmp_path):
-    found, file = store(spill=tmp_path / "deep" / "draws.bin"), tmp_path / "deep" / "draws.bin"
+def test_draws_in_a_file_are_the_draws(tmp_path):
+    found, file = store(file=tmp_path / "deep" / "draws.bin"), tmp_path / "deep" / "draws.bin"
     for piece in transitions(300).split(70):
         found.add(piece)
     assert torch.equal(found.draws, transitions(300))
     assert torch.equal(_content(file)[: 300 * EACH // 4], transitions(300).flatten())
 
 
-def test_spilled_draws_chain_by_chain_are_on_disk_and_nowhere_else(tmp_path):
+def test_draws_in_a_file_chain_by_chain_are_on_disk_and_nowhere_else(tmp_path):
     file = tmp_path / "draws.bin"
-    found = store(spill=file)
+    found = store(file=file)
     found.add(transitions(130))
     ordered = found.by_chain()
     assert torch.equal(ordered, transitions(130).transpose(0, 1))
@@ -151,32 +136,32 @@ def test_spilled_draws_chain_by_chain_are_on_disk_and_nowhere_else(tmp_path):
 
 
 def test_a_second_run_with_the_same_file_leaves_the_draws_of_the_first_alone(tmp_path):
-    first = store(spill=tmp_path / "draws.bin")
+    first = store(file=tmp_path / "draws.bin")
     first.add(transitions(20))
     kept = first.by_chain()
-    second = store(spill=tmp_path / "draws.bin")
+    second = store(file=tmp_path / "draws.bin")
     second.add(-transitions(40))
     assert torch.equal(kept, transitions(20).transpose(0, 1))
     assert torch.equal(second.by_chain(), -transitions(40).transpose(0, 1))
 
 
-def test_a_restored_spilled_store_goes_on(tmp_path):
-    first, second = store(spill=tmp_path / "a"), store(spill=tmp_path / "b")
+def test_a_restored_store_in_a_file_goes_on(tmp_path):
+    first, second = store(file=tmp_path / "a"), store(file=tmp_path / "b")
     first.add(transitions(100)[:30])
     second.restore(first.draws.clone(), first.seen, first.stride)
     second.add(transitions(100)[30:])
     assert torch.equal(second.draws, transitions(100))
 
 
-def test_a_folder_to_spill_to_is_refused(tmp_path):
-    with pytest.raises(kn.InvalidArgument, match="spill must be the name of a file"):
-        store(spill=tmp_path)
+def test_a_folder_as_file_is_refused(tmp_path):
+    with pytest.raises(kn.InvalidArgument, match="file must be the name of a file"):
+        store(file=tmp_path)
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(kn.InvalidArgument, match=r"spill=.* cannot be written"):
-        store(spill=tmp_path / "file" / "draws")
+    with pytest.raises(kn.InvalidArgument, match=r"file=.* cannot be written"):
+        store(file=tmp_path / "file" / "draws")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import integrate, stats
 
-from knowable.core.model.normal import Normal
+from knowable.core.model.normal import Normal, check_scale, log_of
 from knowable.errors import InvalidArgument, InvalidType
 from tests.core.cases import DTYPE
 
@@ -73,3 +73,59 @@ def test_the_moments_are_mean_and_precision():
 def test_bad_fields_are_refused(arguments, error, wanted):
     with pytest.raises(error, match=wanted):
         Normal(**arguments)
+
+
+def test_kl_from_normal_matches_numerical_integration():
+    prior, loc, scale = Normal(0.7, loc=-0.3), [0.5, -1.0, 0.0], [0.2, 1.5, 0.9]
+    expected = 0.0
+    for m, s in zip(loc, scale, strict=True):
+        q, p = stats.norm(m, s), stats.norm(-0.3, 0.7)
+        expected += integrate.quad(lambda w, q=q, p=p: q.pdf(w) * (q.logpdf(w) - p.logpdf(w)), m - 10 * s, m + 10 * s)[
+            0
+        ]
+    found = prior.kl_from_normal(torch.tensor(loc, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64))
+    assert found.shape == () and found.item() == pytest.approx(expected, abs=1e-8)
+    itself = prior.kl_from_normal(torch.full((5,), -0.3), torch.full((5,), 0.7))
+    assert itself.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_gradients_match_finite_differences_also_in_a_learned_scale():
+    loc, w = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    scale = (torch.rand(4, dtype=torch.float64) + 0.5).requires_grad_()
+    learned = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda m, s, t: Normal(t, loc=0.1).kl_from_normal(m, s), (loc, scale, learned))
+    assert torch.autograd.gradcheck(lambda v, t: Normal(t).log_prob(v), (w, learned))
+
+
+def test_vmap_over_values_and_learned_scales_equals_the_loop():
+    w, scales = torch.randn(3, 5), torch.rand(3) + 0.1
+    batched = torch.func.vmap(lambda v, s: Normal(s).log_prob(v))(w, scales)
+    torch.testing.assert_close(
+        batched, torch.stack([Normal(float(s)).log_prob(v) for v, s in zip(w, scales, strict=True)])
+    )
+
+
+def test_a_positive_number_becomes_a_float():
+    assert check_scale("scale", 2) == 2.0
+    assert type(check_scale("scale", 2)) is float
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_not_positive_and_finite_is_refused(value):
+    with pytest.raises(InvalidArgument, match="scale must be a finite number > 0, got"):
+        check_scale("scale", value)
+
+
+def test_a_scale_that_is_not_a_number_is_refused():
+    with pytest.raises(InvalidType, match="scale must be a number, got str"):
+        check_scale("scale", "wide")
+
+
+def test_a_learned_scale_passes_as_the_same_tensor():
+    scale = torch.tensor(0.3, requires_grad=True).exp()
+    assert check_scale("scale", scale) is scale
+
+
+def test_the_logarithm_is_of_the_same_kind_as_the_scale():
+    assert log_of(2.0) == math.log(2.0)
+    assert torch.equal(log_of(torch.tensor(2.0)), torch.tensor(2.0).log())

@@ -49,7 +49,7 @@ def test_a_glob_that_names_the_likelihood_replaces_its_own_prior():
 
 
 def test_a_parameter_without_a_prior_is_refused_by_name():
-    with pytest.raises(InvalidArgument, match=r"prior gives nothing for parameter '0\.bias'.*'\*' for all the others"):
+    with pytest.raises(InvalidArgument, match=r"prior has no entry for parameter '0\.bias'.*'\*' for all other"):
         PriorByName({"*.weight": kn.Normal(1.0)}, PARAMS)
 
 

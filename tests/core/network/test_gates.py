@@ -63,7 +63,7 @@ def test_the_network_itself_is_not_changed_and_dtype_is_kept():
     ("arguments", "error", "wanted"),
     [
         ({"where": "7"}, kn.InvalidArgument, r"where='7' matches no module\. The modules are: 0, 1, 2"),
-        ({"where": "1"}, kn.InvalidArgument, "where names '1', a Tanh, whose units are not known.*per='layer'"),
+        ({"where": "1"}, kn.InvalidArgument, "where names '1', a Tanh; per='unit' supports.*per='layer'"),
         ({"where": []}, kn.InvalidType, "where must be a path or glob"),
         ({"where": 3}, kn.InvalidType, "where must be a path or glob"),
         ({"where": "0", "per": "weight"}, kn.InvalidArgument, "per must be one of 'unit', 'layer'; got 'weight'"),
@@ -76,7 +76,7 @@ def test_what_cannot_be_gated_is_refused(arguments, error, wanted):
 
 def test_gates_inside_gates_are_refused():
     net = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(kn.InvalidArgument, match=r"'0\.0' and a module around it"):
+    with pytest.raises(kn.InvalidArgument, match=r"'0\.0' and also a module that contains it"):
         gated(net, ["0", "0.0"], per="layer")
     with pytest.raises(kn.InvalidType, match=r"net must be a torch\.nn\.Module"):
         gated(3, "0")  # type: ignore[arg-type]

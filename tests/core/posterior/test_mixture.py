@@ -162,7 +162,7 @@ def test_a_mixture_that_was_saved_is_the_same_in_all_it_says(random, tmp_path, g
 def test_members_fitted_with_point_estimates_held_become_posteriors_of_the_whole_model():
     model = kn.Model(mlp().to(DTYPE), kn.Gaussian(0.1), random="last_layer")
     points = {name: torch.randn_like(model.params()[name]) for name in model.point_names}
-    held = model.given(points)
+    held = model.with_fixed(points)
     mixture = kn.Mixture(model, [diagonal_posterior(held), diagonal_posterior(held)], points=points)
     assert all(member.model is model for member in mixture.members)
     draws, x = mixture.sample(4), torch.randn(3, 2, dtype=DTYPE)

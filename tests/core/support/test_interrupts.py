@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from knowable.core.support.interrupts import noted_interrupts
+from knowable.core.support.interrupts import deferred_interrupts
 
 
 def press() -> None:
@@ -24,16 +24,16 @@ class Forgetful:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_that_a_finaliser_has_swallowed_is_found_again():
-    with noted_interrupts() as look:
-        look()
+    with deferred_interrupts() as raise_if_interrupted:
+        raise_if_interrupted()
         each = Forgetful()
         del each
         with pytest.raises(KeyboardInterrupt):
-            look()
+            raise_if_interrupted()
 
 
 def test_an_interrupt_is_raised_where_it_comes():
-    with noted_interrupts(), pytest.raises(KeyboardInterrupt):
+    with deferred_interrupts(), pytest.raises(KeyboardInterrupt):
         press()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -42,9 +42,9 @@ def test_handlers_of_others_are_left_alone():
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
     try:
-        with noted_interrupts() as look:
+        with deferred_interrupts() as raise_if_interrupted:
             press()
-            look()
+            raise_if_interrupted()
         assert seen == [1]
     finally:
         signal.signal(signal.SIGINT, before)
@@ -54,8 +54,8 @@ def test_another_thread_may_fit_too():
     found = []
 
     def work() -> None:
-        with noted_interrupts() as look:
-            look()
+        with deferred_interrupts() as raise_if_interrupted:
+            raise_if_interrupted()
             found.append(True)
 
     thread = threading.Thread(target=work)

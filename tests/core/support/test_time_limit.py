@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import knowable as kn
 from knowable.core.chains.kernel import Block, State
 from knowable.core.chains.loop import run_chains
-from knowable.core.chains.settings import ChainResult, Sampling
+from knowable.core.chains.settings import ChainResult, ChainSettings
 from knowable.core.method import Method
 from knowable.core.model.data import as_data
-from knowable.core.support.time_limit import ChainTime, Pace, share_of_time, time_left, time_limit
+from knowable.core.support.time_limit import Deadline, share_of_time, time_left, time_limit
 from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import Schedule, Settling
@@ -32,8 +32,7 @@ __all__ = ["clock"]  # a fixture
 
 def test_without_a_limit_there_is_no_end():
     assert time_left() is None
-    assert Pace.within_limit() is None
-    assert ChainTime.within_limit() is None
+    assert Deadline.within_limit() is None
     with time_limit(None), share_of_time(0.5):
         assert time_left() is None
 
@@ -91,22 +90,22 @@ def test_a_limit_is_a_positive_number(seconds: float):
 
 def test_the_pace_is_judged_by_all_steps_but_the_first(clock: Clock):
     with time_limit(100):
-        pace = Pace.within_limit()
-    assert pace is not None
+        deadline = Deadline.within_limit()
+    assert deadline is not None
     clock.passes(20)  # a first step that had to prepare
-    assert pace.possible(1) is None
+    assert deadline.total_steps(1) is None
     clock.passes(2)
-    assert pace.possible(2) == 2 + 39  # 78 seconds left, two for each step
+    assert deadline.total_steps(2) == 2 + 39  # 78 seconds left, two for each step
 
 
 def test_the_pace_is_judged_anew_after_a_fiftieth_of_the_time_that_is_left(clock: Clock):
     with time_limit(100):
-        pace = Pace.within_limit()
-    assert pace is not None
+        deadline = Deadline.within_limit()
+    assert deadline is not None
     looks = []
     for step in range(1, 100):
         clock.passes(1)
-        if pace.possible(step) is not None:
+        if deadline.total_steps(step) is not None:
             looks.append(step)
     assert looks[:3] == [3, 5, 7]  # every 1.98 seconds at first
     assert looks[-3:] == [97, 98, 99]  # every step in the end
@@ -114,10 +113,10 @@ def test_the_pace_is_judged_anew_after_a_fiftieth_of_the_time_that_is_left(clock
 
 def test_a_first_step_that_takes_all_the_time_is_the_last(clock: Clock):
     with time_limit(10):
-        pace = Pace.within_limit()
-    assert pace is not None
+        deadline = Deadline.within_limit()
+    assert deadline is not None
     clock.passes(11)
-    assert pace.possible(1) == 1
+    assert deadline.total_steps(1) == 1
 
 
 # --- the schedule ----------------------------------------------------------------------------------------------------
@@ -264,8 +263,8 @@ def chains(kernel: Counting, **settings) -> ChainResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kn.KnowableWarning)
         return run_chains(
-            kernel, normal_target(), torch.zeros(3, 2, dtype=torch.float64), Sampling(chains=3, **settings), warmup=500,
-            monitor=lambda positions: positions.clone(),
+            kernel, normal_target(), torch.zeros(3, 2, dtype=torch.float64), ChainSettings(chains=3, **settings),
+            warmup=500, monitor=lambda positions: positions.clone(),
         )  # fmt: skip
 
 
@@ -284,7 +283,7 @@ def test_chains_keep_a_limit_and_half_of_it_for_draws(clock: Clock, draws: int |
 def test_chains_that_have_no_time_for_draws_warn(clock: Clock):
     with time_limit(10), pytest.warns(kn.ConvergenceWarning, match="too few draws to tell"):
         found = run_chains(
-            SlowChains(clock, 20.0), normal_target(), torch.zeros(3, 2, dtype=torch.float64), Sampling(chains=3),
+            SlowChains(clock, 20.0), normal_target(), torch.zeros(3, 2, dtype=torch.float64), ChainSettings(chains=3),
             warmup=500, monitor=lambda positions: positions.clone(),
         )  # fmt: skip
     assert found.converged is None and found.out_of_time
@@ -295,7 +294,7 @@ def test_a_single_slow_block_does_not_end_the_warm_up(clock: Clock):
 
     class Compiling(SlowChains):
         def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
-            self.clock.passes(10.0 if int(state["count"]) == 5 else 0.0)
+            self.clock.passes(10.0 if state.count == 5 else 0.0)
             return super().advance(target, state, n, generator=generator, warmup=warmup)
 
     kernel = Compiling(clock, 0.01)
@@ -326,7 +325,7 @@ class LongTrajectories(Counting):
         self.clock, self.long_from = clock, long_from
 
     def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
-        for number in range(int(state["count"]), int(state["count"]) + n):
+        for number in range(state.count, state.count + n):
             for _ in range(1000 if number >= self.long_from else 1):
                 self.clock.passes(1.0)
                 target.count(3, 1)
@@ -353,8 +352,8 @@ class Slowing(Counting):
 
     def advance(self, target, state: State, n: int, *, generator, warmup=None) -> tuple[State, Block]:
         for i in target.in_time(n):
-            self.clock.passes(1.0 if int(state["count"]) + i >= self.slow_from else 0.01)
-        self.made = int(state["count"]) + i + 1
+            self.clock.passes(1.0 if state.count + i >= self.slow_from else 0.01)
+        self.made = state.count + i + 1
         return super().advance(target, state, i + 1, generator=generator, warmup=warmup)
 
 
@@ -373,19 +372,19 @@ def test_without_a_limit_there_is_time_for_all_transitions():
 
 def test_the_first_block_says_nothing_of_the_pace(clock: Clock):
     clock.passes(10.0)
-    span = ChainTime(clock.now, clock.now + 100.0)
+    span = Deadline(clock.now, clock.now + 100.0)
     clock.passes(20.0)
-    assert span.possible(1, 0.5) is None  # 20 s for one, of 50: it may have had to record or to compile
+    assert span.steps_left(1, until=0.5) is None  # 20 s for one, of 50: it may have had to record or to compile
     clock.passes(2.0)
-    assert span.possible(5, 0.5) == 56  # half a second each, 28 s left
+    assert span.steps_left(5, until=0.5) == 56  # half a second each, 28 s left
     clock.passes(30.0)
-    assert span.possible(10, 0.5) == 0
+    assert span.steps_left(10, until=0.5) == 0
 
 
 def test_a_first_block_that_takes_all_of_the_warm_up_ends_it(clock: Clock):
-    span = ChainTime(clock.now, clock.now + 100.0)
+    span = Deadline(clock.now, clock.now + 100.0)
     clock.passes(50.0)
-    assert span.possible(1, 0.5) == 0
+    assert span.steps_left(1, until=0.5) == 0
 
 
 def test_a_warm_up_that_is_given_up_leaves_half_of_the_time_for_draws(clock: Clock):

@@ -1,16 +1,16 @@
-"""Tests of rewriting; the oracle is always the network with its zeros left in."""
-
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import knowable as kn
 from knowable.core.network.gates import gated
-from knowable.decisions.compress.rewrite import Plan, rewrite
-from tests.decisions.compress.cases import NETWORKS, make, pruned, random_masks
+from knowable.decisions.compress.rewrite import GraphEdit, RewritePlan, rewrite
+from tests.decisions.compress.cases import NETWORKS, Looking, make, pruned, random_masks
 
 SHARES = (0.0, 0.3, 0.6, 0.85, 0.97, 1.0)
 
@@ -107,9 +107,9 @@ def test_constant_channels_before_a_padded_convolution_become_one():
         net[0].weight[:4] = 0.0
     x = torch.randn(4, 1, 6, 6)
     assert rewrite(net, x).net[0].out_channels == 2
-    assert rewrite(net, x, carry=False).net[0].out_channels == 5
+    assert rewrite(net, x, merge_constants=False).net[0].out_channels == 5
     _same(net, rewrite(net, x).net, x)
-    _same(net, rewrite(net, x, carry=False).net, x)
+    _same(net, rewrite(net, x, merge_constants=False).net, x)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.7])
@@ -214,7 +214,7 @@ def test_a_plan_makes_the_same_network_again(name, share, generator):
     net, x = make(name, generator=generator)
     pruned(net, random_masks(net, share, generator=generator))
     made = rewrite(net, x)
-    again = Plan.from_json(made.plan.to_json()).apply(copy.deepcopy(net)).eval()
+    again = RewritePlan.from_json(made.plan.to_json()).apply(copy.deepcopy(net)).eval()
     again.load_state_dict(made.net.state_dict())
     with torch.no_grad():
         assert torch.equal(again(x), made.net(x))
@@ -228,3 +228,38 @@ def test_the_rewritten_network_is_right_for_many_masks(name, generator):
         share = float(torch.rand((), generator=generator))
         pruned(net, random_masks(net, share, generator=generator))
         _same(net, rewrite(net, x, carry=float(torch.rand((), generator=generator)) < 0.5).net, x)
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_comes_back_from_json():
+    plan = RewritePlan(
+        {"0": (2, 3, True)},
+        {"1": 4},
+        {"2": 5},
+        [GraphEdit("view", "relu", (1, 3)), GraphEdit("add", "x", shift=(1, 6))],
+    )
+    assert RewritePlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_parameters_behind_chosen_columns_have_a_new_name():
+    plan = RewritePlan(columns={"body.fc": 3})
+    assert plan.new_name("body.fc.weight") == "body.fc.1.weight"
+    assert plan.new_name("body.other.weight") == "body.other.weight"
+    assert plan.new_name("weight") == "weight"
+
+
+def test_a_plan_for_another_network_is_refused(generator):
+    net, x = make("residual", generator=generator)
+    with torch.no_grad():
+        net.four.weight.zero_()
+        net.four.bias.zero_()
+    plan = rewrite(net, x).plan
+    assert [(edit.node, edit.flatten, edit.shift) for edit in plan.edits] == [("add_1", None, None)]
+    with pytest.raises(kn.InvalidArgument, match="its graph has no 'add_1'"):
+        plan.apply(nn.Linear(2, 2))
+    with pytest.raises(kn.InvalidArgument, match=r"torch\.fx cannot trace its forward"):
+        plan.apply(Looking())
+    with pytest.raises(kn.InvalidArgument, match="'1' is a ReLU"):
+        RewritePlan(columns={"1": 2}).apply(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))

@@ -1,5 +1,3 @@
-"""Tests of the code for sparse tensors: what comes back, and how long it is."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -9,8 +7,17 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.decisions.compress.precision import Grid
-from knowable.decisions.compress.sparse_code import Code, decode, encode, pack, unpack
+from knowable.decisions.compress.sparse_code import (
+    QuantisationGrid,
+    SparseCode,
+    bits_needed,
+    check_bits,
+    choose_grids,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -20,7 +27,7 @@ def test_every_bit_comes_back(shape, share, dtype, generator):
     there = torch.rand(shape, generator=generator) < share
     weight = torch.where(there, torch.randn(shape, generator=generator), 0.0).to(dtype)
     code, stream = encode(weight)
-    again = decode(Code.from_json(code.to_json()), stream)
+    again = decode(SparseCode.from_json(code.to_json()), stream)
     assert again.dtype == dtype and torch.equal(again, weight)
     assert len(stream) == -(-code.place_bits // 8) + -(-code.count * code.value_bits // 8)
 
@@ -30,15 +37,15 @@ def test_every_bit_comes_back(shape, share, dtype, generator):
 def test_weights_on_a_grid_come_back_and_take_so_many_bits(share, bits, generator):
     there = torch.rand((40, 30), generator=generator) < share
     weight = torch.where(there, torch.randn((40, 30), generator=generator), 0.0)
-    grid = Grid.over(weight, bits)
+    grid = QuantisationGrid.over(weight, bits)
     code, stream = encode(grid.rounded(weight), grid)
     assert code.bits == bits
-    assert torch.equal(decode(Code.from_json(code.to_json()), stream), grid.rounded(weight))
+    assert torch.equal(decode(SparseCode.from_json(code.to_json()), stream), grid.rounded(weight))
 
 
 def test_a_grid_the_weights_do_not_lie_on_is_not_used():
     weight = torch.tensor([[0.1, 0.0, 0.25]])
-    code, stream = encode(weight, Grid(4, 0.05001))
+    code, stream = encode(weight, QuantisationGrid(4, 0.05001))
     assert code.bits is None and torch.equal(decode(code, stream), weight)
 
 
@@ -87,7 +94,7 @@ def test_packed_numbers_come_back_in_the_room_they_need(bits):
 def test_a_code_that_cannot_be_is_damage(change):
     code, _ = encode(torch.eye(50))
     with pytest.raises(kn.DamagedArtifact, match="cannot be read"):
-        Code.from_json({**code.to_json(), **change})
+        SparseCode.from_json({**code.to_json(), **change})
 
 
 def test_streams_that_do_not_fit_are_damage():
@@ -96,3 +103,61 @@ def test_streams_that_do_not_fit_are_damage():
         decode(code, stream[:-1])
     with pytest.raises(kn.DamagedArtifact, match="places that do not fit"):
         decode(dataclasses.replace(code, shape=(7, 7)), stream)
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.9, 0.3, 0.11, 0.02, 0.004, 2e-4])
+def test_the_bits_are_the_fewest_that_round_within_half_a_spread(spread):
+    mean = torch.linspace(-1.3, 1.3, 100_001, dtype=torch.double)  # so dense that the worst case occurs
+    std = torch.full_like(mean, spread)
+
+    def worst(bits: int) -> float:
+        levels = 2 ** (bits - 1) - 1
+        grid = torch.arange(-levels, levels + 1, dtype=torch.double) * (1.3 / levels)
+        nearest = grid[torch.searchsorted((grid[1:] + grid[:-1]) / 2, mean)]
+        return (nearest - mean).abs().max().item()
+
+    expected = next(bits for bits in range(2, 17) if worst(bits) <= 0.5 * spread * (1 + 1e-6))
+    assert bits_needed(mean, std) == expected
+
+
+def test_the_spread_is_the_root_of_the_mean_variance():
+    mean, std = torch.tensor([1.0, -0.2]), torch.tensor([0.1, 0.7])
+    assert bits_needed(mean, std) == bits_needed(mean, torch.full((2,), 0.5))
+    assert bits_needed(mean, std) == 3  # steps of 1/3 are smaller than 0.5, steps of 1 are not
+
+
+def test_weights_known_too_well_stay_as_they_are_and_no_weights_need_least():
+    assert bits_needed(torch.ones(3), torch.zeros(3)) is None
+    assert bits_needed(torch.ones(3), torch.full((3,), 1e-9)) is None
+    assert bits_needed(torch.zeros(0), torch.zeros(0)) == 2
+    assert bits_needed(torch.zeros(3), torch.zeros(3)) == 2
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8, 16])
+def test_a_grid_has_so_many_points_and_rounds_to_the_nearest(bits, generator):
+    weight = torch.randn(2_000, generator=generator)
+    grid = QuantisationGrid.over(weight, bits)
+    codes, rounded = grid.codes(weight), grid.rounded(weight)
+    assert codes.abs().max() == 2 ** (bits - 1) - 1
+    assert len(rounded.unique()) <= 2**bits - 1
+    # the result is rounded once more, to float32: half of 2^-23 of the largest
+    assert (rounded - weight).abs().max() <= grid.step / 2 + weight.abs().max() * 2**-23
+    assert torch.equal(grid.rounded(rounded), rounded)
+    assert torch.equal(QuantisationGrid.over(torch.zeros(3), bits).rounded(torch.zeros(3)), torch.zeros(3))
+
+
+def test_only_weights_that_stay_have_a_say():
+    weights, std = {"w": torch.tensor([0.5, 100.0])}, {"w": torch.tensor([0.5, 1e-6])}
+    masks = {"w": torch.tensor([True, False])}
+    assert choose_grids(weights, masks, std, None) == {}
+    assert choose_grids(weights, masks, std, "posterior") == {"w": QuantisationGrid(2, 0.5)}
+    assert choose_grids(weights, masks, std, 4)["w"].step == pytest.approx(0.5 / 7)
+
+
+@pytest.mark.parametrize("bits", ["eight", 1, 17, 2.5, True])
+def test_wrong_bits_are_refused(bits):
+    with pytest.raises(kn.KnowableError, match="bits must be"):
+        check_bits(bits)

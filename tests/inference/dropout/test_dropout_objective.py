@@ -7,15 +7,18 @@ import pytest
 import scipy.stats
 import torch
 from torch import Tensor, nn
+from torch.distributions import Bernoulli
 
 import knowable as kn
 from knowable.core.model.data import Data
-from knowable.inference.dropout import dropout_objective
-from knowable.inference.dropout.dropout_objective import DropoutObjective, Learning, score_term
+from knowable.core.support.randomness import fast_keep
+from knowable.inference.dropout import mc_dropout
+from knowable.inference.dropout.dropout_divergence import entropy
 from knowable.inference.dropout.masked_weights import MaskedWeights, SiteMasks, masked_params
-from knowable.inference.dropout.masks import hard_mask
+from knowable.inference.dropout.mc_dropout import DropoutObjective, log_probability, relaxed_mask, score_term
 from knowable.inference.dropout.placement import place_dropout
 from tests.inference.dropout.networks import Branches, Residual, images, perceptron
+from tests.inference.dropout.oracle import relaxed_moments
 
 RATE = 0.3
 N = 40  # rows that the batch stands for
@@ -77,7 +80,7 @@ def outputs_both_ways(name: str, n: int, generator: torch.Generator) -> tuple[Te
     placement = place_dropout(model, x, rate=0.3, where=None)
     params = model.params()
     masks = [
-        SiteMasks(site, lambda rows, site=site: hard_mask(rows, site.units, site.rate, like=x), 1 / (1 - site.rate))
+        SiteMasks(site, lambda rows, site=site: fast_keep(rows, site.units, site.rate, like=x), 1 / (1 - site.rate))
         for site in placement.sites
     ]
     assert all(site.by_example for site in placement.sites)
@@ -169,7 +172,7 @@ def rate_gradients(objective: DropoutObjective, x: Tensor, y: Tensor, repeats: i
 
 @pytest.mark.parametrize("way", ["activations", "weights"])
 def test_the_score_function_has_the_gradient_of_all_masks(seed, way):
-    objective, x, y = small(seed, way, learning=Learning("score"), draws=2)
+    objective, x, y = small(seed, way, estimator="score", draws=2)
     exact = -exact_log_likelihood(objective, x, y, objective.logits) + objective.divergence() / N
     (expected,) = torch.autograd.grad(exact, objective.logits)
     found = rate_gradients(objective, x, y, 600)
@@ -192,7 +195,7 @@ def test_a_baseline_makes_the_score_function_less_noisy(seed):
 
 @pytest.mark.parametrize("way", ["activations", "weights"])
 def test_relaxed_masks_have_a_gradient_near_that_of_all_masks(seed, way):
-    objective, x, y = small(seed, way, learning=Learning("concrete", 0.1))
+    objective, x, y = small(seed, way, estimator="concrete")
     exact = -exact_log_likelihood(objective, x, y, objective.logits) + objective.divergence() / N
     (expected,) = torch.autograd.grad(exact, objective.logits)
     found = rate_gradients(objective, x, y, 600)
@@ -204,14 +207,14 @@ def test_relaxed_masks_have_a_gradient_near_that_of_all_masks(seed, way):
 def test_relaxed_masks_are_less_noisy_than_the_score_function(seed):
     spread = {}
     for estimator, draws in (("concrete", 2), ("score", 2)):
-        objective, x, y = small(seed, learning=Learning(estimator), draws=draws)
+        objective, x, y = small(seed, estimator=estimator, draws=draws)
         spread[estimator] = rate_gradients(objective, x, y, 200).var(0).sum()
     assert spread["concrete"] < spread["score"]
 
 
 def test_rates_are_kept_to_the_bit_or_learned(seed):
     assert small(seed)[0].rates() == [RATE, RATE]
-    learned, _, _ = small(seed, learning=Learning())
+    learned, _, _ = small(seed, estimator="concrete")
     assert all(math.isclose(rate, RATE) for rate in learned.rates())
     trained = [name for name, value in learned.named_parameters() if value.requires_grad]
     assert "logits" in trained
@@ -222,7 +225,7 @@ def test_rates_are_kept_to_the_bit_or_learned(seed):
 
 
 def test_the_predictive_density_is_that_of_all_masks(seed, monkeypatch):
-    monkeypatch.setattr(dropout_objective, "_VALIDATION_DRAWS", 2000)
+    monkeypatch.setattr(mc_dropout, "_VALIDATION_DRAWS", 2000)
     objective, x, y = small(seed)
     with torch.no_grad():
         found = objective.predictive_log_likelihood(x, y)
@@ -237,7 +240,7 @@ def test_the_predictive_density_is_that_of_all_masks(seed, monkeypatch):
 def test_the_final_bound_is_that_of_all_masks(seed):
     objective, x, y = small(seed)
     objective.size = len(x)
-    terms = objective.final_bound(Data((x, y), len(x)), seed)
+    terms = objective.final_elbo(Data((x, y), len(x)), seed)
     exact = len(x) * exact_log_likelihood(objective, x, y, objective.logits).item()
     assert abs(terms["expected_log_likelihood"] - exact) < 4.5 * terms["elbo_standard_error"]
     assert math.isclose(terms["elbo"], terms["expected_log_likelihood"] - terms["kl"])
@@ -263,3 +266,70 @@ def test_noise_beside_the_sites_is_in_training_and_in_held_out_scores(seed):
     with torch.no_grad():
         assert objective(x, y)[0] != objective(x, y)[0]
         assert not torch.equal(objective.log_likelihood_of_draw(x, y), objective.log_likelihood_of_draw(x, y))
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+RATES = [0.02, 0.3, 0.8]
+
+
+def logit(rate: float) -> torch.Tensor:
+    return torch.tensor(rate, dtype=torch.float64).logit()
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_hard_masks_drop_at_their_rate(seed, rate):
+    mask = fast_keep(500, 80, rate, like=torch.zeros((), dtype=torch.float64))
+    assert mask.dtype == torch.float64 and mask.shape == (500, 80)
+    assert ((mask == 0) | (mask == 1)).all()
+    assert abs((mask == 0).double().mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / mask.numel())
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("relaxation", [0.1, 0.5])
+def test_relaxed_masks_have_the_moments_of_their_integral(seed, rate, relaxation):
+    mask = relaxed_mask(500, 80, logit(rate), relaxation) / (1 - rate)
+    mean, variance = relaxed_moments(rate, relaxation)
+    n = mask.numel()
+    assert abs(mask.mean() - mean) < 5 * math.sqrt(variance / n)
+    spread = (mask - mean).square()
+    assert abs(spread.mean() - variance) < 5 * spread.std() / math.sqrt(n)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_relaxed_masks_fall_on_the_side_where_hard_ones_would_be(seed, rate):
+    mask = relaxed_mask(500, 80, logit(rate), 0.1)
+    dropped = (mask < 0.5).double().mean()
+    assert abs(dropped - rate) < 5 * math.sqrt(rate * (1 - rate) / mask.numel())
+
+
+def test_relaxed_masks_become_hard_ones(seed):
+    mask = relaxed_mask(500, 80, logit(0.3), 1e-4)
+    between = ((mask > 0.01) & (mask < 0.99)).double().mean()
+    # the noise must lie within 1e-4 * log(99) of the threshold, where its density is p (1 - p)
+    assert between < 2 * 2 * 1e-4 * math.log(99) * 0.3 * 0.7 + 1e-3
+
+
+def test_relaxed_masks_have_a_gradient_in_the_rate_and_hard_ones_have_none(seed):
+    where = logit(0.3).requires_grad_()
+    relaxed_mask(10, 10, where, 0.1).sum().backward()
+    assert where.grad is not None and where.grad < 0  # a larger rate keeps less
+    assert not fast_keep(10, 10, 0.3, like=where).requires_grad
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_log_probabilities_and_entropy_are_those_of_a_bernoulli(seed, rate):
+    mask = fast_keep(20, 7, rate, like=logit(rate))
+    law = Bernoulli(probs=torch.tensor(1 - rate, dtype=torch.float64))
+    assert torch.allclose(log_probability(mask, logit(rate)), law.log_prob(mask).sum(-1))
+    assert torch.allclose(entropy(logit(rate)), law.entropy())
+    where = logit(rate).requires_grad_()
+    torch.autograd.gradcheck(entropy, where)
+
+
+def test_extreme_rates_stay_finite():
+    for where in (-80.0, 80.0):
+        value = torch.tensor(where, requires_grad=True)
+        (entropy(value) + log_probability(torch.ones(3), value) * 0).backward()
+        assert torch.isfinite(entropy(value)) and torch.isfinite(value.grad)

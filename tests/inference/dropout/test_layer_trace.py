@@ -1,22 +1,25 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import knowable as kn
-from knowable.inference.dropout.layer_trace import Trace, trace_layers
+from knowable.inference.dropout.layer_trace import DropoutSite, LayerTrace, WeightAxis, trace_layers
 from knowable.testing import network_case
 from tests.inference.dropout.networks import Attention, Branches, CellLoop, Recurrent, Residual, images, perceptron
 
 
-def traced(net: nn.Module, *shape: int, likelihood: object = None, **settings: object) -> Trace:
+def traced(net: nn.Module, *shape: int, likelihood: object = None, **settings: object) -> LayerTrace:
     model = kn.Model(net, likelihood or kn.Gaussian(0.1), **settings)  # type: ignore[arg-type]
     return trace_layers(model, torch.randn(5, *shape))
 
 
-def names(trace: Trace) -> list[str]:
-    return [place.name for call in trace.calls for place in call.places]
+def names(trace: LayerTrace) -> list[str]:
+    return [name for call in trace.calls for name in call.axes]
 
 
 def test_layers_are_found_in_the_order_of_their_use():
@@ -42,35 +45,35 @@ def test_linear_layers_and_convolutions_have_rows_that_are_examples(name):
 
 def test_inputs_are_counted_with_their_groups():
     calls = traced(images(groups=2), 1, 8, 8, likelihood=kn.Categorical()).calls
-    assert [call.inputs for call in calls] == [(1,), (4,), (16,)]
-    assert [call.places[0].groups for call in calls] == [1, 2, 1]
+    assert [list(call.inputs.values()) for call in calls] == [[1], [4], [16]]
+    assert [axis.groups for call in calls for axis in call.axes.values()] == [1, 2, 1]
     transposed = traced(nn.Sequential(nn.ConvTranspose1d(3, 2, 2)), 3, 4).calls[0]
-    assert transposed.inputs == (3,) and transposed.places[0].axis == 0
+    assert transposed.inputs == {"0.weight": 3} and transposed.axes["0.weight"].axis == 0
 
 
 def test_recurrent_layers_show_all_their_matrices_and_which_take_the_input():
     trace = traced(Recurrent(), 5, 2)
     recurrent = trace.calls[0]
     assert recurrent.kind == "recurrent"
-    assert [place.name for place in recurrent.places] == [
+    assert list(recurrent.axes) == [
         "lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1",
     ]  # fmt: skip
-    assert recurrent.inputs == (2, 4, 4, 4) and recurrent.entrance == ("lstm.weight_ih_l0",)
-    assert not any(trace.by_example(place.name) for place in recurrent.places)
+    assert tuple(recurrent.inputs.values()) == (2, 4, 4, 4) and recurrent.first == ("lstm.weight_ih_l0",)
+    assert not any(trace.by_example(name) for name in recurrent.axes)
     assert trace.by_example("head.weight")
 
 
 def test_a_cell_in_a_loop_is_used_at_every_step():
     trace = traced(CellLoop(), 5, 2)
     assert len(trace.calls_of("cell.weight_hh")) == 5
-    assert trace.calls[0].entrance == ("cell.weight_ih",)
+    assert trace.calls[0].first == ("cell.weight_ih",)
 
 
 def test_attention_shows_its_matrices():
     call = traced(Attention(), 6, 4).calls[0]
     assert call.kind == "attention"
-    assert {place.name for place in call.places} == {"attention.in_proj_weight", "attention.out_proj.weight"}
-    assert call.entrance == ("attention.in_proj_weight",)
+    assert set(call.axes) == {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert call.first == ("attention.in_proj_weight",)
 
 
 def test_a_weight_that_is_an_embedding_too_is_used_otherwise():
@@ -96,9 +99,9 @@ def test_time_first_is_not_mistaken_for_rows():
 # --- dropout layers --------------------------------------------------------------------------------------------------
 
 
-def sources(trace: Trace) -> dict[str, tuple[str, int | None] | None]:
+def sources(trace: LayerTrace) -> dict[str, tuple[str, int | None] | None]:
     return {
-        call.places[0].name: None if call.source is None else (call.source.path, call.source.channels)
+        next(iter(call.axes)): None if call.source is None else (call.source.path, call.source.channels)
         for call in trace.calls
     }
 
@@ -161,3 +164,70 @@ def test_a_trace_leaves_network_and_generator_alone():
     assert torch.equal(state, torch.get_rng_state())
     assert [m.p for m in net if isinstance(m, nn.Dropout)] == rates
     assert not any(m._forward_hooks for m in net)
+
+
+# --- site -------------------------------------------------------------------------------------------------------------
+
+
+# operation, its settings, shape of the input, shape of the weight, how the weight takes its inputs
+CASES = {
+    "linear": (F.linear, {}, (2, 6), (3, 6), WeightAxis("w")),
+    "linear over tokens": (F.linear, {}, (2, 5, 6), (3, 6), WeightAxis("w")),
+    "convolution 1d": (F.conv1d, {}, (2, 6, 7), (3, 6, 2), WeightAxis("w")),
+    "convolution 2d": (F.conv2d, {"padding": 1}, (2, 6, 5, 5), (3, 6, 3, 3), WeightAxis("w")),
+    "convolution 3d": (F.conv3d, {}, (2, 6, 3, 3, 3), (3, 6, 2, 2, 2), WeightAxis("w")),
+    "grouped": (F.conv2d, {"groups": 2}, (2, 6, 5, 5), (4, 3, 3, 3), WeightAxis("w", groups=2)),
+    "depthwise": (F.conv2d, {"groups": 6}, (2, 6, 5, 5), (6, 1, 3, 3), WeightAxis("w", groups=6)),
+    "transposed": (F.conv_transpose2d, {"stride": 2}, (2, 6, 4, 4), (6, 3, 3, 3), WeightAxis("w", axis=0)),
+    "transposed, grouped": (F.conv_transpose1d, {"groups": 3}, (2, 6, 4), (6, 2, 3), WeightAxis("w", axis=0)),
+}
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_mask_on_the_inputs_is_a_mask_on_the_weight(case, repeat, generator):
+    operation, settings, x_shape, w_shape, place = CASES[case]
+    x = torch.randn(x_shape, generator=generator, dtype=torch.float64)
+    weight = torch.randn(w_shape, generator=generator, dtype=torch.float64)
+    site = DropoutSite((place,), 6 // repeat, 0.5, repeat)
+    mask = torch.rand(site.units, generator=generator, dtype=torch.float64)
+    channel = -1 if operation is F.linear else 1
+    shape = [1] * x.dim()
+    shape[channel] = -1
+    expected = operation(x * site.on_inputs(mask).view(shape), weight, **settings)
+    actual = operation(x, weight * site.on_weight(mask, place, weight), **settings)
+    assert torch.allclose(actual, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_many_masks_at_once_are_each_by_itself(case, generator):
+    *_, w_shape, place = CASES[case]
+    weight = torch.randn(w_shape, generator=generator)
+    site = DropoutSite((place,), 3, 0.5, 2)
+    masks = torch.rand((4, 3), generator=generator)
+    together = weight * site.on_weight(masks, place, weight)
+    assert together.shape == (4, *w_shape)
+    for mask, one in zip(masks, together, strict=True):
+        assert torch.equal(weight * site.on_weight(mask, place, weight), one)
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_the_max_by_unit_is_over_all_weights_that_the_unit_masks(case, repeat, generator):
+    *_, w_shape, place = CASES[case]
+    values = torch.rand(w_shape, generator=generator)
+    site = DropoutSite((place,), 6 // repeat, 0.5, repeat)
+    found = site.max_by_unit(values, place)
+    for unit, mask in enumerate(torch.eye(site.units)):
+        assert found[unit] == (values * site.on_weight(mask, place, values)).max()
+
+
+def test_neighbours_share_their_mask():
+    site = DropoutSite((WeightAxis("w"),), 2, 0.5, repeat=3)
+    assert site.on_inputs(torch.tensor([0.0, 1.0])).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_site_survives_json():
+    site = DropoutSite((WeightAxis("a", 0), WeightAxis("b", groups=2)), 4, 0.1, 3, by_example=True)
+    assert DropoutSite.from_json(json.loads(json.dumps(site.to_json()))) == site
+    assert site.name == "a"

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.inference.dropout.sparse_variational_dropout import SparseVariationalDropout
+from knowable.inference.dropout.sparse_variational_dropout import (
+    SparseObjective,
+    SparseVariationalDropout,
+    noisy_names,
+    with_log_uniform,
+)
 from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exactly
 from knowable.testing.subject import Subject
 from tests.inference.dropout.networks import Recurrent
@@ -83,7 +88,7 @@ def test_weights_are_log_uniform_and_all_else_are_points_under_their_own_prior()
     assert posterior.model.random_names == ["0.weight", "2.weight"]
     assert set(posterior.points) == {"0.bias", "2.bias", "likelihood.log_noise"}
     assert posterior.model.prior.prior_of("0.bias") == kn.Normal(0.3)
-    assert any("prior of 0.weight, 2.weight is log-uniform" in note for note in posterior.diagnostics.notes)
+    assert any("prior of 0.weight, 2.weight by the log-uniform" in note for note in posterior.diagnostics.notes)
     assert posterior.log_evidence is None and "elbo" in posterior.diagnostics.terms
 
 
@@ -223,22 +228,6 @@ def test_interruptions_of_the_suite_are_survived_while_watching():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "wanted"),
-    [
-        ({"watch": 3}, kn.InvalidType, "watch must be the name of one weight"),
-        ({"where": 3}, kn.InvalidType, "where must be None"),
-        ({"draws": 0}, kn.InvalidArgument, "draws must be"),
-        ({"initial_scale": 0.0}, kn.InvalidArgument, "initial_scale must be"),
-        ({"kl_warmup": -1}, kn.InvalidArgument, "kl_warmup must be"),
-        ({"temperature": 2.0, "beta": 2.0}, kn.InvalidArgument, "cannot both differ"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, error, wanted):
-    with pytest.raises(error, match=wanted):
-        kn.SparseVariationalDropout(**settings)
-
-
-@pytest.mark.parametrize(
     ("settings", "model", "error", "wanted"),
     [
         ({"watch": "0.bias"}, {}, kn.InvalidArgument, "watch='0.bias' is not among the noisy weights: 0.weight"),
@@ -250,3 +239,114 @@ def test_wrong_settings_are_refused(settings, error, wanted):
 def test_models_that_make_no_sense_are_refused(settings, model, error, wanted):
     with pytest.raises(error, match=wanted):
         kn.SparseVariationalDropout(**QUICK, **settings).fit(kn.Model(perceptron(), kn.Gaussian(0.1), **model), rows())
+
+
+# --- sparse objective -------------------------------------------------------------------------------------------------
+
+
+def build(**settings: object) -> SparseObjective:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    target = with_log_uniform(kn.Model(net, kn.Gaussian(0.1)), ["0.weight", "2.weight"])
+    return SparseObjective(target, torch.randn(5, 3, dtype=torch.float64), 5, **settings)  # type: ignore[arg-type]
+
+
+def test_loss_is_the_likelihood_the_divergence_and_the_prior_of_points(seed):
+    objective = build(initial_scale=0.2)
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
+    torch.manual_seed(seed)
+    loss, terms = objective(x, y)
+    loc, scale = objective.loc_and_scale()
+    kl = sum(kn.LogUniform().kl_from_normal(loc[name], scale[name]) for name in loc)
+    points = sum(kn.Normal(1.0).log_prob(value).sum() for value in objective.point_params().values())
+    torch.testing.assert_close(terms["kl"], kl.detach())
+    torch.testing.assert_close(loss, (kl - points - terms["expected_log_likelihood"]) / 5)
+
+
+def test_records_say_which_share_is_drowned_in_noise():
+    objective = build(initial_scale=1.0)
+    with torch.no_grad():
+        objective.layout.views(objective.q[0])["0.weight"].copy_(torch.full((4, 3), 1e-3))
+        objective.layout.views(objective.q[0])["2.weight"].copy_(torch.tensor([[1.0, 0.0, 1.0, 0.5]]))
+    assert objective.summary() == {"sparsity.0.weight": 1.0, "sparsity.2.weight": 0.25}
+
+
+def test_frames_are_kept_of_one_weight_alone():
+    objective = build(watch="2.weight")
+    objective.end_of_epoch()
+    frames = objective.posterior().frames
+    assert frames is not None and frames.shape == (1, 2, 1, 4)
+    unwatched = build()
+    unwatched.end_of_epoch()
+    assert unwatched.snapshots == [] and unwatched.posterior().frames is None
+
+
+# --- noisy weights ----------------------------------------------------------------------------------------------------
+
+
+def posterior(**about: object) -> kn.NoisyWeights:
+    model = kn.Model(nn.Linear(3, 1), kn.Gaussian(0.1), random="weight")
+    loc, scale = torch.tensor([[1.0, 0.01, 0.0]]), torch.tensor([[0.1, 1.0, 0.5]])
+    points = {"bias": torch.zeros(1)}
+    return kn.NoisyWeights(model, {"weight": loc}, {"weight": scale}, points=points, **about)  # type: ignore[arg-type]
+
+
+def test_sparsity_is_the_share_of_weights_above_the_threshold():
+    assert posterior().sparsity() == {"weight": 2 / 3}
+
+
+def test_frames_come_back_from_disk(tmp_path):
+    frames = torch.randn(4, 2, 1, 3).to(torch.float16)
+    saved = posterior(watched="weight", frames=frames)
+    found = kn.load(saved.save(tmp_path / "saved"))
+    assert isinstance(found, kn.NoisyWeights) and found.watched == "weight"
+    assert torch.equal(found.frames, frames) and torch.equal(found.loc["weight"], saved.loc["weight"])
+
+
+def test_without_frames_there_are_none_on_disk_either(tmp_path):
+    found = kn.load(posterior().save(tmp_path / "saved"))
+    assert isinstance(found, kn.NoisyWeights) and found.frames is None and found.watched is None
+
+
+# --- noisy model ------------------------------------------------------------------------------------------------------
+
+
+def convolution(**settings: object) -> kn.Model:
+    net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 1))
+    return kn.Model(net, kn.Gaussian(), **settings)  # type: ignore[arg-type]
+
+
+def test_matrices_and_kernels_are_noisy_unless_others_are_named():
+    assert noisy_names(convolution(), None) == ["0.weight", "3.weight"]
+    assert noisy_names(convolution(), ("3.*", "0.bias")) == ["0.bias", "3.weight", "3.bias"]
+    assert noisy_names(convolution(frozen="0.*"), None) == ["3.weight"]
+    assert noisy_names(convolution(random="last_layer"), "*") == ["3.weight", "3.bias"]
+    with pytest.raises(kn.InvalidArgument, match="no random weight matrix or kernel"):
+        noisy_names(convolution(random="*bias"), None)
+    with pytest.raises(kn.InvalidArgument, match="where='likelihood"):
+        noisy_names(convolution(), "likelihood.*")
+
+
+def test_the_rest_are_points_and_the_users_model_is_left_alone():
+    own = convolution(prior={"*.bias": kn.Normal(0.2), "*": kn.LaplacePrior()})
+    target = with_log_uniform(own, ["3.weight"])
+    assert target.random_names == ["3.weight"] and target.prior.prior_of("3.weight") == kn.LogUniform()
+    assert target.prior.prior_of("0.weight") == kn.LaplacePrior() and "0.weight" in target.point_names
+    assert "3.bias" in own.random_names and own.prior.prior_of("3.weight") == kn.LaplacePrior()
+    assert target.net is own.net and target.likelihood is own.likelihood
+
+
+def test_posteriors_as_priors_and_learned_scales_are_refused():
+    x = torch.randn(8, 1, 4)
+    posterior = kn.MeanFieldVI(epochs=1).fit(convolution(), (x, x[:, 0, :1]))
+    with pytest.raises(kn.Unsupported, match="the posterior to the method as start="):
+        with_log_uniform(convolution(prior=posterior), ["3.weight"])
+    with pytest.raises(kn.Unsupported, match="scale is learned"):
+        with_log_uniform(convolution(prior=kn.EmpiricalBayes(kn.Normal(1.0))), ["3.weight"])
+
+
+def test_replaced_priors_are_named():
+    x = torch.randn(8, 1, 4)
+    own = convolution(prior={"0.*": kn.LogUniform(), "*": kn.Normal(1.0)}, random=["0.weight", "3.weight"])
+    (note,) = kn.GaussianDropout(epochs=1).fit(own, (x, x[:, 0, :1])).diagnostics.notes
+    assert "replaced the prior of 3.weight by" in note
+    assert not kn.GaussianDropout(epochs=1, where="0.weight").fit(own, (x, x[:, 0, :1])).diagnostics.notes

@@ -114,7 +114,7 @@ def test_point_estimates_are_trained_once_and_members_around_them(vectorise):
     points = kn.MAP(**SHORT).fit(model, data, seed=1).points
     assert same_params(posterior.points, points)
     assert len(posterior.stack["2.weight"].unique(dim=0)) == 3
-    alone = kn.MAP(**SHORT).fit(model.given(points), data, seed=1)  # the first member begins as the network does
+    alone = kn.MAP(**SHORT).fit(model.with_fixed(points), data, seed=1)  # the first member begins as the network does
     torch.testing.assert_close(posterior.stack["2.weight"][0], alone.mean()["2.weight"], rtol=1e-8, atol=1e-8)
 
 

@@ -10,22 +10,22 @@ from torch.func import functional_call, jacrev
 import knowable as kn
 from knowable.core.model.data import as_data
 from knowable.core.network.params import Layout, Params
-from knowable.inference.laplace.expansion import Expansion, random_weights
+from knowable.inference.laplace.expansion import ExpansionPoint, random_weights
 from knowable.testing import network_case
 
 
 def expansion_of(model: kn.Model, data, *, kind: str = "ggn", most: int = 10_000, params: Params | None = None):
     """The model at its start values, or at others, seen with the data."""
-    return Expansion(model, as_data(data, model), params or model.params(), model.buffers(), kind, most, 0)
+    return ExpansionPoint(model, as_data(data, model), params or model.params(), model.buffers(), kind, most, 0)
 
 
-def case_expansion(name: str, *, rows: int = 5, kind: str = "ggn", most: int = 10_000) -> Expansion:
+def case_expansion(name: str, *, rows: int = 5, kind: str = "ggn", most: int = 10_000) -> ExpansionPoint:
     """One of the networks that every method must handle, in double precision."""
     case = network_case(name, rows=rows, dtype=torch.float64)
     return expansion_of(case.model(), case.data, kind=kind, most=most)
 
 
-def jacobians(expansion: Expansion) -> Tensor:
+def jacobians(expansion: ExpansionPoint) -> Tensor:
     """``(rows, outputs, D)`` in the order of the expansion's layout."""
     model, layout = expansion.model, expansion.layout
     network = model.network_params(expansion.params)
@@ -40,7 +40,7 @@ def jacobians(expansion: Expansion) -> Tensor:
     return torch.stack([jacrev(outputs, chunk_size=1)(flat, row) for row in x]).detach()
 
 
-def informations(expansion: Expansion) -> Tensor:
+def informations(expansion: ExpansionPoint) -> Tensor:
     """Hessians of -log p(y | f) in the outputs, ``(rows, outputs, outputs)``; for natural parameters Fisher's too."""
     model = expansion.model
     x, y = expansion.data.tensors
@@ -56,13 +56,13 @@ def informations(expansion: Expansion) -> Tensor:
     return torch.stack(found)
 
 
-def dense_ggn(expansion: Expansion) -> Tensor:
+def dense_ggn(expansion: ExpansionPoint) -> Tensor:
     """Σ Jᵀ Λ J, ``(D, D)``."""
     jacobian = jacobians(expansion)
     return torch.einsum("nod,nop,npe->de", jacobian, informations(expansion), jacobian)
 
 
-def gradients(expansion: Expansion) -> Tensor:
+def gradients(expansion: ExpansionPoint) -> Tensor:
     """Gradients of each row's log likelihood, ``(rows, D)``."""
     model, layout = expansion.model, expansion.layout
     found = []
@@ -75,7 +75,7 @@ def gradients(expansion: Expansion) -> Tensor:
     return torch.stack(found)
 
 
-def slow_factors(expansion: Expansion, net: nn.Module, layer: str, *, bias: bool = True) -> tuple[Tensor, Tensor]:
+def slow_factors(expansion: ExpansionPoint, net: nn.Module, layer: str, *, bias: bool = True) -> tuple[Tensor, Tensor]:
     """Σ a aᵀ and Σ gᵀ Λ g / M of a linear or convolutional module of ``net``, by perturbing its outputs.
 
     ``net`` has the function of the expansion's network at its weights, as plain modules.

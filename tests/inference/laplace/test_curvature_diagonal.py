@@ -53,7 +53,7 @@ def test_random_combinations_of_outputs_give_the_diagonal_on_average(seed):
     from dataclasses import replace
 
     probing = expansion_of(model, (x, y), most=4)
-    assert probing.probes
+    assert probing.has_random_columns
     found = torch.stack([DiagonalCurvature.of(replace(probing, seed=1000 * seed + i)).diagonals[0] for i in range(200)])
     error = found.std(0) / len(found) ** 0.5
     assert ((found.mean(0) - expected).abs() < 5 * error + 1e-12).all()

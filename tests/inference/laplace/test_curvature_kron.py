@@ -10,13 +10,13 @@ import knowable as kn
 from knowable.core.model.kronecker import KroneckerFactored
 from knowable.inference.laplace.curvature import PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, informations, slow_factors
 
 ONE = torch.ones(1, dtype=torch.float64)
 
 
-def layers(expansion: Expansion) -> dict[str, LayerFactors]:
+def layers(expansion: ExpansionPoint) -> dict[str, LayerFactors]:
     factors = KroneckerCurvature.of(expansion).factors
     return {each.names[0]: each for each in factors if isinstance(each, LayerFactors)}
 
@@ -155,7 +155,7 @@ def test_a_prior_of_one_scale_is_added_exactly():
     torch.testing.assert_close(block.dense(), expected)
 
 
-def _with_prior(expansion: Expansion, weight: Tensor, bias: Tensor) -> PriorPrecision:
+def _with_prior(expansion: ExpansionPoint, weight: Tensor, bias: Tensor) -> PriorPrecision:
     plain = prior_precision(expansion)
     return PriorPrecision(plain.layout, {**plain.by_name, "0.weight": weight, "0.bias": bias})
 

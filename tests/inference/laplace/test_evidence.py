@@ -10,7 +10,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.inference.laplace.curvature import Curvature
-from knowable.inference.laplace.evidence import Evidence, likeliest
+from knowable.inference.laplace.evidence import Evidence, most_probable
 from knowable.inference.laplace.laplace import STRUCTURES
 from knowable.testing import network_case
 from tests.inference.laplace.oracle import dense_ggn, expansion_of
@@ -50,8 +50,8 @@ def test_the_estimate_is_that_of_dense_matrices_at_any_scales(structure, noise, 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_at_the_scales_found_no_direction_leads_up(structure):
     evidence = evidence_of(structure)
-    found = evidence.maximised([NOISE, SCALE])
-    assert evidence.gain(found) > 0
+    found, gain = evidence.maximised([NOISE, SCALE])
+    assert gain == evidence.gain(found) > 0
     for name in found:
         for step in (-0.01, 0.01):
             assert evidence.gain({**found, name: found[name] + step}) < evidence.gain(found)
@@ -64,15 +64,15 @@ def test_many_scales_are_better_than_one(structure, per):
     many = evidence_of(structure, kn.EmpiricalBayes(kn.Normal(1.0), per=per))
     names = many.expansion.model.hyper_names
     assert len(names) == 4
-    best_of_one = one.maximised(one.expansion.model.hyper_names)[SCALE]
+    best_of_one = one.maximised(one.expansion.model.hyper_names)[0][SCALE]
     same = {name: torch.full_like(many.expansion.params[name], best_of_one.item()) for name in names}
-    found = many.maximised(names)
+    found, _ = many.maximised(names)
     assert many.gain(found) >= many.gain(same)
 
 
 def test_a_fixed_scale_is_no_scale_to_find():
     evidence = evidence_of("kron", kn.Normal(1.0), likelihood=kn.Gaussian(0.3))
-    assert evidence.maximised([]) == {}
+    assert evidence.maximised([]) == ({}, 0.0)
 
 
 def test_scales_stay_within_bounds_where_the_best_is_none():
@@ -84,7 +84,7 @@ def test_scales_stay_within_bounds_where_the_best_is_none():
     model = kn.Model(net, kn.Gaussian(1.0), kn.EmpiricalBayes(kn.Normal(1.0)))
     expansion = expansion_of(model, (x, 0.01 * x[:, :1]))
     evidence = Evidence(expansion, STRUCTURES["full"].of(expansion, rank=1))
-    found = evidence.maximised([SCALE])[SCALE]
+    found = evidence.maximised([SCALE])[0][SCALE]
     assert torch.isfinite(found) and -12.0 <= found < -2.0
 
 
@@ -93,10 +93,10 @@ def test_an_improper_prior_has_no_evidence():
     assert evidence_of("kron", kn.Normal(1.0)).proper
 
 
-def test_the_likeliest_noise_is_the_root_mean_square_under_a_flat_prior():
+def test_the_most_probable_noise_is_the_root_mean_square_under_a_flat_prior():
     case = network_case("mlp", rows=12, dtype=DTYPE)
     model = kn.Model(case.net, kn.Gaussian(), {"likelihood.*": kn.Flat(), "*": kn.Normal(1.0)})
-    found = likeliest(expansion_of(model, case.data), [NOISE])[NOISE].exp()
+    found = most_probable(expansion_of(model, case.data), [NOISE])[NOISE].exp()
     residual = case.y - case.net(case.x)
     torch.testing.assert_close(found, residual.square().mean().sqrt().detach(), rtol=1e-5, atol=0)
 
@@ -105,6 +105,6 @@ def test_other_priors_have_an_estimate_too():
     for prior in (kn.LaplacePrior(0.5), kn.StudentTPrior(3.0), kn.EmpiricalBayes(kn.LaplacePrior(1.0))):
         evidence = evidence_of("full", prior)
         names = evidence.expansion.model.hyper_names
-        found = evidence.maximised(names)
+        found, _ = evidence.maximised(names)
         assert torch.isfinite(evidence(found))
         assert evidence.gain(found) >= 0

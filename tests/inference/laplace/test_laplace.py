@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.storage.checkpoint import Checkpoint
+from knowable.inference.laplace.evidence import Evidence
 from knowable.testing import LinearGaussian, network_case
 from knowable.testing.subject import expect_same_posterior
 
@@ -177,7 +178,7 @@ def test_a_posterior_is_a_start_and_its_noise_is_taken():
     assert all(torch.equal(value, mode.mean()[name]) for name, value in posterior.mean().items())
 
 
-def test_without_a_noise_the_likeliest_is_found():
+def test_without_a_noise_the_most_probable_is_found():
     # the maximum of Σ log N(y | f, σ²) + log N(log σ | -1, 4), which 2,000 rows bring to the root mean square
     x = torch.randn(2000, 1, dtype=DTYPE)
     net = nn.Linear(1, 1).double()
@@ -299,10 +300,10 @@ def test_a_killed_fit_that_tunes_as_it_goes_resumes_exactly(tmp_path, monkeypatc
         count += 1
         if count == 9:
             raise RuntimeError("killed")
-        return chosen(self, *args)
+        return maximised(self, *args)
 
-    chosen = kn.Laplace._chosen
-    monkeypatch.setattr(kn.Laplace, "_chosen", killed)
+    maximised = Evidence.maximised
+    monkeypatch.setattr(Evidence, "maximised", killed)
     with pytest.raises(RuntimeError, match="killed"):
         method.fit(model, case.data, checkpoint=Checkpoint(tmp_path / "state", seconds=0))
     resumed = method.fit(model, case.data, checkpoint=Checkpoint(tmp_path / "state", seconds=0))

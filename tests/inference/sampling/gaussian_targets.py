@@ -38,7 +38,7 @@ def stationary_variance(sampler, target: Gaussian, *, transitions: int, chains: 
     state = kernel.init(target, start, generator=generator)
     for _ in range(transitions):
         state, _ = kernel.advance(target, state, 1, generator=generator)
-    return state["position"].var(0)
+    return state.position.var(0)
 
 
 def expect_variance(found: Tensor, expected: Tensor, chains: int = 20_000) -> None:

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from knowable.core.chains.mixing import ess_mean, ess_quantile
+from knowable.core.chains.convergence import ess_mean
 from knowable.core.chains.posterior import Samples
 from knowable.testing.densities import Density
 
@@ -56,9 +56,14 @@ def z_scores(draws: Tensor, density: Density, seed: int = 0) -> dict[str, Tensor
     for q in QUANTILES:  # the share of draws below the true quantile, whose own error is that of the exact draws
         place = _quantile(exact, q)
         below = (found <= place).double()
-        error = (q * (1 - q) * (1 / ess_quantile(found, q) + 1 / _EXACT)).sqrt()
+        error = (q * (1 - q) * (1 / _ess_of_quantile(found, q) + 1 / _EXACT)).sqrt()
         scores[f"quantile {q}"] = (below.mean((0, 1)) - q) / error
     return scores
+
+
+def _ess_of_quantile(found: Tensor, q: float) -> Tensor:
+    """Effective sample size for the share of draws below their own quantile."""
+    return ess_mean((found <= found.flatten(0, 1).quantile(q, dim=0)).double())
 
 
 def _quantile(values: Tensor, q: float) -> Tensor:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_transitions_walk_through_the_cycle_and_every_cycle_is_alike():
     target = Gaussian([1.0])
     state = kernel.init(target, torch.zeros(2, 1, dtype=torch.float64), generator=generator)
     _, block = kernel.advance(target, state, 6, generator=generator)
-    taken = block.info["steps"][:, 0].tolist()
+    taken = block.info.steps[:, 0].tolist()
     stops = draw_stops(sampler)
     assert taken == [stops[0], stops[1] - stops[0], 60 - stops[1]] * 2
 
@@ -47,12 +48,12 @@ def test_without_noise_explorations_climb_to_the_mode_and_draws_spread_again(see
     state = kernel.init(target, torch.randn(20_000, 1, dtype=torch.float64), generator=generator)
     expected, found = 1.0, []
     for number in range(2):
-        for count, factor, noise in kernel.plan({**state, "drawn": torch.tensor(number)}):
+        for count, factor, noise in kernel.plan(replace(state, drawn=number)):
             for _ in range(count):
                 expected = (1 - 0.15 * factor) ** 2 * expected + 0.3 * factor * noise
         state, _ = kernel.advance(target, state, 1, generator=generator)
         found.append(expected)
-        expect_variance(state["position"].var(0), torch.tensor([expected]))
+        expect_variance(state.position.var(0), torch.tensor([expected]))
     time = 0.3 * sum(height((k + 0.5) / 60) for k in range(30, 60))
     # 1 - e^-t of the variance at time t, to the size of a step, and what the exploration left of it is less than 1%
     assert found[-1] == pytest.approx(1 - math.exp(-time), abs=0.05)

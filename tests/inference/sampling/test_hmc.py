@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from knowable.core.chains.kernel import WarmUp
 from knowable.core.chains.posterior import Samples
 from knowable.core.chains.target import DensityTarget
 from knowable.core.network.params import Layout
-from knowable.inference.sampling.hmc import HMC, trajectory
-from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.hmc import HMC, TrajectoryLength, halton, leapfrog, trajectory
+from knowable.inference.sampling.metric import Metric, MetricState, Window
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.targets import LinearGaussian
+from tests.core.chain_cases import copied, same_state
 from tests.inference.sampling.moments import expect_moments
 
 DTYPE = torch.float64
@@ -27,9 +29,9 @@ def target_of(density: Density) -> DensityTarget:
     return DensityTarget(density.log_density, Layout.of({"x": torch.zeros(len(density.mean))}))
 
 
-def state_at(target: DensityTarget, position: Tensor) -> dict[str, Tensor]:
+def state_at(target: DensityTarget, position: Tensor) -> MetricState:
     value, gradient = target.value_and_grad(position)
-    return {"position": position, "value": value, "gradient": gradient}
+    return MetricState(position, value, gradient, torch.ones(position.shape[1]), Window.open(position, dense=False))
 
 
 def metric_of(kind: str, dimension: int) -> Metric:
@@ -54,16 +56,16 @@ def test_a_trajectory_followed_back_ends_where_it_began(kind):
     noise = torch.randn(6, 2, dtype=DTYPE)
     there = trajectory(target, metric, state_at(target, position), noise, step, count)
     # momentum at the end from its velocity Σ p; back with -p, which needs the noise that makes it
-    end = there["velocity"] @ torch.linalg.inv(metric.inverse_mass) if metric.dense else (
-        there["velocity"] / metric.inverse_mass
+    end = there.velocity @ torch.linalg.inv(metric.inverse_mass) if metric.dense else (
+        there.velocity / metric.inverse_mass
     )  # fmt: skip
     noise_back = -end @ metric.factor if metric.dense else -end * metric.factor
-    back = trajectory(target, metric, state_at(target, there["position"]), noise_back, step, count)
-    torch.testing.assert_close(back["position"], position, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(back["velocity"], -metric.velocity(metric.momentum(noise)), rtol=1e-8, atol=1e-8)
+    back = trajectory(target, metric, state_at(target, there.position), noise_back, step, count)
+    torch.testing.assert_close(back.position, position, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(back.velocity, -metric.velocity(metric.momentum(noise)), rtol=1e-8, atol=1e-8)
     # and the ratio of acceptances is that of the densities: detailed balance
-    forth, home = there["acceptance"].log(), back["acceptance"].log()
-    change = there["energy"] - back["energy"]
+    forth, home = there.acceptance.log(), back.acceptance.log()
+    change = there.energy - back.energy
     torch.testing.assert_close(forth - home, change, rtol=1e-7, atol=1e-7)
 
 
@@ -77,8 +79,8 @@ def test_the_energy_error_falls_with_the_square_of_the_step(kind):
     for halvings in range(3):
         step, count = 0.04 / 2**halvings, 10 * 2**halvings
         found = trajectory(target, metric, state_at(target, position), noise, step, count)
-        end = metric.kinetic(_momentum(metric, found["velocity"])) - found["value"]
-        errors.append((end - found["energy"]).abs().median().item())
+        end = metric.kinetic(_momentum(metric, found.velocity)) - found.value
+        errors.append((end - found.energy).abs().median().item())
     # halving the step divides the error by four, up to terms of the next order
     assert errors[0] / errors[1] == pytest.approx(4.0, rel=0.15)
     assert errors[1] / errors[2] == pytest.approx(4.0, rel=0.08)
@@ -94,8 +96,8 @@ def test_a_leapfrog_step_on_a_normal_is_the_known_matrix():
     position, noise = torch.randn(5, 1, dtype=DTYPE), torch.randn(5, 1, dtype=DTYPE)
     found = trajectory(target, Metric(torch.ones(1, dtype=DTYPE)), state_at(target, position), noise, step, 1)
     half = 1 - step**2 / 2
-    torch.testing.assert_close(found["position"], half * position + step * noise)
-    torch.testing.assert_close(found["velocity"], half * noise - step * (1 - step**2 / 4) * position)
+    torch.testing.assert_close(found.position, half * position + step * noise)
+    torch.testing.assert_close(found.velocity, half * noise - step * (1 - step**2 / 4) * position)
 
 
 def test_trajectories_that_leave_the_numbers_or_the_support_are_rejected_and_called_diverging():
@@ -106,9 +108,9 @@ def test_trajectories_that_leave_the_numbers_or_the_support_are_rejected_and_cal
     position = torch.tensor([[0.0, 0.0], [0.9, 0.0]], dtype=DTYPE)
     noise = torch.tensor([[-1.0, 0.0], [5.0, 0.0]], dtype=DTYPE)
     found = trajectory(target, Metric(torch.ones(2, dtype=DTYPE)), state_at(target, position), noise, 0.1, 2)
-    assert found["diverging"].tolist() == [False, True]
-    assert found["acceptance"][1] == 0 and torch.equal(found["position"][1], position[1])
-    assert all(torch.isfinite(value).all() for value in found.values() if value.is_floating_point())
+    assert found.diverging.tolist() == [False, True]
+    assert found.acceptance[1] == 0 and torch.equal(found.position[1], position[1])
+    assert all(torch.isfinite(value).all() for value in vars(found).values() if value.is_floating_point())
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -124,12 +126,12 @@ def test_advancing_leaves_the_state_it_was_given_and_repeats_itself(warmup):
     target, kernel = target_of(density), HMC().kernel(2)
     position = density.draw(4, torch.Generator().manual_seed(0))
     state = kernel.init(target, position, generator=torch.Generator().manual_seed(0))
-    kept = {name: value.clone() for name, value in state.items()}
+    kept = copied(state)
     first, block = advanced(kernel, target, state, 40, warmup=warmup)
-    assert all(torch.equal(state[name], kept[name]) for name in kept)
+    assert same_state(state, kept)
     again, repeated = advanced(kernel, target, state, 40, warmup=warmup)
     assert torch.equal(block.positions, repeated.positions)
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert same_state(first, again)
 
 
 @pytest.mark.parametrize("total", [0, 60])
@@ -150,7 +152,7 @@ def test_two_advances_are_one(total):
         parts.append(part.positions)
         done += n
     assert torch.equal(torch.cat(parts), block.positions)
-    assert all(torch.equal(whole[name], current[name]) for name in whole)
+    assert same_state(whole, current)
 
 
 def test_values_and_gradients_of_the_state_belong_to_its_position():
@@ -158,10 +160,10 @@ def test_values_and_gradients_of_the_state_belong_to_its_position():
     target, kernel = target_of(density), HMC(step_size=0.6, steps=5).kernel(2)
     state = kernel.init(target, density.draw(8, torch.Generator().manual_seed(0)), generator=torch.Generator())
     state, block = advanced(kernel, target, state, 20)
-    assert 0.05 < block.info["acceptance"].mean() < 0.95, "some are accepted and some are not"
-    value, gradient = target.value_and_grad(state["position"])
-    torch.testing.assert_close(state["value"], value)
-    torch.testing.assert_close(state["gradient"], gradient)
+    assert 0.05 < block.info.acceptance.mean() < 0.95, "some are accepted and some are not"
+    value, gradient = target.value_and_grad(state.position)
+    torch.testing.assert_close(state.value, value)
+    torch.testing.assert_close(state.gradient, gradient)
     torch.testing.assert_close(block.values[-1], value)
 
 
@@ -170,7 +172,7 @@ def test_a_fixed_step_and_number_of_steps_are_used():
     target, kernel = target_of(density), HMC(step_size=0.1, steps=3, jitter=False).kernel(3)
     state = kernel.init(target, density.draw(4, torch.Generator().manual_seed(0)), generator=torch.Generator())
     state, block = advanced(kernel, target, state, 10, warmup=WarmUp(0, 10))
-    assert (block.info["steps"] == 3).all()
+    assert (block.info.steps == 3).all()
     assert kernel.tuned(state) == {"step_size": 0.1, "trajectory_steps": 3.0}
 
 
@@ -179,7 +181,7 @@ def test_jittered_numbers_of_steps_have_the_mean_asked_for():
     target, kernel = target_of(density), HMC(step_size=0.01, steps=10).kernel(2)
     state = kernel.init(target, density.draw(2, torch.Generator().manual_seed(0)), generator=torch.Generator())
     _, block = advanced(kernel, target, state, 63)
-    counts = block.info["steps"][:, 0]
+    counts = block.info.steps[:, 0]
     # the Halton points k/64 times 20, rounded up: from 1 to 20, on average half a step above 10
     assert counts.min() == 1 and counts.max() == 20
     assert counts.mean() == pytest.approx(10.5, abs=0.1)
@@ -196,13 +198,13 @@ def test_a_kernel_leaves_its_density_as_it_is(mass, seed):
     target, kernel = target_of(density), HMC(step_size=0.8, steps=4, mass=mass).kernel(2)
     state = kernel.init(target, density.draw(20_000, generator), generator=generator)
     if mass == "dense":
-        state["inverse_mass"] = torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=DTYPE)
+        state = replace(state, inverse_mass=torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=DTYPE))
     elif mass == "diagonal":
-        state["inverse_mass"] = torch.tensor([0.5, 2.0], dtype=DTYPE)
+        state = replace(state, inverse_mass=torch.tensor([0.5, 2.0], dtype=DTYPE))
     state, block = kernel.advance(target, state, 3, generator=generator)
-    assert block.info["acceptance"].mean() < 0.9, "a rule that accepts all would pass unseen"
+    assert block.info.acceptance.mean() < 0.9, "a rule that accepts all would pass unseen"
     exact = density.draw(20_000, generator)
-    found = state["position"]
+    found = state.position
     for moment in (lambda x: x, lambda x: x.square(), lambda x: x[:, :1] * x[:, 1:], lambda x: (x > 0).double()):
         a, b = moment(found), moment(exact)
         error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
@@ -294,7 +296,7 @@ def test_the_metric_finds_the_scales():
     generator = torch.Generator().manual_seed(0)
     state = kernel.init(target, torch.zeros(16, 5, dtype=DTYPE), generator=generator)
     state, _ = kernel.advance(target, state, 400, generator=generator, warmup=WarmUp(0, 400))
-    ratio = state["inverse_mass"] / density.covariance.diagonal()
+    ratio = state.inverse_mass / density.covariance.diagonal()
     assert ratio.min() > 0.5 and ratio.max() < 2.0
 
 
@@ -333,7 +335,7 @@ def test_its_text_has_what_was_changed():
 
 
 def test_a_network_is_fitted_and_predicts(monkeypatch):
-    monkeypatch.setattr("knowable.inference.sampling.sampler._STEPS", 300)
+    monkeypatch.setattr("knowable.inference.sampling.initial_positions._STEPS", 300)
     x = torch.linspace(-2, 2, 30).unsqueeze(1)
     y = torch.sin(2 * x) + 0.1 * torch.randn(30, 1)
     model = kn.Model(nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)), kn.Gaussian(0.1))
@@ -341,3 +343,65 @@ def test_a_network_is_fitted_and_predicts(monkeypatch):
     error = (posterior.predict(x).mean - torch.sin(2 * x)).square().mean().sqrt()
     assert error < 0.15
     assert posterior.predict(torch.tensor([[6.0]])).epistemic > 2 * posterior.predict(x).epistemic.mean()
+
+
+# --- the leapfrog -----------------------------------------------------------------------------------------------------
+
+
+def test_a_leapfrog_step_is_reversible_and_nearly_conserves_energy(generator):
+    q, p = (torch.randn((5, 3), generator=generator, dtype=torch.float64) for _ in range(2))
+    mass, step = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), torch.full((5, 1), 0.1, dtype=torch.float64)
+
+    def leap(q, p, step):
+        return leapfrog(lambda q: (-0.5 * q.square().sum(1), -q), q, p, -q, step, mass)[:2]
+
+    there = leap(q, p, step)
+    back = leap(*there, -step)
+    torch.testing.assert_close(back[0], q)
+    torch.testing.assert_close(back[1], p)
+
+    def energy(q, p):
+        return 0.5 * (q.square() + mass * p.square()).sum(1)
+
+    errors = [(energy(*leap(q, p, each * step)) - energy(q, p)).abs().mean() for each in (1.0, 0.5)]
+    assert 5 < errors[0] / errors[1] < 12  # third order for one step: a factor of 8
+
+
+# --- the trajectory length --------------------------------------------------------------------------------------------
+
+
+def _tuned_length(first: float, seed: int, *, updates: int = 1500, d: int = 4) -> float:
+    """The length found for a standard normal, whose trajectories are known: x cos t + p sin t."""
+    generator = torch.Generator().manual_seed(seed)
+    state = TrajectoryLength.begin(first)
+    for number in range(updates):
+        share = halton(number + 1)
+        time = 2 * share * state.current
+        x, p = (torch.randn((16, d), generator=generator, dtype=torch.float64) for _ in range(2))
+        after, velocity = x * math.cos(time) + p * math.sin(time), p * math.cos(time) - x * math.sin(time)
+        one = torch.ones(16, dtype=torch.float64)
+        state = state.update(x, after, velocity, one, share=share, step=0.02)
+    return state.final
+
+
+@pytest.mark.parametrize("first", [0.1, 1.0, 8.0])
+def test_from_anywhere_the_best_length_for_its_cost_is_found(first, seed):
+    # E[C] over t in (0, 2T) is proportional to 1 - sin(4T) / (4T); the best T of that divided by T:
+    grid = torch.linspace(0.05, 6, 20_000, dtype=torch.float64)
+    best = grid[((1 - (4 * grid).sin() / (4 * grid)) / grid).argmax()].item()
+    assert abs(math.log(_tuned_length(first, seed) / best)) < math.log(1.35)
+
+
+def test_lengths_stay_between_one_step_and_a_few_hundred():
+    still = torch.zeros((3, 2), dtype=torch.float64)
+    state = TrajectoryLength.begin(1e-9)
+    state = state.update(still, still, still, torch.ones(3), share=0.5, step=0.1)
+    assert state.current == pytest.approx(0.1)
+    state = TrajectoryLength.begin(1e9).update(still, still, still, torch.ones(3), share=0.5, step=0.1)
+    assert state.current == pytest.approx(50.0)
+
+
+def test_shares_are_spread_evenly():
+    found = torch.tensor([halton(number) for number in range(1, 2**8)])
+    assert len(found.unique()) == len(found)
+    torch.testing.assert_close(found.sort().values, torch.arange(1, 2**8) / 2**8)

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.model.data import as_data
 from knowable.core.network.params import Layout
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
-from knowable.inference.sampling import ImportanceSampling
+from knowable.inference.sampling import ImportanceSampling, importance
+from knowable.inference.sampling.initial_positions import Start
 from knowable.testing import NETWORKS, LinearGaussian, Subject
 from knowable.testing.checks.networks import check_network
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
@@ -115,7 +117,9 @@ def test_units_and_place_do_not_matter(seed):
 
 def test_draws_from_the_prior_do_not_find_the_posterior_of_many_data(seed):
     problem = LinearGaussian.make(n=2000, d=8, noise=0.3, seed=seed)
-    with pytest.warns(ConvergenceWarning, match="from the prior are worth 1 .*proposal='laplace'"):
+    with pytest.warns(
+        ConvergenceWarning, match="from the prior have an effective sample size of 1 .*proposal='laplace'"
+    ):
         blind = ImportanceSampling(proposal="prior").fit(problem.model(), problem.data, seed=seed)
     assert blind.diagnostics["ess"] < 1.5 and blind.diagnostics["pareto_k"] > 0.7
     assert blind.diagnostics.converged is False
@@ -187,7 +191,7 @@ def test_a_small_memory_keeps_fewer_draws_with_the_same_mean(seed):
 def test_resampled_draws_of_large_weight_follow_themselves_so_that_chains_see_what_they_are_worth(seed):
     density = funnel(3, scale=1.0)
     samples = ImportanceSampling(rounds=0, df=3.0, draws=4000).sample(density.log_density, density.start(), seed=seed)
-    from knowable.core.chains.mixing import ess_mean
+    from knowable.core.chains.convergence import ess_mean
 
     seen, said = ess_mean(samples.draws["x"]), samples.diagnostics.ess["x"]
     assert (seen < 3000).all()
@@ -268,10 +272,8 @@ def test_a_density_that_cannot_be_used_is_refused():
 
 
 def test_an_interrupted_run_returns_what_it_has(monkeypatch):
-    from knowable.inference.sampling import weighing
-
     problem = LinearGaussian.make(**LITTLE)
-    calls, weigh_block = [], weighing._weights
+    calls, weigh_block = [], importance._weights
 
     def stop_at_the_fourth(*args):
         calls.append(1)
@@ -279,11 +281,53 @@ def test_an_interrupted_run_returns_what_it_has(monkeypatch):
             raise KeyboardInterrupt
         return weigh_block(*args)
 
-    monkeypatch.setattr(weighing, "_weights", stop_at_the_fourth)
+    monkeypatch.setattr(importance, "_weights", stop_at_the_fourth)
     with pytest.warns(Interrupted, match="192 draws"):
         part = ImportanceSampling(proposal="prior").fit(problem.model(), problem.data)
     assert len(part) == 192 and part.diagnostics.interrupted
     calls.clear()
     whole = replace(ImportanceSampling(proposal="prior"), draws=192)
-    monkeypatch.setattr(weighing, "_weights", weigh_block)
+    monkeypatch.setattr(importance, "_weights", weigh_block)
     assert torch.equal(part.stack["weight"], whole.fit(problem.model(), problem.data).stack["weight"])
+
+
+# --- densities and draws in blocks ------------------------------------------------------------------------------------
+
+
+def small_model(likelihood=None) -> tuple[kn.Model, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = kn.Model(
+        nn.Linear(2, 1).double(), likelihood or kn.Gaussian(), {"bias": kn.LaplacePrior(2.0), "*": kn.Normal(1.0)}
+    )
+    return model, (torch.randn(7, 2, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64))
+
+
+def density_of(model, data) -> importance.JointDensity:
+    return importance.JointDensity(model, as_data(data, model), Start(torch.zeros(1, 0), {}, model.buffers()))
+
+
+@pytest.mark.parametrize("likelihood", [kn.Gaussian(), kn.Gaussian(0.5), kn.StudentT()])
+def test_joint_density_is_that_of_the_model(likelihood):
+    model, data = small_model(likelihood)
+    density = density_of(model, data)
+    position, _ = importance.PriorProposal(model, density.layout).draw(70, torch.Generator().manual_seed(0))
+    draws = [density.layout.views(flat) for flat in position]
+    expected = torch.stack([model.log_joint(params, *data, size=7) for params in draws])
+    assert torch.allclose(density(position), expected, atol=1e-9)
+
+
+def test_draws_are_the_same_when_made_again(monkeypatch):
+    model, data = small_model(kn.Gaussian(1.0))
+    density = density_of(model, data)
+    proposal = importance.PriorProposal(model, density.layout)
+    run = importance.weighted_draws(proposal, density, 150, smooth=False, seed=3, progress=False)
+    whole = importance.drawn_again(proposal, run, None, 3)
+    assert torch.allclose(density.log_likelihood(whole), run.log_weights)
+    index = torch.tensor([0, 3, 64, 149])
+    assert torch.equal(importance.drawn_again(proposal, run, index, 3), whole[index])
+
+
+def test_large_draws_go_in_small_blocks():
+    assert importance._block_size(3) == 64
+    assert importance._block_size(2**20) == 8
+    assert importance._block_size(2**30) == 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.chains.mixing import ess_mean
+from knowable.core.chains.convergence import ess_mean
 from knowable.core.chains.posterior import Samples
 from tests.inference.sampling.moments import limit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,9 @@ import torch
 import knowable as kn
 from knowable.core.chains.target import DensityTarget
 from knowable.core.network.params import Layout
-from knowable.inference.sampling.mclmc import Isokinetic, MCLMCKernel
+from knowable.inference.sampling import mclmc
+from knowable.inference.sampling.mclmc import Walk, isokinetic_walk, turn, unit
+from knowable.inference.sampling.metric import Metric
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
 from tests.inference.sampling.invariance import expect_invariance
 from tests.inference.sampling.moments import expect_moments
@@ -38,27 +40,23 @@ def test_defaults_have_the_moments_of_the_density(density, seed):
     expect_moments(kn.MCLMC().sample(density.log_density, density.start(), seed=seed), density)
 
 
-class WatchedFlow(Isokinetic):
-    """Takes down its steps."""
-
-    seen: ClassVar[list[float]] = []
-
-    def run(self, target, metric, walk, step, count):
-        self.seen.append(step)
-        return super().run(target, metric, walk, step, count)
-
-
 @pytest.mark.parametrize("given", [None, 0.5])
-def test_every_fifth_trajectory_takes_smaller_steps_where_they_are_tuned(given, generator):
+def test_every_fifth_trajectory_takes_smaller_steps_where_they_are_tuned(given, generator, monkeypatch):
     density = correlated_gaussian(4)
     target = DensityTarget(density.log_density, Layout.of(density.start()), mode="eager")
-    kernel = MCLMCKernel(kn.MCLMC(step_size=given), "identity", WatchedFlow())
+    kernel = mclmc.MCLMCKernel(kn.MCLMC(step_size=given), "identity")
     state = kernel.init(target, torch.zeros(3, 4, dtype=torch.float64), generator=generator)
     usual = kernel.tuned(state)["step_size"]
-    WatchedFlow.seen.clear()
+    seen, walk = [], mclmc.isokinetic_walk
+
+    def watched(target, metric, start, step, count):
+        seen.append(step)
+        return walk(target, metric, start, step, count)
+
+    monkeypatch.setattr(mclmc, "isokinetic_walk", watched)
     kernel.advance(target, state, 10, generator=generator)
-    careful = usual if given else usual / 4
-    assert WatchedFlow.seen == [careful if number % 5 == 0 else usual for number in range(10)]
+    small = usual if given else usual / 4
+    assert seen == [small if number % 5 == 0 else usual for number in range(10)]
 
 
 @pytest.mark.slow
@@ -94,3 +92,57 @@ def test_the_bias_without_a_metropolis_test_grows_with_the_energy_error(seed):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(kn.InvalidArgument, match=next(iter(wrong))):
         kn.MCLMC(**wrong)
+
+
+# --- the flow ---------------------------------------------------------------------------------------------------------
+
+
+def _walk(generator: torch.Generator, d: int = 6, chains: int = 50) -> tuple[DensityTarget, Metric, Walk]:
+    target = DensityTarget(lambda p: -0.25 * (p["x"] ** 4).sum(), Layout.of({"x": torch.zeros(d)}), mode="traced")
+    position = torch.randn((chains, d), generator=generator, dtype=torch.float64)
+    direction = unit(torch.randn((chains, d), generator=generator, dtype=torch.float64))
+    value, gradient = target.value_and_grad(position)
+    extra = torch.zeros((chains, 0), dtype=torch.float64)
+    metric = Metric(torch.ones(d, dtype=torch.float64))
+    return target, metric, Walk(position, extra, direction, value, gradient, torch.zeros(chains, dtype=torch.float64))
+
+
+def test_a_turn_solves_its_differential_equation(generator):
+    # du/dt = (I - u uᵀ) g / (d - 1), by many small Euler steps
+    u = unit(torch.randn((4, 5), generator=generator, dtype=torch.float64))
+    g = torch.randn((4, 5), generator=generator, dtype=torch.float64)
+    time, steps = 0.7, 20_000
+    slow, kinetic = u.clone(), torch.zeros(4, dtype=torch.float64)
+    for _ in range(steps):
+        along = (slow * g).sum(1, keepdim=True)
+        kinetic += time / steps * along.squeeze(1)  # d/dt of (d - 1) log of the speed's weight
+        slow = slow + time / steps * (g - along * slow) / 4
+    new, gain = turn(u, g, torch.full((4,), time, dtype=torch.float64))
+    torch.testing.assert_close(new, unit(slow), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gain, kinetic, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(new.square().sum(1), torch.ones(4, dtype=torch.float64))
+
+
+def test_turning_the_direction_round_leads_back(generator):
+    target, metric, walk = _walk(generator)
+    there = isokinetic_walk(target, metric, walk, 0.3, 5)
+    back = isokinetic_walk(target, metric, replace(there, direction=-there.direction), 0.3, 5)
+    torch.testing.assert_close(back.position, walk.position)
+    torch.testing.assert_close(back.direction, -walk.direction)
+    torch.testing.assert_close(back.energy, torch.zeros_like(back.energy), atol=1e-10, rtol=0)
+
+
+def test_steps_together_are_steps_one_by_one(generator):
+    target, metric, walk = _walk(generator)
+    single = walk
+    for _ in range(4):
+        single = isokinetic_walk(target, metric, single, 0.2, 1)
+    whole = isokinetic_walk(target, metric, walk, 0.2, 4)
+    torch.testing.assert_close(whole.position, single.position)
+    torch.testing.assert_close(whole.energy, single.energy)
+
+
+def test_the_energy_error_of_a_step_is_of_third_order(generator):
+    target, metric, walk = _walk(generator, chains=400)
+    errors = [isokinetic_walk(target, metric, walk, step, 1).energy.square().mean().sqrt() for step in (0.1, 0.05)]
+    assert 6 < errors[0] / errors[1] < 11  # 2³

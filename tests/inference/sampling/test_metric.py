@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowable.inference.sampling import metric as metrics
-from knowable.inference.sampling import window as windows
-from knowable.inference.sampling.metric import Metric
+from knowable.inference.sampling.metric import Metric, Window
 
 D = 3
 COVARIANCE = torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.2], [0.0, 0.2, 0.01 + 0.09]], dtype=torch.float64)
@@ -75,13 +74,16 @@ def test_a_matrix_that_rounding_made_indefinite_is_taken():
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
-def observed(kind: str, draws: torch.Tensor) -> dict:
-    """The state after a window that saw draws ``(n, C, D)``."""
-    state = {"inverse_mass": metrics.initial(kind, draws[0]), "position": draws[0]}
-    metrics.open_window(state, kind)
+def observed(kind: str, draws: torch.Tensor) -> Window:
+    """A window that saw draws ``(n, C, D)``."""
+    seen = Window.open(draws[0], dense=kind == "dense")
     for each in draws:
-        windows.observe(state, {"position": each})
-    return state
+        seen = seen.observe(each)
+    return seen
+
+
+def estimate(kind: str, draws: torch.Tensor) -> torch.Tensor | None:
+    return metrics.estimate(observed(kind, draws), metrics.initial(kind, draws[0]))
 
 
 def pooled(draws: torch.Tensor) -> np.ndarray:
@@ -100,28 +102,26 @@ def test_the_estimate_of_a_long_window_is_the_pooled_covariance_within_chains(ch
     draws = window(4000, chains)
     expected = pooled(draws)
     # what draws it towards the diagonal is of the order of D over the draws
-    np.testing.assert_allclose(metrics.estimate(observed("diagonal", draws)), np.diag(expected), rtol=0.01)
-    dense = metrics.estimate(observed("dense", draws)).numpy()  # type: ignore[union-attr]
+    np.testing.assert_allclose(estimate("diagonal", draws), np.diag(expected), rtol=0.01)
+    dense = estimate("dense", draws).numpy()  # type: ignore[union-attr]
     scale = np.sqrt(np.diag(expected))
     np.testing.assert_allclose(dense / np.outer(scale, scale), expected / np.outer(scale, scale), atol=0.01)
 
 
 def test_sums_are_those_of_the_window_to_rounding_even_far_from_zero():
     draws = window(50, 3) + 1e6
-    state = observed("dense", draws)
+    seen = observed("dense", draws)
     away = (draws - draws[0]).numpy()
-    np.testing.assert_allclose(state["window.position.sum"], away.sum(0), rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(
-        state["window.position.squares"][0], np.einsum("nci,ncj->ij", away, away), rtol=1e-9, atol=1e-6
-    )
-    assert state["window.count"] == 50
+    np.testing.assert_allclose(seen.position.total, away.sum(0), rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(seen.position.squares[0], np.einsum("nci,ncj->ij", away, away), rtol=1e-9, atol=1e-6)
+    assert seen.count == 50
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
 def test_any_window_gives_a_metric_that_can_be_used(kind):
     for n, chains in ((5, 1), (6, 2), (20, 1), (100, 4)):
         draws = window(n, chains, torch.float32)
-        found = metrics.estimate(observed(kind, draws))
+        found = estimate(kind, draws)
         assert found is not None and found.dtype == torch.float32
         assert torch.isfinite(Metric(found).momentum(torch.randn(2, D))).all()
 
@@ -129,7 +129,7 @@ def test_any_window_gives_a_metric_that_can_be_used(kind):
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
 def test_chains_that_never_moved_give_a_metric_that_can_be_used(kind):
     draws = window(1, 3).expand(20, 3, D)
-    found = metrics.estimate(observed(kind, draws))
+    found = estimate(kind, draws)
     assert found is None or torch.isfinite(Metric(found).momentum(torch.randn(2, D, dtype=torch.float64))).all()
 
 
@@ -137,9 +137,7 @@ def test_correlations_that_are_known_to_be_nearly_perfect_stay(generator):
     truth = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 1e-8]], dtype=torch.float64)
     factor = torch.linalg.cholesky(truth)
     draws = torch.randn(20, 10, 2, generator=generator, dtype=torch.float64) @ factor.T
-    state = observed("dense", draws)
-    state["inverse_mass"] = truth
-    found = metrics.estimate(state)
+    found = metrics.estimate(observed("dense", draws), truth)
     assert found is not None
     whitened = torch.linalg.solve(factor, torch.linalg.solve(factor, found).T)
     # 190 degrees of freedom: variances have a relative standard error of 0.1
@@ -148,16 +146,7 @@ def test_correlations_that_are_known_to_be_nearly_perfect_stay(generator):
 
 def test_a_window_of_hardly_any_draws_gives_nothing():
     draws = window(4, 3)
-    assert metrics.estimate(observed("dense", draws)) is None
-
-
-def test_observing_leaves_the_state_of_before_alone():
-    draws = window(3, 2)
-    state = observed("dense", draws)
-    before = {name: value.clone() for name, value in state.items()}
-    later = dict(state)
-    windows.observe(later, {"position": draws[0]})
-    assert all(torch.equal(state[name], before[name]) for name in state)
+    assert estimate("dense", draws) is None
 
 
 @given(total=st.integers(0, 5000))
@@ -195,3 +184,42 @@ def test_the_first_metric_is_the_identity():
     position = torch.zeros(2, D)
     assert torch.equal(metrics.initial("dense", position), torch.eye(D))
     assert torch.equal(metrics.initial("diagonal", position), torch.ones(D))
+
+
+# --- windows of the warm-up -------------------------------------------------------------------------------------------
+
+
+GROUPS, CHAINS = 2, 3
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_covariances_within_and_between_chains_are_those_of_each_group(dense, generator):
+    history = 1e6 + torch.randn((50, GROUPS * CHAINS, 2), generator=generator, dtype=torch.float64)
+    history = history + 10 * torch.randn((GROUPS * CHAINS, 2), generator=generator, dtype=torch.float64)
+    seen = Window.open(history[0], dense=dense, groups=GROUPS)
+    for each in history:
+        seen = seen.observe(each)
+    sums = seen.position
+    assert seen.enough and sums.freedom(seen.count) == CHAINS * 49
+    for group in range(GROUPS):
+        mine = history[:, group * CHAINS : (group + 1) * CHAINS]
+        within = torch.stack([mine[:, chain].T.cov() for chain in range(CHAINS)]).mean(0)
+        between = mine.mean(0).T.cov()
+        for found, expected in ((sums.within(seen.count), within), (sums.between(seen.count), between)):
+            torch.testing.assert_close(found[group], expected if dense else expected.diagonal(), rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_are_counted_beside_positions():
+    x, g = torch.zeros(2, 3), torch.zeros(2, 3)
+    seen = Window.open(x, g, dense=False)
+    for i in range(6):
+        seen = seen.observe(x + i, g + 2 * i)
+    assert seen.gradient is not None and seen.count == 6
+    torch.testing.assert_close(4 * seen.position.within(6), seen.gradient.within(6))
+
+
+def test_one_chain_has_no_covariance_between_chains():
+    seen = Window.open(torch.zeros(1, 2), dense=False)
+    for _ in range(6):
+        seen = seen.observe(torch.randn(1, 2))
+    assert torch.equal(seen.position.between(6), torch.zeros(1, 2, dtype=torch.float64))

@@ -7,14 +7,15 @@ import math
 import pytest
 import torch
 
+from knowable.core.chains.convergence import ess_bulk
 from knowable.core.chains.kernel import WarmUp
-from knowable.core.chains.mixing import ess_bulk
 from knowable.core.chains.target import DensityTarget
 from knowable.core.network.params import Layout
 from knowable.errors import ConvergenceWarning, InvalidArgument, InvalidType
 from knowable.inference.sampling.metropolis import Metropolis
 from knowable.testing.densities import Density, banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.targets import LinearGaussian
+from tests.core.chain_cases import copied, same_state
 from tests.inference.sampling.moments import expect_moments, limit, z_scores
 
 
@@ -126,12 +127,12 @@ def test_a_block_of_ten_is_two_blocks_of_five(seed):
         generator = torch.Generator().manual_seed(seed)
         state = kernel.init(target, start, generator=generator)
         for first, n in parts:
-            untouched = {name: value.clone() for name, value in state.items()}
+            untouched = copied(state)
             after, _ = kernel.advance(target, state, n, generator=generator, warmup=WarmUp(first, 40))
-            assert all(torch.equal(state[name], untouched[name]) for name in state)  # nothing changed in place
+            assert same_state(state, untouched)  # nothing changed in place
             state = after
         ends.append(state)
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert same_state(*ends)
 
 
 def test_the_proposal_learns_the_covariance_and_the_scale_suits_it(seed):
@@ -141,7 +142,7 @@ def test_the_proposal_learns_the_covariance_and_the_scale_suits_it(seed):
     state = kernel.init(target, density.draw(16, generator), generator=generator)
     for first in range(0, 500, 50):
         state, _ = kernel.advance(target, state, 50, generator=generator, warmup=WarmUp(first, 500))
-    learned = state["factor"][0] @ state["factor"][0].T
+    learned = state.factor[0] @ state.factor[0].T
     ratios = torch.linalg.eigvals(torch.linalg.solve(density.covariance, learned)).real
     # some 16 x 130 / 2 independent draws in the last window: each ratio is within 4 sqrt(2 / 1000) of 1
     assert ((ratios > 0.8) & (ratios < 1.25)).all()

@@ -1,22 +1,16 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from knowable.core.chains.target import ModelTarget
 from knowable.core.model.data import as_data
-from knowable.inference.sampling import mini_batches
-from knowable.inference.sampling.mini_batches import MiniBatches, rows_per_step
+from knowable.inference.sampling.mini_batches import MiniBatches, batch_seed, rows_per_step
 from knowable.testing.targets import LinearGaussian
 
 
-def _target(problem, data=None):
+def _target(problem):
     model = problem.model()
-    return ModelTarget(model, as_data(data or problem.data, model), points={}, buffers={})
-
-
-def _loader(problem, batch_size=7):
-    return DataLoader(TensorDataset(*problem.data), batch_size=batch_size, shuffle=True)
+    return ModelTarget(model, as_data(problem.data, model), points={}, buffers={})
 
 
 def test_small_data_come_whole_and_large_data_in_batches():
@@ -25,33 +19,14 @@ def test_small_data_come_whole_and_large_data_in_batches():
 
 
 def test_batch_of_a_step_depends_on_the_seed_and_the_step_alone():
-    problem = LinearGaussian.make(60, 3)
-    for data in (problem.data, _loader(problem)):
-        target = _target(problem, data)
-        in_order = MiniBatches(target, 7, seed=5)
-        batches = [in_order.batch(step) for step in range(25)]
-        for step in (24, 3, 9, 10, 0):  # another object, out of order, as a resumed run would ask
-            x, y = MiniBatches(target, 7, seed=5).batch(step)
-            assert torch.equal(x, batches[step][0]) and torch.equal(y, batches[step][1])
-        other = MiniBatches(target, 7, seed=6).batch(0)[0]
-        assert not torch.equal(other, batches[0][0])
-
-
-def test_reading_a_loader_leaves_the_global_stream_where_it_was():
-    problem = LinearGaussian.make(60, 3)
-    batches = MiniBatches(_target(problem, _loader(problem)), None, seed=5)
-    before = torch.get_rng_state()
-    for step in range(20):
-        batches.batch(step)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_epoch_of_a_loader_shows_every_row_once():
-    problem = LinearGaussian.make(60, 3)
-    batches = MiniBatches(_target(problem, _loader(problem)), None, seed=5)
-    rows = torch.cat([batches.batch(step)[1] for step in range(9, 18)])
-    assert batches.per_epoch == 9 and not batches.independent
-    torch.testing.assert_close(rows.sort(0).values, problem.y.sort(0).values)
+    target = _target(LinearGaussian.make(60, 3))
+    in_order = MiniBatches(target, 7, seed=5)
+    batches = [in_order.batch(step) for step in range(25)]
+    for step in (24, 3, 9, 10, 0):  # another object, out of order, as a resumed run would ask
+        x, y = MiniBatches(target, 7, seed=5).batch(step)
+        assert torch.equal(x, batches[step][0]) and torch.equal(y, batches[step][1])
+    other = MiniBatches(target, 7, seed=6).batch(0)[0]
+    assert not torch.equal(other, batches[0][0])
 
 
 def test_gradient_of_batches_is_unbiased(seed):
@@ -73,8 +48,5 @@ def test_all_rows_in_one_batch_give_the_exact_gradient():
     torch.testing.assert_close(batches.gradient(position, 3), target.value_and_grad(position))
 
 
-def test_state_has_the_seed_and_begins_at_step_zero(generator):
-    state, again = {}, {}
-    mini_batches.begin(state, generator)
-    mini_batches.begin(again, generator)
-    assert state["batch.step"] == 0 and state["batch.seed"] != again["batch.seed"]
+def test_every_run_has_a_seed_of_its_own(generator):
+    assert batch_seed(generator) != batch_seed(generator)

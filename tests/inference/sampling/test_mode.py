@@ -15,9 +15,9 @@ from knowable.core.chains.target import DensityTarget, ModelTarget
 from knowable.core.compiling import recorder as batched_gradient
 from knowable.core.model.data import as_data
 from knowable.core.network.params import Layout
+from knowable.inference.sampling.importance_weights import effective_sample_size
 from knowable.inference.sampling.mode import (
     StudentTProposal,
-    effective_size,
     inverse_root,
     laplace_proposal,
     negative_hessian,
@@ -101,7 +101,7 @@ def test_refitting_leaves_a_good_proposal_and_mends_a_shifted_one(generator):
 
     def worth(proposal):
         position, log_q = proposal.draw(2000, generator)
-        return effective_size(target.value(position) - log_q)
+        return effective_sample_size(target.value(position) - log_q)
 
     assert worth(mended) > 10 * worth(shifted) and worth(mended) > 400
 
@@ -116,10 +116,10 @@ def test_refitting_widens_a_proposal_that_misses_the_bends(generator):
 
 
 def test_effective_size_counts_equal_weights():
-    assert effective_size(torch.zeros(7, dtype=torch.float64)) == pytest.approx(7)
+    assert effective_sample_size(torch.zeros(7, dtype=torch.float64)) == pytest.approx(7)
     weights = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64)
-    assert effective_size(weights) == pytest.approx(2)
-    assert effective_size(torch.tensor([900.0, 0.0], dtype=torch.float64)) == pytest.approx(1)
+    assert effective_sample_size(weights) == pytest.approx(2)
+    assert effective_sample_size(torch.tensor([900.0, 0.0], dtype=torch.float64)) == pytest.approx(1)
 
 
 def test_a_density_without_curvature_gives_a_finite_proposal():

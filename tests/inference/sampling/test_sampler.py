@@ -16,7 +16,8 @@ import knowable as kn
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.network.params import Layout
 from knowable.inference.sampling.hmc import HMC
-from knowable.inference.sampling.sampler import FunctionMonitor, Start, coordinate_monitor
+from knowable.inference.sampling.initial_positions import Start
+from knowable.inference.sampling.sampler import FunctionMonitor, coordinate_monitor
 from knowable.priors import EmpiricalBayes
 from tests.core.cases import DTYPE, linear_data, linear_model, mlp, same_params
 
@@ -44,7 +45,9 @@ def fit(method: HMC | None = None, model: kn.Model | None = None, data=None, **s
 
 
 def test_draws_come_by_name_chain_and_number_with_their_log_density():
-    found = quick(thin=3).sample(lambda p: normal(p) - (p["s"] - 2) ** 2, {**start(dtype=DTYPE), "s": 1.0})
+    found = quick(storage=kn.ChainStorage(thin=3)).sample(
+        lambda p: normal(p) - (p["s"] - 2) ** 2, {**start(dtype=DTYPE), "s": 1.0}
+    )
     assert isinstance(found, Samples)
     assert found.draws["x"].shape == (2, 6, 2) and found.draws["s"].shape == (2, 6)
     exact = -0.5 * found.draws["x"].square().sum(-1) - (found.draws["s"] - 2) ** 2
@@ -60,7 +63,7 @@ def test_the_log_density_of_a_tempered_run_is_the_densitys_own():
 @pytest.mark.parametrize("rows", [8, 11])
 @pytest.mark.parametrize("draws", [20, 45])
 def test_draws_that_memory_let_go_take_their_figures_with_them(rows, draws):
-    found = quick(draws=draws, max_memory=rows * 2 * 2 * 8).sample(normal, start(dtype=DTYPE))
+    found = quick(draws=draws, storage=kn.ChainStorage(max_memory=rows * 2 * 2 * 8)).sample(normal, start(dtype=DTYPE))
     assert found.draws["x"].shape[1] <= rows
     assert found.log_density.shape == found.draws["x"].shape[:2]
     torch.testing.assert_close(found.log_density, -0.5 * found.draws["x"].square().sum(-1))
@@ -224,13 +227,17 @@ def test_warnings_point_at_the_line_that_called():
 
 
 def test_shortened_draws_are_the_draws_shortened():
-    exact, short = (quick(store=store).sample(normal, start()).draws["x"] for store in ("same", "bfloat16"))
+    exact, short = (
+        quick(storage=kn.ChainStorage(dtype=dtype)).sample(normal, start()).draws["x"] for dtype in ("same", "bfloat16")
+    )
     assert torch.equal(short, exact.bfloat16())
 
 
 def test_arviz_takes_thinned_draws():
     pytest.importorskip("arviz_base")
-    found = quick(draws=45, thin=2, max_memory=8 * 2 * 2 * 8).sample(normal, start(dtype=DTYPE))
+    found = quick(draws=45, storage=kn.ChainStorage(thin=2, max_memory=8 * 2 * 2 * 8)).sample(
+        normal, start(dtype=DTYPE)
+    )
     tree = found.to_arviz()
     assert tree["posterior"]["x"].shape[:2] == tree["sample_stats"]["energy"].shape == found.log_density.shape
 
@@ -250,8 +257,9 @@ def test_a_fit_is_a_posterior_of_chains_that_knows_how_it_went():
 
 def test_figures_of_a_posterior_belong_to_its_draws():
     model, data = linear_model(), linear_data()
-    method = HMC(chains=2, draws=45, warmup=0, steps=2, step_size=0.02, start="network", max_memory=8 * 2 * 3 * 8)
-    whole, kept = fit(replace(method, max_memory="1GB"), model, data), fit(method, model, data)
+    method = HMC(chains=2, draws=45, warmup=0, steps=2, step_size=0.02, start="network")
+    small = kn.ChainStorage(max_memory=8 * 2 * 3 * 8)
+    whole, kept = fit(method, model, data), fit(replace(method, storage=small), model, data)
     stride = -(-45 // kept.draws["weight"].shape[1])
     stride = 1 << (stride - 1).bit_length()
     assert torch.equal(kept.draws["weight"], whole.draws["weight"][:, ::stride])
@@ -275,14 +283,14 @@ def test_memory_for_hardly_any_draws_is_refused_before_any_work(monkeypatch):
         "knowable.inference.sampling.sampler.starting_points", lambda *a, **k: pytest.fail("it has begun")
     )
     with pytest.raises(kn.InvalidArgument, match="max_memory"):
-        fit(quick(max_memory=100))
+        fit(quick(storage=kn.ChainStorage(max_memory=100)))
 
 
-def test_spilled_draws_are_the_draws_and_a_second_fit_leaves_them_alone(tmp_path):
+def test_draws_in_a_file_are_the_draws_and_a_second_fit_leaves_them_alone(tmp_path):
     net = mlp().to(DTYPE)
     model, data = kn.Model(net, kn.Gaussian()), linear_data()
     expected = fit(model=model, data=data)
-    method = quick(start="network", spill=tmp_path / "draws.bin")
+    method = quick(start="network", storage=kn.ChainStorage(file=tmp_path / "draws.bin"))
     first = fit(method, model, data)
     fit(method, model, data, seed=1)
     assert same_params(first.stack, expected.stack)
@@ -323,10 +331,10 @@ def test_a_log_joint_that_is_not_finite_at_the_start_is_an_error():
         fit(model=kn.Model(Broken(), kn.Gaussian(1e-120)))
 
 
-# --- what is watched -------------------------------------------------------------------------------------------------
+# --- what is monitored -----------------------------------------------------------------------------------------------
 
 
-def test_outputs_and_the_likelihoods_own_parameters_are_watched():
+def test_outputs_and_the_likelihoods_own_parameters_are_monitored():
     model, (x, _) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="*"), linear_data(100)
     layout = Layout.of(model.params())
     monitor = FunctionMonitor(model, x, Start(torch.zeros(1, layout.size), {}, model.buffers()), layout)
@@ -339,7 +347,7 @@ def test_outputs_and_the_likelihoods_own_parameters_are_watched():
     assert found[2, 1, -1] == own
 
 
-def test_point_estimates_are_part_of_the_function_that_is_watched():
+def test_point_estimates_are_part_of_the_function_that_is_monitored():
     model, (x, _) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="last_layer"), linear_data(10)
     random = Layout.of({name: model.params()[name] for name in model.random_names})
     points = {name: value + 1 for name, value in model.params().items() if name in model.point_names}
@@ -349,7 +357,7 @@ def test_point_estimates_are_part_of_the_function_that_is_watched():
     torch.testing.assert_close(monitor(positions)[0, 0, :10], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_of_very_many_coordinates_some_are_watched():
+def test_of_very_many_coordinates_some_are_monitored():
     positions = torch.randn(2, 3, 10_000)
     found = coordinate_monitor(10_000)(positions)
     assert 1000 <= found.shape[-1] <= 4000

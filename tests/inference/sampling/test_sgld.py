@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,10 +38,10 @@ def test_mass_changes_the_steps_and_not_the_target(seed, mass):
     kernel, generator = SGLD(step_size=step, mass=mass).kernel(2), torch.Generator().manual_seed(0)
     state = kernel.init(target, torch.randn(20_000, 2, dtype=torch.float64) * target.scale, generator=generator)
     masses = torch.tensor([0.5, 3.0], dtype=torch.float64)
-    state["inverse_mass"] = masses if mass == "diagonal" else masses.diag()
+    state = replace(state, inverse_mass=masses if mass == "diagonal" else masses.diag())
     for _ in range(30):
         state, _ = kernel.advance(target, state, 1, generator=generator)
-    expect_variance(state["position"].var(0), target.scale**2 / (1 - step * masses / (4 * target.scale**2)))
+    expect_variance(state.position.var(0), target.scale**2 / (1 - step * masses / (4 * target.scale**2)))
 
 
 def test_noise_of_batches_that_is_known_is_taken_off(seed):
@@ -48,11 +50,11 @@ def test_noise_of_batches_that_is_known_is_taken_off(seed):
     sampler = SGLD(step_size=step)
     kernel, generator = sampler.kernel(2), torch.Generator().manual_seed(0)
     state = kernel.init(target, torch.randn(20_000, 2, dtype=torch.float64), generator=generator)
-    state["noise"], state["noise.count"] = torch.full_like(target.scale, noise), torch.tensor(1)
-    kernel._batches.independent = True
+    state = replace(state, noise=torch.full_like(target.scale, noise), noise_count=1)
+    kernel._batches.exact = False
     for _ in range(25):
         state, _ = kernel.advance(target, state, 1, generator=generator)
-    expect_variance(state["position"].var(0), 1 / (1 - step / 4) * torch.ones(2, dtype=torch.float64))
+    expect_variance(state.position.var(0), 1 / (1 - step / 4) * torch.ones(2, dtype=torch.float64))
 
 
 def test_decreasing_steps_lose_their_bias_and_draws_stay_as_far_apart_in_time(seed):
@@ -61,12 +63,12 @@ def test_decreasing_steps_lose_their_bias_and_draws_stay_as_far_apart_in_time(se
     kernel, generator = sampler.kernel(1), torch.Generator().manual_seed(0)
     state = kernel.init(target, torch.randn(20_000, 1, dtype=torch.float64), generator=generator)
     _, early = kernel.advance(target, state, 1, generator=generator)
-    state["taken"] = torch.tensor(10**6)
+    state = replace(state, taken=10**6)
     late, block = kernel.advance(target, state, 3, generator=generator)
     factor = decreasing(10**6, 1 / 3)
     assert factor == pytest.approx(0.1, rel=1e-3)
-    assert (early.info["steps"] == 5).all() and (block.info["steps"] == 50).all()
-    expect_variance(late["position"].var(0), torch.tensor([1 / (1 - 0.08 / 4)]))
+    assert (early.info.steps == 5).all() and (block.info.steps == 50).all()
+    expect_variance(late.position.var(0), torch.tensor([1 / (1 - 0.08 / 4)]))
 
 
 def test_preconditioner_that_follows_the_gradients_has_the_bias_of_the_term_it_leaves_out(seed):

@@ -148,13 +148,13 @@ def test_hot_chains_have_the_hot_spread_and_the_target_keeps_its_temperature(see
     kernel = SimulatedAnnealing(hottest=9.0, schedule="linear").kernel(1)
     state = kernel.init(target, start, generator=generator)
     state, _ = kernel.advance(target, state, 20, generator=generator, warmup=WarmUp(0, 100_000))
-    assert state["temperature"].item() == pytest.approx(9.0, rel=1e-2)
+    assert state.temperature == pytest.approx(9.0, rel=1e-2)
     # E x^2 = 9 with standard error 9 sqrt(2 / 4000); 1% for the temperature
-    assert state["position"].square().mean().item() == pytest.approx(9.0, abs=4 * 9 * math.sqrt(2 / 4000) + 0.09)
+    assert state.position.square().mean().item() == pytest.approx(9.0, abs=4 * 9 * math.sqrt(2 / 4000) + 0.09)
     assert target.temperature == 1.0
     state, _ = kernel.advance(target, state, 20, generator=generator, warmup=WarmUp(99_000, 100_000))
-    assert state["temperature"].item() == 1.0
-    assert state["position"].square().mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(2 / 4000))
+    assert state.temperature == 1.0
+    assert state.position.square().mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(2 / 4000))
 
 
 @pytest.mark.parametrize(

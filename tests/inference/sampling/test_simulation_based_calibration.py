@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from knowable.core.chains.loop import run_chains
+from knowable.core.chains.settings import ChainStorage
 from knowable.core.chains.target import Target
 from knowable.core.compiling.recorder import BatchedGradient
 from knowable.core.network.params import Layout
@@ -90,7 +91,7 @@ def p_values(sampler: Sampler, seed: int, *, sharpness: float = 1.0) -> Tensor:
     return torch.tensor(found)
 
 
-SETTINGS = {"chains": REPLICATIONS, "draws": RANKED, "thin": THIN}
+SETTINGS = {"chains": REPLICATIONS, "draws": RANKED, "storage": ChainStorage(thin=THIN)}
 SAMPLERS = {
     "hmc": HMC(**SETTINGS, mass="diagonal", target_acceptance=0.9),
     "nuts": NUTS(**SETTINGS, mass="diagonal", max_depth=7),

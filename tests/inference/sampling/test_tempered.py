@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from knowable.inference.sampling.hmc import HMC
 from knowable.inference.sampling.tempered import TemperedChains, equalised, swaps
 from knowable.testing.densities import banana, bimodal, correlated_gaussian, funnel
 from knowable.testing.targets import LinearGaussian
+from tests.core.chain_cases import copied, same_state
 from tests.inference.sampling.moments import expect_moments
 from tests.inference.sampling.test_metropolis import expect_regression
 
@@ -133,15 +135,15 @@ def test_the_ladder_evens_out_the_rates_of_its_swaps(seed):
     target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), Layout.of({"x": start[0]}))
     kernel = TemperedChains(rungs=4, hottest=5.0).kernel(10)
     state = kernel.init(target, start, generator=generator)
-    state["ladder"] = torch.tensor([1.0, 1.1, 1.3, 5.0], dtype=torch.float64)
+    state = replace(state, ladder=torch.tensor([1.0, 1.1, 1.3, 5.0], dtype=torch.float64))
     for first in range(0, 300, 50):
         state, _ = kernel.advance(target, state, 50, generator=generator, warmup=WarmUp(first, 300))
-    learned = state["ladder"].clone()
+    learned = state.ladder.clone()
     assert torch.allclose(learned, 5.0 ** (torch.arange(4) / 3).double(), rtol=0.15)
     state, block = kernel.advance(target, state, 100, generator=generator)
-    rates = state["swaps"] / state["tries"]
+    rates = state.swaps / state.tries
     assert (rates.max() - rates.min()) < 0.15
-    assert torch.equal(state["ladder"], learned)  # from the first draw on it stays
+    assert torch.equal(state.ladder, learned)  # from the first draw on it stays
     assert block.positions.shape == (100, 32, 10)
     assert kernel.tuned(state)["swap_acceptance"] == pytest.approx(rates.min().item())
 
@@ -152,10 +154,10 @@ def test_a_ladder_that_is_given_stays_as_it_is(seed):
     target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), Layout.of({"x": start[0]}))
     kernel = TemperedChains(temperatures=(1.0, 1.5, 7.0)).kernel(2)
     state = kernel.init(target, start, generator=generator)
-    untouched = {name: value.clone() for name, value in state.items()}
+    untouched = copied(state)
     after, _ = kernel.advance(target, state, 40, generator=generator, warmup=WarmUp(0, 100))
-    assert after["ladder"].tolist() == [1.0, 1.5, 7.0]
-    assert all(torch.equal(state[name], untouched[name]) for name in state)  # nothing changed in place
+    assert after.ladder.tolist() == [1.0, 1.5, 7.0]
+    assert same_state(state, untouched)  # nothing changed in place
 
 
 def test_more_dimensions_get_more_rungs():

@@ -10,6 +10,7 @@ from torch import Tensor
 from knowable.core.chains.target import DensityTarget
 from knowable.core.network.params import Layout
 from knowable.inference.sampling import trees
+from knowable.inference.sampling.metric import MetricState, Window
 
 
 def test_each_leaf_ends_the_parts_that_a_recursion_would_end():
@@ -25,13 +26,19 @@ def test_each_leaf_ends_the_parts_that_a_recursion_would_end():
             assert [remembered[level - i] for i in range(parts)] == expected
 
 
-class Recorded(trees.Trees):
-    """Trees that write down, for every leaf, its momentum and what was said of a turn."""
+class Recorded(trees.UTurns):
+    """Turns that are written down, for every leaf, with its momentum."""
 
-    def _turning_within(self, velocity):
-        turning = super()._turning_within(velocity)
-        self.log.append((self.leaf.copy(), self.p.clone(), turning.copy()))
+    def within(self, leaf, active, speed, momentum, total):
+        turning = super().within(leaf, active, speed, momentum, total)
+        self.log = leaf.copy(), momentum.clone(), turning.copy()
         return turning
+
+
+def state_at(target: DensityTarget, position: Tensor) -> MetricState:
+    value, gradient = target.value_and_grad(position)
+    mass = torch.ones(position.shape[1], dtype=torch.float64)
+    return MetricState(position, value, gradient, mass, Window.open(position, dense=False))
 
 
 def turned_back(momenta: list[Tensor]) -> bool:
@@ -59,17 +66,14 @@ def test_turns_are_noticed_where_a_recursion_would_notice_them(generator):
     layout = Layout.of({"x": torch.zeros(3, dtype=torch.float64)})
     target = DensityTarget(lambda p: -0.5 * (p["x"] / scale).square().sum(), layout)
     position = scale * torch.randn((6, 3), generator=generator, dtype=torch.float64)
-    value, gradient = target.value_and_grad(position)
-    mass = torch.ones(3, dtype=torch.float64)
-    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": mass}
-    grown = Recorded(target, state, 30, 10, generator=generator)
-    grown.log = []
+    grown = trees.Trees(target, state_at(target, position), 30, 10, generator=generator)
+    grown.turns = turns = Recorded(position, 10)
     subtrees: list[list[Tensor]] = [[] for _ in range(6)]
     looked = noticed = 0
     while not grown.finished:
-        active = grown.active.copy()
-        grown.tick(0.08)
-        leaf, momentum, turning = grown.log[-1]
+        active = grown.counters.active.copy()
+        grown.advance(0.08)
+        leaf, momentum, turning = turns.log
         for chain in range(6):
             if not active[chain]:
                 continue
@@ -87,29 +91,28 @@ def test_a_tree_that_closes_a_circle_does_not_go_on(generator):
     layout = Layout.of({"x": torch.zeros(50, dtype=torch.float64)})
     target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), layout)
     position = torch.randn((64, 50), generator=generator, dtype=torch.float64)
-    value, gradient = target.value_and_grad(position)
-    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": torch.ones(50).double()}
+    state = state_at(target, position)
     for step in (2 * math.pi / 15, 2 * math.pi / 16, 2 * math.pi / 17):
         grown = trees.Trees(target, state, 20, 10, generator=generator)
         while not grown.finished:
-            grown.tick(step)
-        assert grown.block().info["steps"].max() <= 31
+            grown.advance(step)
+        assert grown.block().info.steps.max() <= 31
 
 
-def test_every_fifth_trajectory_is_careful_where_asked(generator):
+def test_every_fifth_trajectory_has_small_steps_where_asked(generator):
     layout = Layout.of({"x": torch.zeros(2, dtype=torch.float64)})
     target = DensityTarget(lambda p: -0.5 * p["x"].square().sum(), layout)
     position = torch.randn((3, 2), generator=generator, dtype=torch.float64)
-    value, gradient = target.value_and_grad(position)
-    state = {"position": position, "value": value, "gradient": gradient, "inverse_mass": torch.ones(2).double()}
-    for careful in (False, True):
-        grown = trees.Trees(target, state, 12, 6, generator=generator, careful_depth=6 if careful else None)
+    state = state_at(target, position)
+    for small in (False, True):
+        grown = trees.Trees(target, state, 12, 6, generator=generator, small_step_depth=6 if small else None)
         used: dict[int, set[float]] = {}
         while not grown.finished:
-            number, active = grown.done.copy(), grown.active.copy()
-            grown.tick(0.4)
-            ongoing = active & grown.active & (grown.done == number)
+            at = grown.counters
+            number, active = at.transitions.copy(), at.active.copy()
+            grown.advance(0.4)
+            ongoing = active & at.active & (at.transitions == number)
             for chain in ongoing.nonzero()[0]:
                 used.setdefault(int(number[chain]), set()).add(round(abs(grown.step[chain].item()), 12))
-        expected = {number: {0.1} if careful and number % 5 == 0 else {0.4} for number in used}
+        expected = {number: {0.1} if small and number % 5 == 0 else {0.4} for number in used}
         assert used == expected and {0, 5} <= used.keys()

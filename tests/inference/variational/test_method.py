@@ -171,7 +171,13 @@ def test_two_ways_of_tempering_at_once_are_refused(method):
 
 @pytest.mark.parametrize(
     ("settings", "epochs"),
-    [({}, 200), ({"epochs": 90}, 30), ({"epochs": 5000}, 200), ({"epochs": 2}, 0), ({"accumulate": 2}, 400)],
+    [
+        ({}, 200),
+        ({"epochs": 90}, 30),
+        ({"epochs": 5000}, 200),
+        ({"epochs": 2}, 0),
+        ({"training": kn.Training(accumulate=2)}, 400),
+    ],
 )
 def test_a_warmup_that_is_not_given_is_two_thousand_steps_or_a_third(settings, epochs):
     problem = LinearGaussian.make(n=100)
@@ -191,7 +197,7 @@ class Narrow(Plain):
     """One that brings a prior with it."""
 
     def target(self, model):
-        return model.believing({"weight": kn.Normal(1e-3)}, random=["weight"])
+        return model.with_priors({"weight": kn.Normal(1e-3)}, random=["weight"])
 
 
 def test_the_bound_is_that_of_the_methods_own_target_and_the_start_that_of_the_users_model(seed, monkeypatch):
@@ -289,7 +295,7 @@ def test_tempering_is_named(beta, temperature, wanted):
 def test_a_fit_that_was_stopped_in_the_warm_up_says_so():
     record = {"epoch": 3.0, "loss": 1.0}
     (note,) = warmup_notes(9, result([record], epochs=3.5, interrupted=True))
-    assert "from epoch 3, when the KL still counted 40%" in note
+    assert "from epoch 3, at a KL weight of 40%" in note
     assert not kn.Diagnostics(notes=(note,)).bayes
     (note,) = warmup_notes(9, result([], epochs=0.5, interrupted=True))
     assert "from epoch 0" in note

@@ -58,7 +58,14 @@ def test_reported_bound_is_that_of_the_fitted_normals(seed):
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"draws": 3}, {"estimator": "auto"}, {"estimator": "flipout"}, {"momentum": 0.0}, {"optimiser": "sgd"}],
+    [
+        {},
+        {"draws": 3},
+        {"estimator": "auto"},
+        {"estimator": "flipout"},
+        {"momentum": 0.0},
+        {"training": kn.Training(optimiser="sgd")},
+    ],
     ids=str,
 )
 def test_optimum_is_reached_with_every_setting(seed, knobs):

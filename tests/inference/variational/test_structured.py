@@ -193,7 +193,9 @@ def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
 
 
 @pytest.mark.parametrize(
-    "batches", [slow({"batch_size": 20, "draws": 2}), {"batch_size": 10, "accumulate": 3}], ids=str
+    "batches",
+    [slow({"batch_size": 20, "draws": 2}), {"batch_size": 10, "training": kn.Training(accumulate=3)}],
+    ids=str,
 )
 @pytest.mark.parametrize("kind", ONE_QUICK)
 def test_mini_batches_with_several_draws_or_accumulated_aim_at_the_same(seed, kind, batches):

@@ -58,7 +58,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(compared, tmp_path):
     ("options", "message"),
     [
         (["--methods", "map,laplas"], "Did you mean 'laplace'?"),
-        (["--methods", " , "], "names none"),
+        (["--methods", " , "], "is empty"),
         (["--cv", "1"], "cv must be"),
         (["--budget", "-3"], "budget must be"),
     ],

@@ -29,7 +29,7 @@ def test_scores_are_those_of_the_predictions_in_the_file(runs):
 def test_people_see_a_table_with_standard_errors(runs):
     path = write_csv(runs / "new.csv", class_rows(40, seed=5))
     printed = call("evaluate", runs / "classes", path).stdout
-    for word in ("side by Laplace", "40 rows of new.csv", "Accuracy", "Guess without inputs", "±"):
+    for word in ("side by Laplace", "40 rows of new.csv", "Accuracy", "Baseline without inputs", "±"):
         assert word in printed
     assert call("evaluate", runs / "classes", path, "--quiet").stdout == ""
 

@@ -51,7 +51,7 @@ def test_people_see_the_scores_the_verdict_and_where_the_run_is(made_runs):
     printed = results["numbers"].stdout
     for word in (
         "response by Laplace",
-        "Guess without inputs",
+        "Baseline without inputs",
         "90% coverage",
         f"Run: {folder / 'numbers'}",
         "Report: ",
@@ -125,7 +125,7 @@ def test_a_fit_that_its_budget_ends_is_good_and_says_that_it_had_not_settled(tmp
     path = write_csv(tmp_path / "n.csv", number_rows(60))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--budget", "0.05")
     assert result.exit_code == 0, result.stderr
-    assert "time limit" in result.stderr and "ended before its objective had settled" in result.stdout
+    assert "time limit" in result.stderr and "ended before it converged" in result.stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False
 
 

@@ -8,7 +8,7 @@ import pytest
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.interfaces.cli import run_folder
 from knowable.interfaces.cli.run_folder import (
-    Run,
+    RunFolder,
     check_file,
     check_place,
     new_run,
@@ -33,7 +33,7 @@ def names(folder):
 def test_a_run_appears_whole_and_can_be_opened(tmp_path):
     folder = make_run(tmp_path / "deep" / "run")
     assert names(folder) == ["config.json"] and names(folder.parent) == ["run"]
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     assert run.options == {"target": "y", "seed": 0} and run.made["task"] == "regression"
 
 
@@ -58,14 +58,14 @@ def test_a_run_that_fails_leaves_the_earlier_one_as_it_was(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert Run.open(folder).options["seed"] == 1 and names(tmp_path) == ["run"]
+    assert RunFolder.open(folder).options["seed"] == 1 and names(tmp_path) == ["run"]
 
 
 def test_force_puts_the_new_run_in_place_of_the_old_one_with_nothing_left_of_it(tmp_path):
     folder = make_run(tmp_path / "run", seed=1)
     (folder / "report.html").write_text("old")
     make_run(folder, seed=2)
-    assert Run.open(folder).options["seed"] == 2
+    assert RunFolder.open(folder).options["seed"] == 2
     assert names(folder) == ["config.json"] and names(tmp_path) == ["run"]
 
 
@@ -104,16 +104,16 @@ def test_folders_of_runs_can_be_read_by_others_as_the_umask_says(tmp_path):
 def test_a_folder_that_is_no_run_is_refused_with_a_way_out(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(InvalidArgument, match="knowable fit"):
-        Run.open(tmp_path)
+        RunFolder.open(tmp_path)
 
 
 def test_a_place_where_nothing_is_is_no_run(tmp_path):
     with pytest.raises(InvalidArgument, match="There is no folder"):
-        Run.open(tmp_path / "run")
+        RunFolder.open(tmp_path / "run")
 
 
 def test_a_run_that_lacks_a_file_says_which(tmp_path):
-    run = Run.open(make_run(tmp_path / "run"))
+    run = RunFolder.open(make_run(tmp_path / "run"))
     assert run.file("config.json").is_file()
     with pytest.raises(DamagedArtifact, match=r"report\.json is missing"):
         run.file("report.json")

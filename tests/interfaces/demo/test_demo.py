@@ -27,7 +27,7 @@ def no_fitting(monkeypatch):
 def test_the_report_has_both_problems_the_reading_and_the_citations():
     report = run.make_report(seed=0, size=run.FULL, quiet=True)
     assert [section.tables[0].title for section in report.sections] == [
-        "Motorcycle, 2-fold cross-validation",
+        "Motorcycle, 2-fold cross-validation, in units of g",
         "Digits, 539 held out",
     ]
     assert {"Aleatoric uncertainty", "Epistemic uncertainty"} <= {term for term, _ in report.reading}

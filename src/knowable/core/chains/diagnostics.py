@@ -1,4 +1,4 @@
-"""What chains say about themselves: R-hat and effective sample sizes of every quantity, as a table."""
+"""R-hat and effective sample sizes of every quantity of a run of chains, as a table."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from knowable.core.chains.mixing import ess_bulk, ess_tail, rhat
+from knowable.core.chains.convergence import ess_bulk, ess_tail, rhat
 from knowable.core.network.params import Params
 from knowable.core.posterior.diagnostics import Diagnostics
 
 _ROWS = 24  # of a printed table
-_NUMBERS_AT_ONCE = 2**22  # of which moments are taken in one go
+_NUMBERS_AT_ONCE = 2**22  # numbers whose moments are computed together
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # equal if the runs are: tensors have no one truth value
 class ChainDiagnostics(Diagnostics):
-    """The terms of a run of chains, and for every quantity how well its draws have mixed.
+    """The terms of a run of chains, and R-hat and effective sample sizes of every quantity.
 
     Attributes:
-        rhat: Rank-normalised split R-hat of every element, by name; 1 is mixed, above 1.01 is not yet.
-        ess: Bulk effective sample size of every element: how many independent draws the mean is worth.
+        rhat: Rank-normalised split R-hat of every element, by name; above 1.01 the chains have not mixed.
+        ess: Bulk effective sample size of every element: independent draws with the same accuracy of the mean.
         ess_tail: The same for the 5% and 95% quantiles, the smaller one.
         mean: Means of the draws.
         std: Standard deviations of the draws.
@@ -38,7 +38,7 @@ class ChainDiagnostics(Diagnostics):
     def of(
         cls, draws: Params, run: Diagnostics | None = None, *, log_weights: Tensor | None = None
     ) -> ChainDiagnostics:
-        """For draws ``(chains, draws, *shape)`` by name, with what is known of the run they came from."""
+        """For draws ``(chains, draws, *shape)`` by name, with the diagnostics of the run they came from."""
         run = Diagnostics() if run is None else run
         known = {name: getattr(run, name) for name in Diagnostics.__dataclass_fields__}
         moments = {name: moments_of(value, log_weights) for name, value in draws.items()}
@@ -71,7 +71,7 @@ class ChainDiagnostics(Diagnostics):
             cells = (f.format(v[place].item()) for f, v in zip(formats, values, strict=True))
             lines.append(f"  {names[place]:<{width}}" + "".join(cells))
         if total > _ROWS:
-            lines.append(f"  ({_ROWS} of {total:,}, those with the largest R-hat)")
+            lines.append(f"  ({_ROWS} of {total:,}, the largest R-hat)")
         return "\n".join(lines)
 
     def _element_name(self, place: int) -> str:

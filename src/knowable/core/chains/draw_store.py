@@ -1,4 +1,4 @@
-"""Draws kept within a memory budget: where they would not fit, every second one is let go.
+"""Draws kept within a memory budget: where they would not fit, every second one is dropped.
 
 Thinning keeps the chain's law: an evenly spaced part of a chain is a chain with the same target.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from knowable.errors import InvalidArgument
 
-STORES = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_LEAST = 8  # draws of each chain that memory must hold
+DTYPES = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_LEAST = 8  # draws of each chain that max_memory must hold
 _FIRST = 64  # rows of a new store that does not know how many will come
 _LONG = 4096  # bytes of a draw: from there on draws are put in another order one by one, without a second copy
 
@@ -30,8 +30,7 @@ class DrawStore:
         max_bytes: The most that the draws may take, or None.
         expected: The most draws that will come, where that is known: room for them is made at once (and taken when
             it is filled), so that draws are not copied when the room grows.
-        thin: Keep every that-many-th transition from the beginning.
-        spill: A file on disk that holds the draws instead of memory; an older file of that name is replaced.
+        file: A file on disk that holds the draws instead of memory; an older file of that name is replaced.
     """
 
     def __init__(
@@ -42,12 +41,11 @@ class DrawStore:
         dtype: torch.dtype,
         max_bytes: int | None = None,
         expected: int = _FIRST,
-        thin: int = 1,
-        spill: str | os.PathLike[str] | None = None,
+        file: str | os.PathLike[str] | None = None,
     ):
-        self.chains, self.dimension, self.dtype, self.stride = chains, dimension, dtype, thin
+        self.chains, self.dimension, self.dtype, self.stride = chains, dimension, dtype, 1
         self.most = rows_within(max_bytes, chains, dimension, dtype)
-        self.spill = None if spill is None else _new_file(Path(spill))
+        self.file = None if file is None else _new_file(Path(file))
         self.seen = 0  # transitions offered so far
         self.kept = 0
         self.first_rows = max(1, expected if self.most is None else min(expected, self.most))
@@ -59,20 +57,20 @@ class DrawStore:
         return self._data[: self.kept]
 
     def by_chain(self) -> Tensor:
-        """The draws kept, ``(chains, kept, D)``, one chain after the other; on disk where they were spilled.
+        """The draws kept, ``(chains, kept, D)``, one chain after the other; on disk where a file holds them.
 
         For the end of a run: memory or file then hold them in this order, and the store takes no more.
         """
-        if self.spill is None and self.dimension * self.dtype.itemsize < _LONG:
+        if self.file is None and self.dimension * self.dtype.itemsize < _LONG:
             return self.draws.transpose(0, 1).contiguous()
-        if self.spill is None:
+        if self.file is None:
             _transpose_in_place(self.draws)
             return self.draws.view(self.chains, self.kept, self.dimension)
-        partial = self.spill.with_name(self.spill.name + ".partial")
+        partial = self.file.with_name(self.file.name + ".partial")
         ordered = _mapped(_new_file(partial), (self.chains, self.kept, self.dimension), self.dtype)
         for chain in range(self.chains):
             ordered[chain] = self.draws[:, chain]
-        os.replace(partial, self.spill)  # what this store has mapped stays readable
+        os.replace(partial, self.file)  # what this store has mapped stays readable
         return ordered
 
     def add(self, positions: Tensor) -> None:
@@ -93,12 +91,6 @@ class DrawStore:
         """
         self.kept, self.seen = -(-seen // self.stride), seen
 
-    def drop_first(self, count: int) -> None:
-        """Forget the first ``count`` draws kept."""
-        self._data[: self.kept - count] = self._data[count : self.kept].clone()
-        self.kept -= count
-        self.seen -= count * self.stride
-
     def restore(self, draws: Tensor, seen: int, stride: int) -> None:
         """Take up the state of an earlier store."""
         self._data = self._space(max(self.first_rows, len(draws)))
@@ -115,13 +107,13 @@ class DrawStore:
             return
         rows = 2 * len(self._data)
         larger = self._space(rows if self.most is None else min(rows, self.most))
-        if self.spill is None:  # a longer mapping of a file begins with what the file holds
+        if self.file is None:  # a longer mapping of a file begins with what the file holds
             larger[: self.kept] = self.draws
         self._data = larger
 
     def _space(self, rows: int) -> Tensor:
         shape = (rows, self.chains, self.dimension)
-        return torch.empty(shape, dtype=self.dtype) if self.spill is None else _mapped(self.spill, shape, self.dtype)
+        return torch.empty(shape, dtype=self.dtype) if self.file is None else _mapped(self.file, shape, self.dtype)
 
 
 def _transpose_in_place(draws: Tensor) -> None:
@@ -152,7 +144,7 @@ def rows_within(max_bytes: int | None, chains: int, dimension: int, dtype: torch
     if most < _LEAST:
         raise InvalidArgument(
             f"max_memory={max_bytes:,} holds fewer than {_LEAST} draws of {chains} chains ({each:,} bytes each). "
-            f"Allow more, use fewer chains, store='bfloat16', or spill= to a file."
+            f"Allow more, use fewer chains, or storage=kn.ChainStorage(dtype='bfloat16') or (file=...)."
         )
     return most
 
@@ -160,12 +152,12 @@ def rows_within(max_bytes: int | None, chains: int, dimension: int, dtype: torch
 def _new_file(path: Path) -> Path:
     """Make way for a file; draws that an earlier run left there and that are still in use keep their data."""
     if path.is_dir():
-        raise InvalidArgument(f"spill must be the name of a file, got the folder {str(path)!r}. Add a file name.")
+        raise InvalidArgument(f"file must be the name of a file, got the folder {str(path)!r}. Add a file name.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise InvalidArgument(f"spill={str(path)!r} cannot be written: {error.strerror}.") from None
+        raise InvalidArgument(f"file={str(path)!r} cannot be written: {error.strerror}.") from None
     return path
 
 

@@ -1,7 +1,7 @@
 """The one chain loop: every sampler runs in it.
 
-Progress, memory, mixing, Ctrl-C, checkpoint and resume live here and in the run it drives, and nowhere else. A run that
-is killed and resumed ends with the same bits as one that was not: a checkpoint holds the kernel's state, the
+Progress, memory, convergence, Ctrl-C, checkpoint and resume live here and in the run it drives, and nowhere else. A run
+that is killed and resumed ends with the same bits as one that was not: a checkpoint holds the kernel's state, the
 generator's, and the draws.
 """
 
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor
-from knowable.core.chains.settings import FEW, ChainResult, Mixing, Sampling
+from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
 from knowable.core.storage.checkpoint import Checkpoint
-from knowable.core.support.interrupts import noted_interrupts
+from knowable.core.support.interrupts import deferred_interrupts
 from knowable.core.support.progress import Bar, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
@@ -30,7 +30,7 @@ def run_chains(
     kernel: Kernel,
     target: Target,
     start: Tensor,
-    settings: Sampling,
+    settings: ChainSettings,
     *,
     warmup: int,
     monitor: Monitor,
@@ -49,7 +49,7 @@ def run_chains(
         start: First positions.
         settings: How many draws and how they are kept.
         warmup: Transitions of the warm-up.
-        monitor: The quantities whose mixing is watched.
+        monitor: The quantities whose R-hat and effective sample sizes are monitored.
         mixing: When to stop where ``settings.draws`` is None.
         seed: Fixes everything random.
         progress: Show a bar (None: only on a terminal).
@@ -64,18 +64,20 @@ def run_chains(
             checkpoint.begin({"seed": seed, **(identity or {})})
         if checkpoint is None or not run.resume(checkpoint, start):
             run.begin(start)
-        with noted_interrupts() as look:
-            interrupted = _run_to_the_end(run, checkpoint, bar, look)
+        with deferred_interrupts() as raise_if_interrupted:
+            interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
     result = run.result(interrupted, time.monotonic() - started)
-    _say(result)
+    _warn(result)
     return result
 
 
-def _run_to_the_end(run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, look: Callable[[], None]) -> bool:
+def _run_to_the_end(
+    run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, raise_if_interrupted: Callable[[], None]
+) -> bool:
     try:
         while not run.finished:
             run.block(bar)
-            look()
+            raise_if_interrupted()
             if checkpoint is not None and checkpoint.due:
                 checkpoint.save(*run.saved())
     except KeyboardInterrupt:
@@ -88,18 +90,18 @@ def _run_to_the_end(run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, look
     return False
 
 
-def _say(result: ChainResult) -> None:
+def _warn(result: ChainResult) -> None:
     terms = result.terms
     if result.interrupted:
-        warnings.warn(f"Sampling was {result.message}; these are its draws.", Interrupted, stacklevel=5)
+        warnings.warn(f"Sampling was {result.message}; these are the draws so far.", Interrupted, stacklevel=5)
         return
     if result.converged is False:
         least = min(terms.get("ess_bulk", 0.0), terms.get("ess_tail", 0.0))
         longer = "Ask for more draws or a longer warmup, or reparameterise"
         warnings.warn(
-            f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, least effective sample size "
-            f"{least:.0f}. {'Give them more time' if result.out_of_time else longer}; averages over these draws are "
-            f"less sure than they look.",
+            f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, smallest effective sample "
+            f"size {least:.0f}. {'Give them more time' if result.out_of_time else longer}: averages over these draws "
+            f"are less accurate than their number suggests.",
             ConvergenceWarning, stacklevel=5,
         )  # fmt: skip
     elif result.converged is None and result.out_of_time:

@@ -11,27 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.chains.draw_store import STORES, DrawStore
-from knowable.core.chains.kernel import Block, Kernel, WarmUp
-from knowable.core.chains.mixing import mixing_terms
-from knowable.core.chains.settings import ChainResult, Mixing, Sampling, info_terms
+from knowable.core.chains.convergence import convergence_terms
+from knowable.core.chains.draw_store import DTYPES, DrawStore
+from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
+from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
-from knowable.core.posterior.predicting import parse_memory
 from knowable.core.storage.checkpoint import Checkpoint
 from knowable.core.support.memory import give_back_free_memory
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
-from knowable.core.support.time_limit import ChainTime, TimeIsUp
+from knowable.core.support.time_limit import Deadline, TimeIsUp
 from knowable.errors import Diverged
 
 Monitor = Callable[[Tensor], Tensor]
-"""Positions ``(n, chains, D)`` to the quantities whose mixing is watched, ``(n, chains, M)``."""
+"""Positions ``(n, chains, D)`` to the quantities whose R-hat is monitored, ``(n, chains, M)``."""
 
-_BLOCK = 50  # transitions between two looks at the clock
+_BLOCK = 50  # transitions between two checks of the clock
 _BLOCK_BYTES = 32 * 2**20
 _FIRST_BLOCK = 1  # transitions, where time is limited: nobody knows yet what one takes
 _BLOCK_SHARE = 0.05  # of the time that is left, for a block
-_WARMUP_SHARE = 0.5  # of the time, at the most
+_WARMUP_SHARE = 0.5  # most of the time that the warm-up may take
 
 
 @dataclass
@@ -40,7 +39,7 @@ class ChainRun:
 
     kernel: Kernel
     target: Target
-    settings: Sampling
+    settings: ChainSettings
     warmup: int
     monitor: Monitor
     mixing: Mixing
@@ -52,23 +51,24 @@ class ChainRun:
     values: list[Tensor] = field(default_factory=list)
     info: dict[str, list[Tensor]] = field(default_factory=dict)
     sampling_from: int = 0  # gradients taken when the warm-up ended
-    timed: bool = False  # ended by a limit of time
+    timed: bool = False  # ended by a time limit
     _compiled: bool = False
 
     def __post_init__(self) -> None:
-        self._asked = self.warmup  # transitions, before a limit of time makes them fewer
+        self.thin = self.settings.storage.thin
+        self._asked = self.warmup  # transitions, before a time limit makes them fewer
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def begin(self, start: Tensor) -> None:
         """Put the chains at their first positions."""
-        self.time = ChainTime.within_limit()
+        self.deadline = Deadline.within_limit()
         self.generator = generator_for(self.seed, "transitions", device=start.device)
         self._make_store(start)
         self.state = self.kernel.init(self.target, start, generator=self.generator)
-        self._check_finite(self.state["position"])
-        value = self.state.get("value")
-        if value is not None and not torch.isfinite(value).all():
+        self._check_finite(self.state.position)
+        value = self.state.value
+        if not torch.isfinite(value).all():
             chain = int((~torch.isfinite(value)).nonzero()[0])
             raise Diverged(
                 f"The log density is {value[chain].item()} where chain {chain} begins. Standardise the data, or begin "
@@ -77,29 +77,29 @@ class ChainRun:
         self._keep_good()
 
     def _make_store(self, start: Tensor) -> None:
-        chains, dimension = start.shape
+        (chains, dimension), storage = start.shape, self.settings.storage
         self.store = DrawStore(
             chains,
             dimension,
-            dtype=STORES[self.settings.store] or start.dtype,
-            max_bytes=None if self.settings.spill is not None else parse_memory(self.settings.max_memory),
+            dtype=DTYPES[storage.dtype] or start.dtype,
+            max_bytes=storage.max_bytes,
             expected=self.mixing.most if self.settings.draws is None else self.settings.draws,
-            spill=self.settings.spill,
+            file=storage.file,
         )
         each = chains * dimension * start.element_size()
         self.largest_block = max(1, min(_BLOCK, _BLOCK_BYTES // each))
-        self.block_size = self.largest_block if self.time is None else min(_FIRST_BLOCK, self.largest_block)
+        self.block_size = self.largest_block if self.deadline is None else min(_FIRST_BLOCK, self.largest_block)
 
     # --- transitions -------------------------------------------------------------------------------------------------
 
     def block(self, bar: Bar) -> None:
         """Some transitions of every chain."""
         warming = self.done < self.warmup
-        end = self.warmup if warming else self.warmup + self._wanted() * self.settings.thin
+        end = self.warmup if warming else self.warmup + self._wanted() * self.thin
         wanted = min(self.block_size, end - self.done)
         if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
             self._compiled = True
-            bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, "compiling")
+            bar.update(self.done, self.warmup + self._wanted() * self.thin, "compiling")
         began = time.monotonic()
         try:
             block = self._advance(wanted, WarmUp(self.done, self.warmup) if warming else None)
@@ -112,22 +112,22 @@ class ChainRun:
             self._keep(block)
         count = len(block.positions)
         self.done += count
-        self._mind_the_time(warming, (time.monotonic() - began) / count)
+        self._apply_time_limit(warming, (time.monotonic() - began) / count)
         if warming and self.done >= self.warmup:
             self.sampling_from = self.target.gradients
         if not warming and not self.finished and self.done >= end:
-            self._look()
+            self._check_convergence()
         self._keep_good()
         if self.largest_block < _BLOCK:  # positions are large
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
-        bar.update(self.done, self.warmup + self._wanted() * self.settings.thin, what)
+        bar.update(self.done, self.warmup + self._wanted() * self.thin, what)
 
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
-        """So many transitions; TimeIsUp if they do not end in time (the first ones of a warm-up may use all of it)."""
-        if self.time is not None:
+        """So many transitions; TimeIsUp if they do not end in time (the first of a warm-up may use all of it)."""
+        if self.deadline is not None:
             until = _WARMUP_SHARE if warmup is not None and self.done else 1.0
-            self.target.time = self.time.for_block(_BLOCK_SHARE, until=until)
+            self.target.time = self.deadline.part(_BLOCK_SHARE, until=until)
         try:
             self.state, block = self.kernel.advance(
                 self.target, self.state, count, generator=self.generator, warmup=warmup
@@ -138,51 +138,51 @@ class ChainRun:
 
     def _cut_short(self, warming: bool) -> None:
         """Give up the block under way: the warm-up ends here, or the run."""
-        assert self.time is not None
-        if self.time.left == 0:
+        assert self.deadline is not None
+        if self.deadline.left == 0:
             self._end_in_time()
         elif warming:
             self.warmup, self.sampling_from, self.block_size = self.done, self.target.gradients, 1
             self._keep_good()
 
     def _keep(self, block: Block) -> None:
-        first = -(self.done - self.warmup + 1) % self.settings.thin  # the last of every thin transitions is kept
-        positions = block.positions[first :: self.settings.thin]
+        first = -(self.done - self.warmup + 1) % self.thin  # the last of every thin transitions is kept
+        positions = block.positions[first :: self.thin]
         if not len(positions):
             return
         self.store.add(positions)
         self.monitored.append(self.monitor(positions))
-        self.values.append(block.values[first :: self.settings.thin])
-        for name, value in block.info.items():
-            self.info.setdefault(name, []).append(value[first :: self.settings.thin])
+        self.values.append(block.values[first :: self.thin])
+        for name, value in block.info.tensors().items():
+            self.info.setdefault(name, []).append(value[first :: self.thin])
 
     def _wanted(self) -> int:
-        """Draws of each chain to the next look at them, or to the end."""
+        """Draws of each chain until convergence is checked next, or until the end."""
         if self.settings.draws is not None:
             return self.settings.draws
         wanted = self.mixing.first
-        while wanted * self.settings.thin <= self.done - self.warmup and not self.finished:
+        while wanted * self.thin <= self.done - self.warmup and not self.finished:
             wanted *= 2
         return min(wanted, self.mixing.most)
 
-    def _look(self) -> None:
-        """Have the chains mixed? Stop if so, or where they have had their time."""
-        draws = (self.done - self.warmup) // self.settings.thin
+    def _check_convergence(self) -> None:
+        """Stop where the chains have mixed, or have all the draws they may have."""
+        draws = (self.done - self.warmup) // self.thin
         self.finished = self.settings.draws is not None or draws >= self.mixing.most
         self.converged = self._mixed()
         if self.settings.draws is None and self.converged:
             self.finished = True
 
-    def _mind_the_time(self, warming: bool, each: float) -> None:
-        """Shorten the warm-up, or end, where a limit of time demands it; ``each`` is what a transition took."""
-        if self.time is None:
+    def _apply_time_limit(self, warming: bool, each: float) -> None:
+        """Shorten the warm-up, or end the run, where the time limit demands it; a transition took ``each`` seconds."""
+        if self.deadline is None:
             return
-        planned = max(1, int(_BLOCK_SHARE * self.time.left / max(each, 1e-9)))
+        planned = max(1, int(_BLOCK_SHARE * self.deadline.left / max(each, 1e-9)))
         self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if warming:
-            possible = self.time.possible(self.done, _WARMUP_SHARE)
+            possible = self.deadline.steps_left(self.done, until=_WARMUP_SHARE)
             self.warmup = self._asked if possible is None else min(self._asked, self.done + possible)
-        if self.time.left == 0:
+        if self.deadline.left == 0:
             self._end_in_time()
 
     def _end_in_time(self) -> None:
@@ -191,20 +191,20 @@ class ChainRun:
             self.converged = self._mixed()
 
     def _mixed(self) -> bool | None:
-        return self.mixing.reached(mixing_terms(torch.cat(self.monitored).transpose(0, 1)), self.settings.draws)
+        return self.mixing.reached(convergence_terms(torch.cat(self.monitored).transpose(0, 1)), self.settings.draws)
 
     def _check_finite(self, positions: Tensor) -> None:
         if not torch.isfinite(positions).all():
             raise Diverged(
-                f"A chain left the finite numbers after {self.done} transitions. Standardise the data, check the log "
-                f"density for infinite gradients, or set a smaller step_size."
+                f"The position of a chain became NaN or infinite after {self.done} transitions. Standardise the data, "
+                f"check the log density for infinite gradients, or set a smaller step_size."
             )
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def _keep_good(self) -> None:
         self._good = (
-            {name: value.clone() for name, value in self.state.items()},
+            self.state,
             self.generator.get_state(),
             random_state(),
             (self.target.gradients, self.target.function.calls, self.target.function.direct),
@@ -214,8 +214,7 @@ class ChainRun:
 
     def restore_good(self) -> None:
         """Go back to the end of the last whole block."""
-        state, generator, own, gradients, progress, (lists, seen) = self._good
-        self.state = {name: value.clone() for name, value in state.items()}
+        self.state, generator, own, gradients, progress, (lists, seen) = self._good
         self.generator.set_state(generator)
         restore_random_state(own)
         self._restore_counts(gradients)
@@ -235,7 +234,7 @@ class ChainRun:
             "warmup": self.warmup, "timed": self.timed,
             "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
         }  # fmt: skip
-        tensors = {f"state.{name}": value for name, value in self.state.items()}
+        tensors = state_tensors(self.state, "state.")
         tensors |= {f"random.{name}": value for name, value in random_state().items()}
         tensors |= {"generator": self.generator.get_state(), "draws": self.store.draws}
         lists = {"monitored": self.monitored, "values": self.values, **{f"info.{k}": v for k, v in self.info.items()}}
@@ -250,14 +249,13 @@ class ChainRun:
         content, tensors = saved
         draws = tensors.pop("draws")
         tensors = {name: value.clone() for name, value in tensors.items()}  # else they hold on to the file in memory
-        self.time = ChainTime.within_limit()
+        self.deadline = Deadline.within_limit()
         self.generator = generator_for(self.seed, "transitions", device=start.device)
         self.generator.set_state(tensors["generator"])
         self._make_store(start)
         self.store.restore(draws, *content["store"])
-        self.state = {
-            k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")
-        }
+        state = {k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")}
+        self.state = restored_state(self.kernel.state_type, state)
         restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from = content["sampling_from"]
@@ -273,19 +271,19 @@ class ChainRun:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def result(self, interrupted: bool, seconds: float) -> ChainResult:
-        """What there is."""
-        if not self.store.kept:  # stopped before the first draw: where the chains are now
-            position = self.state["position"].unsqueeze(0)
+        """The draws so far, and how the run went."""
+        if not self.store.kept:  # stopped before the first draw: the present positions
+            position = self.state.position.unsqueeze(0)
             self.store.add(position)
             self.monitored, self.values = [self.monitor(position)], [self.target.value(position[0]).unsqueeze(0)]
             self.info = {}
         monitored = torch.cat(self.monitored).transpose(0, 1)
         info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}
-        terms = {**mixing_terms(monitored), **info_terms(info), **self.kernel.tuned(self.state)}
+        terms = {**convergence_terms(monitored), **info_terms(info), **self.kernel.tuned(self.state)}
         terms["gradients"] = float(self.target.gradients)
         known = {name: value for name, value in terms.items() if math.isfinite(value)}
         transitions = max(0, self.done - self.warmup)
-        stride = self.store.stride  # memory may have let go of all but every stride-th draw
+        stride = self.store.stride  # of the draws, where memory was short
         if stride > 1:
             known["kept_every"] = float(stride)
         return ChainResult(

@@ -1,51 +1,92 @@
-"""How chains are run, whatever moves them."""
+"""How chains are run, whatever the sampler, and what a run leaves behind."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from knowable.core.chains.draw_store import STORES
-from knowable.core.chains.kernel import State
+from knowable.core.chains.draw_store import DTYPES
 from knowable.core.posterior.diagnostics import NOT_BAYES
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.predicting import parse_memory
-from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.errors import InvalidType
 
 STARTS = ("ensemble", "map", "prior", "network")
 
 
-@dataclass(frozen=True)
-class Sampling:
+@dataclass(frozen=True, kw_only=True)
+class ChainStorage:
+    """How the draws of chains are kept.
+
+    Args:
+        thin: Keep every ``thin``-th transition.
+        dtype: Number format of the draws kept: ``"same"`` as the network, ``"float32"`` or ``"bfloat16"``.
+        max_memory: Most memory that draws may take, in bytes or as text (``"1GB"``); where more draws come, every
+            second one is dropped.
+        file: A file on disk that holds the draws instead of memory; its size is not limited.
+
+    Example:
+        >>> import knowable as kn
+        >>> kn.NUTS(storage=kn.ChainStorage(thin=2, dtype="bfloat16"))
+        NUTS(storage=ChainStorage(thin=2, dtype='bfloat16'))
+    """
+
+    thin: int = 1
+    dtype: str = "same"
+    max_memory: int | str = "1GB"
+    file: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_count("thin", self.thin)
+        check_choice("dtype", self.dtype, DTYPES)
+        parse_memory(self.max_memory)
+        if self.file is not None and not isinstance(self.file, str | os.PathLike):
+            raise InvalidType(f"file must be the name of a file, got {self.file!r}.")
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Most bytes of memory for the draws; None where a file holds them."""
+        return None if self.file is not None else parse_memory(self.max_memory)
+
+    def __repr__(self) -> str:
+        """The settings that differ from the defaults."""
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"ChainStorage({', '.join(changed)})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ChainSettings:
     """How chains are run. Every default works; change what you must.
 
     Args:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is the sampler's own.
-        thin: Keep every that-many-th transition.
         start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network: Sommer et al.,
             2025), ``"map"`` (all at one trained network), ``"prior"`` (draws from the prior), ``"network"`` (the
             network's own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
-        store: What draws are kept as: ``"same"`` as the network, ``"float32"`` or ``"bfloat16"``.
-        max_memory: The most that kept draws may take, in bytes or as text (``"1GB"``); where it does not suffice,
-            every second draw is let go.
-        spill: A file on disk to hold the draws instead of memory.
+        storage: How draws are kept: thinning, number format, memory, a file on disk.
     """
 
     chains: int = 16
     draws: int | None = None
     warmup: int | None = None
-    thin: int = 1
     start: str | Posterior = "ensemble"
     temperature: float = 1.0
-    store: str = "same"
-    max_memory: int | str = "1GB"
-    spill: str | os.PathLike[str] | None = None
+    storage: ChainStorage = ChainStorage()
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "thin": "storage=kn.ChainStorage(thin=...)",
+        "store": "storage=kn.ChainStorage(dtype=...)",
+        "max_memory": "storage=kn.ChainStorage(max_memory=...)",
+        "spill": "storage=kn.ChainStorage(file=...)",
+    }
 
     def __post_init__(self) -> None:
         check_count("chains", self.chains)
@@ -53,7 +94,6 @@ class Sampling:
             check_count("draws", self.draws)
         if self.warmup is not None:
             check_count("warmup", self.warmup, at_least=0)
-        check_count("thin", self.thin)
         if not isinstance(self.start, Posterior):
             if not isinstance(self.start, str):
                 raise InvalidType(
@@ -61,10 +101,7 @@ class Sampling:
                 )
             check_choice("start", self.start, STARTS)
         check_number("temperature", self.temperature, above=0)
-        check_choice("store", self.store, STORES)
-        parse_memory(self.max_memory)
-        if self.spill is not None and not isinstance(self.spill, str | os.PathLike):
-            raise InvalidType(f"spill must be the name of a file, got {self.spill!r}.")
+        check_type("storage", self.storage, ChainStorage, "kn.ChainStorage(...)")
 
     def temperature_note(self) -> tuple[str, ...]:
         """What a report says where the target is not Bayes."""
@@ -73,9 +110,10 @@ class Sampling:
         return (f"temperature={self.temperature:g}: {NOT_BAYES} (temperature=1 is).",)
 
 
-# --- What a run of chains leaves behind, and when its chains count as mixed ------------------------------------------
+# --- when chains count as mixed, and what a run leaves behind -------------------------------------------------------
 
-FEW = 100  # draws of a chain: where the user asks for fewer, nothing is said of mixing
+
+FEW = 100  # draws of a chain: where the user asks for fewer, convergence is not judged
 
 
 @dataclass(frozen=True)
@@ -85,8 +123,8 @@ class Mixing:
     Attributes:
         rhat: Largest R-hat allowed.
         ess: Least bulk and tail effective sample size, over all chains.
-        first: Draws of each chain before the first look; the next looks are at twice as many each time.
-        most: Draws of each chain after which it gives up.
+        first: Draws of each chain before R-hat is computed first; then at twice as many each time.
+        most: Draws of each chain after which the run ends, mixed or not.
     """
 
     rhat: float = 1.01
@@ -95,9 +133,9 @@ class Mixing:
     most: int = 8000
 
     def reached(self, found: dict[str, float], draws: int | None) -> bool | None:
-        """Whether this is what was ``found``; None if there are too few draws to tell.
+        """Whether chains with this R-hat and these effective sample sizes have mixed; None: too few draws to tell.
 
-        Where so many ``draws`` were asked for, only what is clearly wrong is said.
+        Where the user asked for a number of ``draws``, the thresholds are laxer.
         """
         if found["rhat"] != found["rhat"] or (draws or FEW) < FEW:
             return None
@@ -113,13 +151,13 @@ class ChainResult:
 
     Attributes:
         draws: ``(chains, draws, D)``.
-        monitored: The watched quantities of every transition that was to be kept, ``(chains, n, M)``.
+        monitored: The monitored quantities of every transition that was to be kept, ``(chains, n, M)``.
         values: Log densities of the draws, ``(chains, draws)``.
-        info: What the kernel said of them, ``(chains, draws)``.
+        info: Acceptance, divergences, energies and steps of the transitions to them, ``(chains, draws)``.
         terms: Numbers for the report.
         state: The kernel's last state.
         converged: Whether the chains have mixed; None where there are too few draws to tell.
-        out_of_time: Whether a limit of time ended the run.
+        out_of_time: Whether a time limit ended the run.
     """
 
     draws: Tensor
@@ -127,7 +165,7 @@ class ChainResult:
     values: Tensor
     info: dict[str, Tensor]
     terms: dict[str, float]
-    state: State
+    state: Any
     converged: bool | None
     interrupted: bool
     message: str
@@ -136,7 +174,7 @@ class ChainResult:
 
 
 def info_terms(info: dict[str, Tensor]) -> dict[str, float]:
-    """Numbers for the report, of what the kernel said of each draw ``(chains, draws)``."""
+    """Numbers for the report: acceptance rate, divergences, gradients of a transition, E-BFMI."""
     terms = {}
     if "acceptance" in info:
         terms["acceptance"] = info["acceptance"].double().mean().item()

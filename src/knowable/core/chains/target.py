@@ -20,7 +20,7 @@ from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.predicting import bytes_per_row
-from knowable.core.support.time_limit import BlockTime
+from knowable.core.support.time_limit import Deadline
 from knowable.errors import InvalidArgument
 
 Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
@@ -38,7 +38,7 @@ class Target(ABC):
         layout: How a flat position is cut into parameters.
         temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
         gradients: How many gradients were taken so far, each chain's counted.
-        time: Time limit of the current block of transitions, or None.
+        time: Deadline of the block of transitions under way; None without a limit.
         step_graphs: Compiled steps of kernels, by the step's function, kept for their next block of transitions.
     """
 
@@ -47,7 +47,7 @@ class Target(ABC):
         self.layout = layout
         self.temperature: float | Tensor = temperature
         self.gradients = 0
-        self.time: BlockTime | None = None
+        self.time: Deadline | None = None
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""

@@ -1,11 +1,11 @@
-"""Data at the door: whatever the user has becomes checked tensors, or a loader whose size is known.
+"""The user's data as checked tensors, or as a loader whose size is known.
 
 In-memory data is batched by index: one permutation an epoch and one ``index_select`` a batch, without a DataLoader's
 overhead. The order of an epoch depends only on the seed and the epoch's number, so that a resumed fit sees the same
 batches.
 
-Rows may have weights. A batch is then ``(x, y, weights)`` and not ``(x, y)``: what does not know of weights fails on
-it, and cannot leave them out unnoticed.
+Rows may have weights. A batch is then ``(x, y, weights)`` and not ``(x, y)``: code that does not support weights fails
+to unpack it instead of silently ignoring them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CHUNK = 4096  # rows per batch where no gradient is needed
 class Data:
     """A data set of known size N.
 
-    Wrap a loader in it when its size cannot be asked of it: ``Data(loader, size=10_000)``. Wrap tensors in it to give
-    rows weights: ``Data((x, y), size=len(x), weights=w)``.
+    Wrap a loader that has no length: ``Data(loader, size=10_000)``. Wrap tensors to give rows weights:
+    ``Data((x, y), size=len(x), weights=w)``.
 
     Attributes:
         source: ``(x, y)`` tensors in memory, or a DataLoader.
         size: Number of examples N.
         weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
-            weight 2 is worth two rows. Only for data in memory. Where several networks are trained side by side, each
+            weight 2 counts as two rows. Only for data in memory. Where several networks are trained side by side, each
             may have its own: ``(N, members)``.
     """
 
@@ -96,7 +96,7 @@ class Data:
             return sum(1 for _ in self.source)
 
     def __iter__(self) -> Iterator[Batch]:
-        """All rows once, in order, in batches large enough to be quick."""
+        """All rows once, in order, in large batches."""
         if not self.in_memory:
             whole = self.source.whole() if isinstance(self.source, _Checked) else self.source
             yield from map(_pair, whole)
@@ -123,7 +123,7 @@ class _Checked:
         return len(self.loader)
 
     def whole(self) -> Iterator[Batch]:
-        """Every row once: without the shuffling and the dropped last batch that suit training."""
+        """Every row once, in order: without shuffling and without dropping the last batch."""
         loader = self.loader
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             rows = sorted(_sampler_of(loader))
@@ -159,8 +159,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):
         raise InvalidArgument(
-            f"{name} is an IterableDataset, whose number of rows is unknown. Pass Data(DataLoader(...), size=N), for "
-            f"the posterior depends on N."
+            f"{name} is an IterableDataset, whose number of rows is unknown, and the posterior "
+            f"depends on it. Pass Data(DataLoader(...), size=N)."
         )
     if isinstance(data, Dataset):
         if len(data) == 0:  # type: ignore[arg-type]
@@ -205,8 +205,8 @@ def _size_of(loader: DataLoader, name: str) -> int:
         size = len(_sampler_of(loader))
     except TypeError:
         raise InvalidArgument(
-            f"{name} is a loader whose number of rows is unknown. Pass Data(loader, size=N), for the posterior depends "
-            f"on N."
+            f"{name} is a loader whose number of rows is unknown, and the posterior depends on it. "
+            f"Pass Data(loader, size=N)."
         ) from None
     if size == 0:
         raise InvalidData(f"{name} is empty: its dataset has no rows.")
@@ -214,7 +214,7 @@ def _size_of(loader: DataLoader, name: str) -> int:
 
 
 def _sampler_of(loader: DataLoader) -> Any:
-    """What chooses the rows of a loader: its sampler, or that of its batch sampler."""
+    """The sampler of a loader, or that of its batch sampler."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
@@ -243,7 +243,7 @@ def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tenso
 
 
 def _cast(x: Tensor, model: Model) -> Tensor:
-    """Numbers take the model's dtype. Whole numbers stay whole if the network takes them (embeddings), else too."""
+    """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings)."""
     x = x.to(model.device)
     if not x.is_floating_point():
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import JointNormal
-from knowable.core.network.params import Layout, Params, joined_params
+from knowable.core.network.params import Layout, Params, joined_params, pack, unpack
 from knowable.errors import InvalidArgument, Unsupported
 
 
@@ -212,20 +212,3 @@ def _squared_overlap(own: Tensor | None, other: Tensor | None, values: Tensor) -
     overlap = other if own is None else own.mT if other is None else own.mT @ other
     assert overlap is not None
     return overlap.square().mT @ values
-
-
-def pack(params: Params, names: tuple[str, ...], shapes: tuple[torch.Size, ...], out: int) -> Tensor:
-    """Parameters as matrices ``(..., out, in)``: the first one reshaped, a second one (the bias) as the last column."""
-    first = params[names[0]]
-    lead = first.shape[: first.dim() - len(shapes[0])]
-    matrix = first.reshape(*lead, out, shapes[0].numel() // out)
-    return matrix if len(names) == 1 else torch.cat([matrix, params[names[1]].unsqueeze(-1)], dim=-1)
-
-
-def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...]) -> Params:
-    """The inverse of :func:`pack`."""
-    lead = matrix.shape[:-2]
-    if len(names) == 1:
-        return {names[0]: matrix.reshape((*lead, *shapes[0]))}
-    weight, bias = matrix[..., :-1], matrix[..., -1]
-    return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}

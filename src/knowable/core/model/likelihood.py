@@ -81,6 +81,6 @@ class Likelihood(ABC):
     def information(self, output: Tensor, params: Params) -> OutputInformation:
         """The Fisher information of each row's target in its outputs ``(batch, ...)``."""
         raise Unsupported(
-            f"{type(self).__name__} does not say how curved it is in the network's outputs. Define its information(), "
-            f"or use curvature='empirical_fisher' or 'hessian'."
+            f"{type(self).__name__} does not implement information(), the Fisher information in the network's outputs, "
+            f"which curvature='ggn' needs. Define it, or use curvature='empirical_fisher' or 'hessian'."
         )

@@ -75,13 +75,13 @@ class Model:
         random_names = select_names("random", random, names, net) - self.frozen_names
         self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
         if not self.random_names:
-            raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen ones are set aside.")
+            raise InvalidArgument(f"random={random!r} leaves no parameter random once the frozen are excluded.")
         points = [name for name in self.point_names if name not in self._hyperparams]
         stuck = [name for name in self.binary_names if name in points]
         if stuck:
             raise Unsupported(
-                f"{stuck[0]!r} has a prior over 0 and 1, so it cannot be a point estimate: a gradient leads nowhere. "
-                f"Make it random, or freeze it."
+                f"{stuck[0]!r} has a discrete (0/1) prior and cannot be trained by gradient as a point estimate. "
+                f"Make it random or freeze it."
             )
         if points and self.prior.prior_of(points[0]) is None:
             raise Unsupported(
@@ -151,10 +151,10 @@ class Model:
         moved._buffers = {**self._buffers, **{k: v.detach().clone() for k, v in (buffers or {}).items()}}
         return moved
 
-    def given(self, points: Params, buffers: Buffers | None = None) -> Model:
-        """The same model once some of its parameters are known: they are frozen at these values.
+    def with_fixed(self, points: Params, buffers: Buffers | None = None) -> Model:
+        """The same model with some of its parameters frozen at the values in ``points``.
 
-        It is how the random parameters are fitted again and again around the same point estimates.
+        With it the random parameters are fitted several times around the same point estimates.
         """
         if not points and buffers is None:
             return self
@@ -166,10 +166,12 @@ class Model:
         known.network = Network(self.net, known.frozen_names, known._frozen_values)
         return known
 
-    def believing(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
-        """The same model under other ``priors`` on the parameters named, with these alone of its own ``random``.
+    def with_priors(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
+        """The same model with other priors on some parameters, and with fewer of its parameters random.
 
-        All other parameters that are not frozen become point estimates, under the prior that they had.
+        Args:
+            priors: New priors by parameter name; all other parameters keep theirs.
+            random: Names of the parameters that stay random. All others that are not frozen become point estimates.
         """
         if not isinstance(self.prior, PriorByName):
             raise Unsupported(
@@ -208,7 +210,7 @@ class Model:
         }
 
     def log_likelihood(self, params: Params, x: Tensor, y: Tensor, *, buffers: Buffers | None = None) -> Tensor:
-        """Log p(y | x, θ) per example, ``(batch,)``, for one draw of parameters; the network is in evaluation mode."""
+        """The log likelihood per example, ``(batch,)``, for one draw of parameters, in evaluation mode."""
         self.check_params(params)
         x, y = torch.as_tensor(x, device=self.device), torch.as_tensor(y, device=self.device)
         output = self.forward(
@@ -219,7 +221,7 @@ class Model:
         return self.score(output, self.likelihood.align(y, output), params)
 
     def check_params(self, params: Params) -> None:
-        """Refuse parameters that lack one of the model's, have one it does not, or have one of another shape."""
+        """Refuse ``params`` with missing names, unknown names or wrong shapes."""
         lacking = [name for name in self._start if name not in params]
         strange = [name for name in params if name not in self._start]
         if lacking or strange:
@@ -234,11 +236,11 @@ class Model:
                 )
 
     def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log p(y | output, θ) per example, for an output already computed and a target already aligned with it."""
+        """The log likelihood per example, for an output already computed and a target already aligned with it."""
         return self.likelihood.log_prob(output, y, self.likelihood_params(params))
 
     def log_prior(self, params: Params) -> Tensor:
-        """Log p(θ) of one draw of parameters."""
+        """The log prior density log p(θ) of one draw of parameters."""
         return self.prior.log_prob(params)
 
     def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int) -> Tensor:

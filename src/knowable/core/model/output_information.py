@@ -61,7 +61,7 @@ class OutputInformation(ABC):
             unit = torch.zeros_like(like)
             unit.flatten(1)[:, number] = 1.0
             column = self.root(unit)
-            if column.any():  # outputs without information have nothing to say
+            if column.any():  # outputs without information have a zero column
                 yield column
 
 
@@ -124,17 +124,17 @@ class SoftmaxInformation(OutputInformation):
         return self.probs.shape
 
     def root(self, values: Tensor) -> Tensor:
-        """√p v - p (√p · v)."""
+        """The product √p v - p (√p · v)."""
         scaled = self.probs.sqrt() * values
         return scaled - self.probs * scaled.sum(1, keepdim=True)
 
     def times(self, values: Tensor) -> Tensor:
-        """P v - p (p · v)."""
+        """The product p v - p (p · v)."""
         scaled = self.probs * values
         return scaled - self.probs * scaled.sum(1, keepdim=True)
 
     def diagonal(self) -> Tensor:
-        """P (1 - p)."""
+        """Variances p (1 - p)."""
         return self.probs * (1.0 - self.probs)
 
     def couples_only(self, dim: int) -> bool:
@@ -144,7 +144,7 @@ class SoftmaxInformation(OutputInformation):
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         r"""One column less than there are classes, at every position: the probabilities sum up to one.
 
-        The columns of S H, with the reflection H that takes :math:`\sqrt p`, of which S makes nothing, to the last
+        The columns of S H, with the reflection H that takes :math:`\sqrt p`, which S maps to zero, to the last
         class: :math:`S (e_j - e_C \sqrt{p_j} / (1 + \sqrt{p_C}))`.
         """
         if self.shape[1:].numel() > most:
@@ -180,11 +180,11 @@ class EmpiricalInformation(OutputInformation):
         return self.gradient.shape
 
     def root(self, values: Tensor) -> Tensor:
-        """R times the first entry of ``values``: S has one column."""
+        """The gradient r times the first entry of ``values``: S has one column."""
         return self.gradient * values.flatten(1)[:, 0].view(-1, *(1,) * (values.dim() - 1))
 
     def times(self, values: Tensor) -> Tensor:
-        """R (r · v)."""
+        """The product r (r · v)."""
         product = (self.gradient * values).flatten(1).sum(1)
         return self.gradient * product.view(-1, *(1,) * (values.dim() - 1))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Layout, Params, without_prefix
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class PriorByName(JointPrior):
                 self._glob_of[name] = glob
                 return
         raise InvalidArgument(
-            f"prior gives nothing for parameter {name!r}: add a glob that matches it, or '*' for all the others."
+            f"prior has no entry for parameter {name!r}: add a glob that matches it, or '*' for all other parameters."
         )
 
     def _make_hyperparams(self, params: Params) -> Params:
@@ -188,8 +188,7 @@ class PriorByName(JointPrior):
         return prior.bind(self._own_hyperparams(name, params)) if self._hyperparams else prior
 
     def _own_hyperparams(self, name: str, params: Params) -> Params:
-        prefix = self._hyper_prefix(name)
-        return {key[len(prefix) :]: value for key, value in params.items() if key.startswith(prefix)}
+        return without_prefix(self._hyper_prefix(name), params)
 
     def log_prob(self, params: Params) -> Tensor:
         """Sum of the log densities of all parameters and of the hyperparameters."""

@@ -1,4 +1,4 @@
-"""Gates: parameters that leave a unit in the network or take it out."""
+"""Gates: 0/1 parameters that keep or remove a unit of a network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from knowable.errors import InvalidArgument, InvalidType
 
 
 class Gates(nn.Module):
-    r"""A layer that multiplies its input, unit by unit, with the parameter ``gate``: :math:`h_j \mapsto z_j h_j`.
+    r"""A layer that multiplies each unit of its input by its parameter ``gate``: :math:`h_j \mapsto z_j h_j`.
 
-    All gates are open (1) at first, which changes nothing. With a prior over 0 and 1 on them
-    (``{"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)}``) they become a posterior over which units there are.
+    All gates are initially open (1), which is the identity. With a prior over 0 and 1
+    (``{"*.gate": kn.BernoulliPrior(0.5), "*": kn.Normal(1.0)}``) their posterior says which units the network needs.
 
     Args:
-        units: How many gates; 1 is a gate on everything that passes.
-        dim: The dimension of the input along which the units lie: 1 for features and channels, -1 for tokens' features.
+        units: Number of gates; 1 is a single gate on the whole input.
+        dim: The dimension of the units: 1 for features and channels, -1 for features of tokens.
 
     Example:
         >>> Gates(3)(torch.ones(2, 3)).shape
@@ -36,7 +36,7 @@ class Gates(nn.Module):
         self.gate = nn.Parameter(torch.ones(units))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, with what is behind closed gates set to zero."""
+        """The input, zero where gates are closed."""
         shape = [1] * x.dim()
         shape[self.dim] = self.units
         return x * self.gate.view(shape)
@@ -56,8 +56,8 @@ def gated(net: nn.Module, where: str | Iterable[str], *, per: str = "unit", dim:
         net: Any network; it is not changed.
         where: Paths or globs of modules (``"0"``, ``"blocks.*.conv"``), as in ``net.named_modules()``.
         per: ``"unit"``: a gate for each output feature of a linear layer or channel of a convolution. ``"layer"``: one
-            for all that the module gives out, whatever module it is.
-        dim: See :class:`Gates`.
+            gate on the whole output, of any module.
+        dim: The dimension of the units in the output: 1 for features and channels, -1 for features of tokens.
 
     Example:
         >>> net = gated(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), "0")
@@ -89,7 +89,7 @@ def _paths(net: nn.Module, where: str | Iterable[str]) -> list[str]:
         found += [path for path in matching if path not in found]
     inside = [path for path in found if any(path.startswith(f"{other}.") for other in found)]
     if inside:
-        raise InvalidArgument(f"where names {inside[0]!r} and a module around it: gates go behind one of them.")
+        raise InvalidArgument(f"where names {inside[0]!r} and also a module that contains it. Name only one of them.")
     return found
 
 
@@ -99,6 +99,6 @@ def _units(path: str, module: nn.Module) -> int:
     if isinstance(module, _ConvNd):
         return module.out_channels
     raise InvalidArgument(
-        f"where names {path!r}, a {type(module).__name__}, whose units are not known. Give per='layer', or put "
-        f"Gates(units) into the network."
+        f"where names {path!r}, a {type(module).__name__}; per='unit' supports linear layers and convolutions. Use "
+        f"per='layer', or put Gates(units) into the network."
     )

@@ -81,6 +81,23 @@ def number_of_draws(stack: Params) -> int:
     return next(iter(stack.values())).shape[0]
 
 
+def pack(params: Params, names: tuple[str, ...], shapes: tuple[torch.Size, ...], out: int) -> Tensor:
+    """Parameters as matrices ``(..., out, in)``: the first one reshaped, a second one (the bias) as the last column."""
+    first = params[names[0]]
+    lead = first.shape[: first.dim() - len(shapes[0])]
+    matrix = first.reshape(*lead, out, shapes[0].numel() // out)
+    return matrix if len(names) == 1 else torch.cat([matrix, params[names[1]].unsqueeze(-1)], dim=-1)
+
+
+def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...]) -> Params:
+    """The inverse of :func:`pack`."""
+    lead = matrix.shape[:-2]
+    if len(names) == 1:
+        return {names[0]: matrix.reshape((*lead, *shapes[0]))}
+    weight, bias = matrix[..., :-1], matrix[..., -1]
+    return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}
+
+
 def joined_params(parts: Iterable[Params]) -> Params:
     """One dict of the parameters of several disjoint ones."""
     return {name: value for part in parts for name, value in part.items()}

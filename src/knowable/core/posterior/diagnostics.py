@@ -1,4 +1,4 @@
-"""What a fit says about itself: its terms apart, whether it converged, and how long it took."""
+"""Diagnostics of a fit: named terms, history, whether it converged, how long it took."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 NOT_BAYES = "the target is not the Bayes posterior"
-"""What a note says of a fit that aimed at something else."""
+"""Words in the note of a fit whose target is not the Bayes posterior."""
 
 
 class LogEvidence(float):
-    """log p(D), or what is known of it.
-
-    A float that says what it is.
+    """The log evidence log p(D): a float with its kind and its Monte Carlo error.
 
     Attributes:
         kind: ``"exact"``, ``"bound"`` (the log evidence is at least this) or ``"estimate"``.
@@ -44,12 +42,12 @@ class Diagnostics(Mapping[str, float]):
         method: The method and its settings.
         terms: Named values at the end: expected log likelihood, KL, noise, ...
         history: Records through the fit.
-        converged: True, False, or None if it cannot be told.
+        converged: True, False, or None if it is unknown.
         interrupted: Whether the fit was stopped from the keyboard.
         message: One sentence on how the fit ended.
         seconds: Time taken.
-        notes: What the user should know: a target that is not Bayes, a divergence survived.
-        out_of_time: Whether a limit of time ended the fit, see :func:`~knowable.core.support.time_limit.time_limit`.
+        notes: Warnings for the user: a target that is not the Bayes posterior, a divergence that was recovered from.
+        out_of_time: Whether a time limit ended the fit, see :func:`~knowable.core.support.time_limit.time_limit`.
     """
 
     method: str = ""

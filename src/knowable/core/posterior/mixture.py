@@ -1,4 +1,4 @@
-"""A mixture of posteriors of the same model: an ensemble whose members know what they do not know."""
+"""A mixture of posteriors of the same model, such as an ensemble of Laplace or variational fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params, expand_params, with_prefix, without_prefix
-from knowable.core.posterior.particles import systematic_resample
+from knowable.core.posterior.particles import normalised_log_weights, systematic_indices
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_posterior, describe_posterior
 from knowable.core.prediction.prediction import Prediction
@@ -22,8 +22,8 @@ from knowable.errors import InvalidArgument
 class Mixture(Posterior):
     r"""Several posteriors with weights: :math:`q(\theta) = \sum_k w_k\, q_k(\theta)`.
 
-    A draw comes from a member that is drawn first. A prediction asks every member, in the member's own way and with its
-    own buffers, and mixes what they say.
+    A draw first chooses a member by its weight, then draws from it. A prediction is the mixture of the members'
+    predictions, each made in the member's own way and with its own buffers.
 
     Args:
         model: The model.
@@ -39,13 +39,8 @@ class Mixture(Posterior):
             raise InvalidArgument("members must be at least one posterior, got none.")
         super().__init__(model, **{"buffers": members[0].buffers, **common})
         self.members = [_of_model(member, model, self.points) for member in members]
-        if log_weights is None:
-            log_weights = torch.zeros(len(members), dtype=model.dtype, device=model.device)
-        if log_weights.shape != (len(members),) or not torch.isfinite(log_weights.logsumexp(0)):
-            raise InvalidArgument(
-                f"log_weights must be {len(members)} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
-            )
-        self.log_weights = log_weights.to(model.dtype).log_softmax(0)
+        log_weights = None if log_weights is None else log_weights.to(model.dtype)
+        self.log_weights = normalised_log_weights(log_weights, len(members), model)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -67,7 +62,7 @@ class Mixture(Posterior):
         return drawn
 
     def _draws_of(self, member: Posterior, n: int, generator: torch.Generator | None) -> Params:
-        """Draws of what the mixture holds as random; a member may hold some of it as points."""
+        """Draws of the mixture's random parameters, some of which may be point estimates in the member."""
         draws = {**expand_params(member.points, n), **member._sample_random(n, generator)}
         return {name: draws[name] for name in self._random_names}
 
@@ -112,12 +107,15 @@ class Mixture(Posterior):
     def _shares(self, samples: int, seed: int) -> tuple[list[int], Tensor]:
         """How many of the draws each member makes, and the members' log weights in the prediction.
 
-        All members are asked, equally often; where there are more members than draws, some are, by their weights.
+        All members make the same number of draws; where there are more members than draws, members are resampled by
+        their weights.
         """
         count = len(self)
         if count <= samples:
             return [samples // count + (k < samples % count) for k in range(count)], self.log_weights
-        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        chosen = systematic_indices(
+            self.weights, samples, torch.rand((), generator=generator_for(seed, "predict")).item()
+        )
         counts = torch.bincount(chosen, minlength=count)
         return counts.tolist(), (counts / samples).log().to(self.log_weights)
 

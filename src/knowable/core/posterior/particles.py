@@ -43,13 +43,7 @@ class Particles(Posterior):
         super().__init__(model, **common)
         self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
         count = number_of_draws(stack)
-        if log_weights is None:
-            log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
-        if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
-            raise InvalidArgument(
-                f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
-            )
-        self.log_weights = log_weights.log_softmax(0)
+        self.log_weights = normalised_log_weights(log_weights, count, model)
         self.buffer_stack = {name: value.detach() for name, value in (buffer_stack or {}).items()}
         if any(len(value) != count for value in self.buffer_stack.values()):
             raise InvalidArgument(f"buffer_stack must have a leading dimension of {count}, one entry for each atom.")
@@ -101,7 +95,9 @@ class Particles(Posterior):
         """Which atoms draws ``start`` to ``stop`` of a prediction are."""
         if len(self) <= samples:
             return torch.arange(start, stop, device=self.model.device)
-        chosen = systematic_resample(self.weights, samples, generator=generator_for(seed, "predict"))
+        chosen = systematic_indices(
+            self.weights, samples, torch.rand((), generator=generator_for(seed, "predict")).item()
+        )
         return chosen[start:stop].to(self.model.device)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -120,12 +116,23 @@ class Particles(Posterior):
         return super().__repr__().replace("Particles(", f"Particles({what}, ", 1)
 
 
-def systematic_resample(weights: Tensor, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draw n indices, on the CPU, in proportion to ``weights``: n evenly spaced points through their cumulative sum.
+def normalised_log_weights(log_weights: Tensor | None, count: int, model: Model) -> Tensor:
+    """Log weights ``(count,)`` that sum to one; equal ones if None are given."""
+    if log_weights is None:
+        log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
+    if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
+        raise InvalidArgument(
+            f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."
+        )
+    return log_weights.log_softmax(0)
 
-    An index with a share w of the total is drawn floor(n w) or ceil(n w) times.
+
+def systematic_indices(weights: Tensor, n: int, offset: float) -> Tensor:
+    """Systematic resampling (Kitagawa, 1996): n indices, in order and on the CPU, in proportion to ``weights``.
+
+    They are where n evenly spaced points, the first at ``offset`` / n, fall in the cumulative weights; an index with a
+    share w of the total is drawn floor(n w) or ceil(n w) times. ``offset`` is drawn uniformly from [0, 1).
     """
-    offset = torch.rand((), generator=generator, device="cpu" if generator is None else generator.device).item()
     points = (torch.arange(n, dtype=torch.float64) + offset) / n
     total = weights.double().cpu().cumsum(0)
     return torch.searchsorted(total / total[-1], points).clamp_max(len(weights) - 1)

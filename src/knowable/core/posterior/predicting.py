@@ -69,7 +69,7 @@ def predict_outputs(
 
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
-    """Refuse a cap on memory of which the outputs of so many draws alone would take more than half."""
+    """Refuse a ``memory`` limit of which the outputs of ``draws`` draws alone would take more than half."""
     _check_result(len(x) * draws * _Footprint.of(posterior, x).output, draws, len(x), memory)
 
 
@@ -105,7 +105,7 @@ def _drawn(posterior: Posterior, start: int, stop: int, samples: int, seed: int)
 
 
 class _Budget:
-    """How a prediction is cut so that it stays within its memory."""
+    """Sizes of the blocks of draws and of rows with which a prediction stays within its memory limit."""
 
     def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
         footprint = _Footprint.of(posterior, x)
@@ -123,7 +123,7 @@ class _Budget:
 
 
 class _Footprint:
-    """Bytes one row and one draw take: the output, everything computed on the way, and the weights."""
+    """Bytes per row and draw: the output, all activations, and the weights."""
 
     def __init__(self, output: int, working: int, draw: int, parameters: int):
         self.output, self.working, self.draw, self.parameters = output, working, draw, parameters
@@ -143,7 +143,7 @@ class _Footprint:
 
 
 def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
-    """Bytes that one row takes on its way through the network, all that is computed counted."""
+    """Bytes of all activations of one row in a forward pass."""
     params = model.network_params(model.params())
     with _CountBytes() as counted, torch.no_grad():
         model.network(params, x[:2], buffers=buffers)
@@ -151,7 +151,7 @@ def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
 
 
 class _CountBytes(TorchDispatchMode):
-    """Adds up the size of everything new that operations return: an upper bound of what is alive at once."""
+    """Adds up the sizes of all tensors that operations allocate: an upper bound of the peak memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,8 +21,8 @@ class ProductPosterior(Posterior):
 
     Args:
         model: The model.
-        parts: Posteriors of this model that say something of some of its random parameters only; together they hold
-            every random parameter once. Point estimates and buffers are the product's, not theirs.
+        parts: Posteriors of this model over disjoint groups of its random parameters; together they hold every random
+            parameter once. Point estimates and buffers belong to the product, not to its parts.
         common: See :class:`Posterior`.
     """
 

@@ -1,4 +1,4 @@
-"""A predictive distribution in other units: y = shift + scale · y', exactly."""
+"""The distributions that a regression prediction mixes: normal components, and any components in other units."""
 
 from __future__ import annotations
 

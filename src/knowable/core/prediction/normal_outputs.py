@@ -33,8 +33,8 @@ class NormalOutputs:
     def of_moments(cls, mean: Tensor, covariance: Tensor, noise: Tensor) -> NormalOutputs:
         """From means ``(batch, ...)``, covariances and standard normal ``noise`` ``(K, outputs)``.
 
-        All rows use the same noise: a row's draws do not depend on which rows stand beside it. They are draws of the
-        row's own distribution; how rows go together they do not show.
+        All rows use the same noise, so that a row's draws do not depend on the other rows. They have each row's own
+        distribution, but not the correlations between rows.
         """
         root = root_of(covariance)
         draws = mean + torch.einsum("boi,ki->kbo", root, noise).view(len(noise), *mean.shape)

@@ -22,7 +22,7 @@ from knowable.errors import InvalidData, Unsupported
 
 
 class Prediction(ABC):
-    """What is known about the outcome at each input.
+    """The predictive distribution of the outcome at each input.
 
     Attributes:
         samples: What each posterior draw predicts, ``(K, batch, ...)``: the expected outcome (regression) or the class

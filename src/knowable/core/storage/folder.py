@@ -56,9 +56,9 @@ def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any]
         try:
             return _read_content(folder, kind, body)
         except (OSError, DamagedArtifact):
-            if _read_manifest(folder) == body:  # else somebody saved anew while we were reading: read again
+            if _read_manifest(folder) == body:  # else another process saved while we were reading: read again
                 raise
-    raise DamagedArtifact(f"{folder} is being rewritten all the time.")
+    raise DamagedArtifact(f"{folder} was rewritten by another process during every attempt to read it.")
 
 
 def _read_content(folder: Path, kind: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -130,7 +130,7 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _each_in_its_own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU; only those that share memory with another are copied, for draws are large."""
+    """Contiguous tensors on the CPU; tensors are copied only if they share memory, since draws are large."""
     found, taken = {}, set()
     for name, value in tensors.items():
         here = value.detach().cpu().contiguous()
@@ -198,7 +198,7 @@ def _flush(path: Path) -> None:
 
 
 def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
-    """A hash of the shapes and of evenly spaced rows: enough to notice that the data is not the same."""
+    """A hash of the shapes and of evenly spaced rows, which tells data sets apart."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,8 +1,9 @@
-"""Figures that look alike and touch nothing global: no pyplot, no backend, no settings left behind."""
+"""The style and palette of all figures. Nothing global is touched: no pyplot, no backend, no settings left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from knowable.errors import MissingExtra
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, BAND = "#1a1a1a", "#595959", "#d9d9d9", "#e6eef5"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#333333", "#b3589a")  # Okabe and Ito
-_RC = {
+RC = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.labelsize": 9,
@@ -34,14 +35,15 @@ _RC = {
     "figure.facecolor": "white",
     "figure.dpi": 110,
     "savefig.dpi": 160,
-    "text.parse_math": False,
+    "text.parse_math": False,  # a "$" in a label is a "$"
     "path.simplify": True,
     "agg.path.chunksize": 20_000,
 }
 
 
-def new_figure(width: float, height: float, draw: Callable[[Figure], None]) -> Figure:
-    """A matplotlib figure of so many inches, with what ``draw`` puts on it.
+@contextmanager
+def figure_style(**changes: Any) -> Iterator[None]:
+    """Draw in the house style, whatever the user's settings are; ``changes`` are further rc parameters.
 
     Raises:
         MissingExtra: If matplotlib is not installed.
@@ -50,11 +52,20 @@ def new_figure(width: float, height: float, draw: Callable[[Figure], None]) -> F
         import matplotlib
     except ImportError:
         raise MissingExtra("Plots need matplotlib, which is not installed. Run: pip install knowable[report]") from None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg", **changes}):
+        yield
 
-    settings: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "agg"}
-    with matplotlib.rc_context(settings):
+
+def new_figure(width: float, height: float, draw: Callable[[Figure], None]) -> Figure:
+    """A matplotlib figure of ``width`` by ``height`` inches, filled by ``draw``.
+
+    Raises:
+        MissingExtra: If matplotlib is not installed.
+    """
+    with figure_style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)

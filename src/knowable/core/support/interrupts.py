@@ -1,8 +1,8 @@
-"""Ctrl-C that is also noted down, in case nobody hears it.
+"""Ctrl-C that cannot get lost.
 
-Python raises ``KeyboardInterrupt`` wherever the program happens to be. In a finaliser or a callback from compiled code
-it is only printed and forgotten, and a fit would go on as if nobody had asked. So it is also noted down, and a loop
-looks at the note each time round.
+Python raises ``KeyboardInterrupt`` wherever the program happens to be. In a finaliser, or in a callback from compiled
+code, the exception is only printed and the program goes on. So it is also noted, and a loop raises it again each time
+round.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from types import FrameType
 
 
 @contextmanager
-def noted_interrupts() -> Iterator[Callable[[], None]]:
-    """Within, call what this gives to raise ``KeyboardInterrupt`` if there was one that went nowhere.
+def deferred_interrupts() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises ``KeyboardInterrupt`` if there was a Ctrl-C which Python swallowed.
 
     Other handlers than Python's own, and other threads than the main one, are left as they are.
     """
-    asked = False
+    interrupted = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         signal.default_int_handler(number, frame)
 
-    def look() -> None:
-        if asked:
+    def raise_if_interrupted() -> None:
+        if interrupted:
             raise KeyboardInterrupt
 
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield look
+        yield raise_if_interrupted
         return
     signal.signal(signal.SIGINT, note)
     try:
-        yield look
+        yield raise_if_interrupted
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

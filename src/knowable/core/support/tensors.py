@@ -22,9 +22,11 @@ def to_tensor(value: Any, name: str) -> Tensor:
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            raise TypeError(f"it holds {_kind(array)}, not numbers")
+            raise TypeError(f"it holds {_kind(array)}, not numbers (encode labels as whole numbers)")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
         return torch.as_tensor(array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidType(
             f"{name} must be a tensor, an array or a data frame of numbers, got {type(value).__name__}: {error}."
         ) from None

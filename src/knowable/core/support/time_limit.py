@@ -1,13 +1,12 @@
-"""A limit on the time that fits take, minded by the two loops.
+"""A limit on the time that fits take, which the training loop and the chain loop keep.
 
-``time_limit`` sets it for everything fitted inside. The training loop judges by the steps it has made how many more
-there is time for, and lets its learning rate fall in time; the chain loop shortens its warm-up so that half of the time
-is left for draws. A fit of several parts gives each a share.
+``time_limit`` sets it for everything fitted inside. Both loops ask a :class:`Deadline` how many more steps there is
+time for: the training loop lets its learning rate fall in time, the chain loop shortens its warm-up so that half of the
+time is left for draws. A fit of several parts gives each a share.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,46 +17,19 @@ from knowable.core.support.checks import check_number
 
 _END: ContextVar[float | None] = ContextVar("knowable_time_limit", default=None)  # on the monotonic clock
 _LEAST = 1e-3  # seconds: what is left of a time that is up
-_LOOK = 0.02  # of the time that is left, until the pace is judged anew
-
-
-class TimeIsUp(Exception):
-    """A transition has come to the end of its time; the chain loop catches it."""
-
-
-@dataclass(frozen=True)
-class BlockTime:
-    """The time that a block of transitions has.
-
-    Attributes:
-        planned: When to begin no further transition, on the monotonic clock.
-        end: When the one under way is given up.
-    """
-
-    planned: float
-    end: float
-
-    @property
-    def enough(self) -> bool:
-        """Whether no further transition should begin."""
-        return time.monotonic() >= self.planned
-
-    def check(self) -> None:
-        """Raise TimeIsUp at the end."""
-        if time.monotonic() >= self.end:
-            raise TimeIsUp
+_ASK_AFTER = 0.02  # of the time that is left, until the number of steps is estimated again
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Let fits inside this take about so many seconds at the most, all of them together.
+    """Limit the time of all fits inside, together, to about so many seconds.
 
-    A fit that settles, or chains that mix, before that end as they always do. One that does not is brought to a good
-    end and says so in its diagnostics. How far it got depends on the machine, so that a fit which the limit has cut
-    short is not the same to the bit when it is made again.
+    Training that converges, or chains that mix, before that end as usual. Otherwise the fit is brought to a good end
+    and its diagnostics say so. How far it got depends on the machine: a fit that the limit has cut short is not
+    reproducible to the bit.
 
     Args:
-        seconds: The limit. None: no limit but the one that may be around this one.
+        seconds: The limit. None adds none to that of an enclosing ``time_limit``.
 
     Example:
         >>> import torch
@@ -93,60 +65,30 @@ def time_left() -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-@dataclass
-class Pace:
-    """How many steps of a loop there is time for, judged by those made so far.
-
-    The first step is left out of account: it may have had to prepare what the others use.
-
-    Attributes:
-        end: When time is up, on the monotonic clock.
-        first: When the first step was done.
-        number: Which one that was.
-        look: When to judge anew.
-    """
-
-    end: float
-    first: float | None = None
-    number: int = 0
-    look: float = 0.0
-
-    @classmethod
-    def within_limit(cls) -> Pace | None:
-        """The pace to keep now; None where there is no limit."""
-        end = _END.get()
-        return None if end is None else cls(end)
-
-    def possible(self, step: int) -> int | None:
-        """How many steps there will be in all, once ``step`` are done; None where there is nothing new to say."""
-        now = time.monotonic()
-        if self.first is None:
-            self.first, self.number = now, step
-            self.look = now + _LOOK * (self.end - now)
-            return step if now >= self.end else None
-        if now < min(self.look, self.end):
-            return None
-        self.look = now + _LOOK * (self.end - now)
-        each = (now - self.first) / max(1, step - self.number)
-        return step + int(max(0.0, self.end - now) / max(each, 1e-9))
+class TimeIsUp(Exception):
+    """A transition has come to the end of its time; the chain loop catches it."""
 
 
 @dataclass
-class ChainTime:
-    """The time that chains have, from their first transition on.
+class Deadline:
+    """The time that a loop has, and how many steps fit into what is left, judged by the pace so far.
+
+    The pace leaves out the first step, or the first block of them: it may have had to compile what the others use.
 
     Attributes:
-        begun: When they began, on the monotonic clock.
-        end: When time is up.
-        first: When the first block was done, and its transitions: it may have had to prepare what the others use.
+        begun: When the loop began, on the monotonic clock.
+        end: When its time is up.
+        planned: When to begin no further step; None is the end.
     """
 
     begun: float
     end: float
-    first: tuple[float, int] | None = None
+    planned: float | None = None
+    _first: tuple[float, int] | None = None  # when the first steps were done, and how many
+    _ask_again: float = 0.0
 
     @classmethod
-    def within_limit(cls) -> ChainTime | None:
+    def within_limit(cls) -> Deadline | None:
         """From now to the limit; None where there is none."""
         end = _END.get()
         return None if end is None else cls(time.monotonic(), end)
@@ -156,23 +98,39 @@ class ChainTime:
         """Seconds until time is up."""
         return max(0.0, self.end - time.monotonic())
 
-    def for_block(self, share: float, *, until: float) -> BlockTime:
-        """This share of the time that is left, and never beyond the share ``until`` of all of it."""
-        return BlockTime(time.monotonic() + share * self.left, self.at(until))
+    @property
+    def enough(self) -> bool:
+        """Whether no further step should begin."""
+        return time.monotonic() >= (self.end if self.planned is None else self.planned)
 
-    def at(self, share: float) -> float:
-        """When this share of the whole time will be used, on the monotonic clock."""
-        return self.begun + share * (self.end - self.begun)
+    def check(self) -> None:
+        """Raise TimeIsUp at the end."""
+        if time.monotonic() >= self.end:
+            raise TimeIsUp
 
-    def possible(self, done: int, share: float) -> int | None:
-        """How many more transitions this share of the time holds, by the pace of those done; None: nobody knows yet."""
-        now, left = time.monotonic(), self.left_of(share)
-        if self.first is None:
-            self.first = now, done
+    def part(self, share: float, *, until: float = 1.0) -> Deadline:
+        """The deadline of a block: this share of the time that is left, ending at the share ``until`` of all."""
+        now = time.monotonic()
+        return Deadline(now, self._at(until), planned=now + share * self.left)
+
+    def steps_left(self, done: int, *, until: float = 1.0) -> int | None:
+        """How many steps fit before the share ``until`` of all time is used, once ``done`` are; None: not known yet."""
+        now = time.monotonic()
+        left = max(0.0, self._at(until) - now)
+        if self._first is None:
+            self._first = now, done
             return None if left else 0
-        since, number = self.first
-        return math.ceil(left * (done - number) / max(now - since, 1e-9))
+        since, number = self._first
+        return int(left * max(1, done - number) / max(now - since, 1e-9))
 
-    def left_of(self, share: float) -> float:
-        """Seconds until this share of the whole time is used."""
-        return max(0.0, self.at(share) - time.monotonic())
+    def total_steps(self, done: int) -> int | None:
+        """How many steps there will be in all; None where it is too early to estimate that (again)."""
+        now = time.monotonic()
+        if now < min(self._ask_again, self.end):
+            return None
+        self._ask_again = now + _ASK_AFTER * (self.end - now)
+        more = self.steps_left(done)
+        return None if more is None else done + more
+
+    def _at(self, share: float) -> float:
+        return self.begun + share * (self.end - self.begun)

@@ -16,7 +16,7 @@ from typing import Any
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data
 from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint
-from knowable.core.support.interrupts import noted_interrupts
+from knowable.core.support.interrupts import deferred_interrupts
 from knowable.core.support.progress import Bar, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.objective import Objective
@@ -61,7 +61,7 @@ def train(
                 {"seed": seed, "size": data.size, **({"settings": repr(settings)} if identity is None else identity)}
             )
             run.resume(saver)
-        with noted_interrupts() as raise_if_interrupted:
+        with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, saver, bar, raise_if_interrupted)
     result = run.result(interrupted, time.monotonic() - started)
     _warn_about(result)

@@ -18,7 +18,7 @@ from knowable.core.storage.checkpoint import Checkpoint
 from knowable.core.support.memory import keep_free_memory
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
-from knowable.core.support.time_limit import Pace
+from knowable.core.support.time_limit import Deadline
 from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.objective import Objective
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
@@ -62,7 +62,7 @@ class TrainingRun:
             None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.settings.schedule,
             cycles=self.settings.cycles,
         )  # fmt: skip
-        self.pace = Pace.within_limit()
+        self.deadline = Deadline.within_limit()
         compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
@@ -145,7 +145,7 @@ class TrainingRun:
 
     def _apply_time_limit(self) -> None:
         """Plan for as many steps as the time limit allows."""
-        possible = None if self.pace is None else self.pace.possible(self.step)
+        possible = None if self.deadline is None else self.deadline.total_steps(self.step)
         if possible is not None:
             self.schedule.limit(self.step, possible)
 

@@ -1,4 +1,4 @@
-"""The result of a compression: the networks, and what was gained and lost."""
+"""The result of a compression: the networks, their sizes and costs, and their scores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from knowable.decisions.compress.rewrite import Plan
+from knowable.decisions.compress.rewrite import RewritePlan
 from knowable.decisions.compress.saving import export_onnx, export_program, save_network
-from knowable.decisions.compress.sparse_code import Code
+from knowable.decisions.compress.sparse_code import SparseCode
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class CompressedLayer:
     Attributes:
         name: The parameter's name in the original network.
         weights: How many weights it has there.
-        nonzero: How many of them are left.
+        nonzero: How many of them are not pruned.
         before: Its shape in the original network.
-        after: Its shape in the rewritten one; None if that does not need it.
-        bits: Bits of a weight, 32 where it is an ordinary number of 32 bits.
-        stored_bits: Bits of all of it on disk: values, and where they are.
+        after: Its shape in the rewritten network, or None if it was removed.
+        bits: Bits of a weight; 32 for single precision.
+        stored_bits: Bits of the tensor on disk: values and positions.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Compressed:
-    """What :func:`knowable.compress` gives back; ``print`` it for a table.
+    """The result of :func:`knowable.compress`; ``print`` it for a table.
 
     Attributes:
-        net: The smaller network, dense, in evaluation mode: rounded weights, dead units cut out. Of the original's
-            class where only layers have changed, else a ``torch.fx`` graph module.
-        masked: The original architecture with the same rounded weights, and zeros.
+        net: The smaller network, dense, in evaluation mode, with quantised weights and without dead units. Of the
+            original's class where only layers have changed, else a ``torch.fx`` graph module.
+        masked: The original architecture with the same quantised weights, and zeros.
         layers: One entry for each weight tensor that was pruned.
         parameters: Number of parameters of the network, before and after.
         multiply_adds: For one row, in linear layers and convolutions.
@@ -97,8 +97,8 @@ class Compressed:
     value_bits: int
     notes: tuple[str, ...]
     _example: Tensor = field(default_factory=lambda: Tensor())
-    _plan: Plan = field(default_factory=Plan)
-    _codes: Mapping[str, tuple[Code, Tensor]] = field(default_factory=dict)
+    _plan: RewritePlan = field(default_factory=RewritePlan)
+    _codes: Mapping[str, tuple[SparseCode, Tensor]] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -107,7 +107,7 @@ class Compressed:
 
     @property
     def nonzero(self) -> int:
-        """Those of them that are left."""
+        """Weights that are not pruned."""
         return sum(layer.nonzero for layer in self.layers)
 
     @property
@@ -117,12 +117,12 @@ class Compressed:
 
     @property
     def compression(self) -> float:
-        """Weights of pruned tensors for each that is left: |w| / |w ≠ 0|."""
+        """The ratio |w| / |w ≠ 0| over the pruned tensors."""
         return self.weights / self.nonzero if self.nonzero else float("inf")
 
     @property
     def compression_by_bits(self) -> float:
-        """Bits of all weights of pruned tensors before, over their bits after: values, and where they are."""
+        """Bits of all weights of pruned tensors before, over their bits after (values and positions)."""
         stored = sum(layer.stored_bits for layer in self.layers)
         return self.weights * self.value_bits / stored if stored else float("inf")
 
@@ -162,17 +162,16 @@ class Compressed:
         }
 
     def __repr__(self) -> str:
-
         return as_text(self)
 
 
-# --- A compression as a table of plain text --------------------------------------------------------------------------
+# --- the table -------------------------------------------------------------------------------------------------------
 
 _HEADER = ("weight", "weights", "nonzero", "sparsity", "before", "after", "bits")
 
 
 def as_text(compressed: Compressed) -> str:
-    """Totals, the layers, what it costs before and after, and notes."""
+    """Totals, the layers, sizes and costs before and after, and notes."""
     first = (
         f"Compressed: {compressed.nonzero:,} of {compressed.weights:,} weights left "
         f"({compressed.sparsity:.2%} zero, {compressed.compression:.3g} times fewer)"
@@ -229,13 +228,13 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# --- What a network costs: parameters, multiply-adds, time -----------------------------------------------------------
+# --- costs: parameters, multiply-adds, time --------------------------------------------------------------------------
 
 _WARM_UP = 2
 
 
 def count_parameters(net: nn.Module) -> int:
-    """How many numbers the network's parameters are, tied ones once."""
+    """Number of parameters; tied ones count once."""
     return sum(value.numel() for value in net.parameters())
 
 
@@ -263,7 +262,7 @@ def multiply_adds(net: nn.Module, example: Tensor) -> int:
 
 @torch.no_grad()
 def latencies(nets: Sequence[nn.Module], example: Tensor, repeats: int) -> list[float]:
-    """Median seconds of a forward pass of each network, on one thread; their runs take turns."""
+    """Median seconds of a forward pass of each network, alternating, on one thread."""
     taken: list[list[float]] = [[] for _ in nets]
     with _one_thread():
         for turn in range(_WARM_UP + repeats):

@@ -17,18 +17,18 @@ _ROWS = 2  # of the example, to learn shapes
 
 
 def trace(net: nn.Module) -> fx.GraphModule | None:
-    """The graph of ``net`` over its own modules (not copies), or None if its forward cannot be followed.
+    """The graph of ``net`` over its own modules (not copies), or None if torch.fx cannot trace its forward.
 
-    Layers of ``torch.nn`` are nodes of the graph. A part of the network whose forward cannot be followed (it branches
-    on values, say) is one node too; only where that part is the whole network there is no graph.
+    Layers of ``torch.nn`` are nodes of the graph. A part of the network that cannot be traced (because it branches on
+    values, for example) is one node too.
     """
     tracer = _LayerTracer()
     try:
         graph = tracer.trace(net)
-    except Exception:  # what a user's forward raises when it is given a proxy may be anything
+    except Exception:  # a user's forward may raise anything when it is given a proxy
         return None
     module = fx.GraphModule(net, graph, class_name=type(net).__name__)
-    graph.eliminate_dead_code()  # leftovers of parts that could not be followed
+    graph.eliminate_dead_code()  # left over from parts that could not be traced
     return module
 
 
@@ -45,7 +45,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...] | None:
 
 class _LayerTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Gates | Columns | Shift) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Gates | ColumnSelection | ChannelShift) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         try:
@@ -61,14 +61,14 @@ class _Shapes(fx.Interpreter):
         return found
 
 
-# --- What a graph asks about shapes, and what it changes in place: where removing units could have side effects ------
+# --- side effects of removing units: shapes that are read, values that are overwritten -------------------------------
 
 _ABOUT_ALL = ("numel",)
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def asks_about_units(question: Node, dim: int, operations: Mapping[Node, Operation]) -> bool:
-    """Whether the number of units, along ``dim`` of what is asked, has an effect other than the size of a flattening.
+    """Whether the number of units along ``dim`` is used for more than the sizes of a flattening.
 
     Args:
         question: A node such as ``x.size(1)`` or ``x.shape``.
@@ -91,9 +91,9 @@ def asks_about_units(question: Node, dim: int, operations: Mapping[Node, Operati
 
 
 def _part_has_effect(user: Node, ndim: int, dim: int, operations: Mapping[Node, Operation]) -> bool:
-    """Whether what ``user`` takes out of a whole shape matters."""
+    """Whether the entries of a shape that ``user`` takes include ``dim`` and have an effect."""
     if user.target is not operator.getitem:
-        return not isinstance(operations.get(user), Merge)
+        return not isinstance(operations.get(user), FlattenOp)
     place: Any = user.args[1]
     taken = range(ndim)[place] if isinstance(place, int | slice) else range(ndim)
     asked = dim in taken if isinstance(taken, range) else taken == dim
@@ -106,26 +106,26 @@ def _has_effect(size: Node, operations: Mapping[Node, Operation]) -> bool:
         if shape_of(user) is None:
             if user.op == "output" or _has_effect(user, operations):
                 return True
-        elif not isinstance(operations.get(user), Merge):
+        elif not isinstance(operations.get(user), FlattenOp):
             return True
     return False
 
 
 def changed_in_place(module: fx.GraphModule, operations: Mapping[Node, Operation]) -> set[Node]:
-    """Nodes whose values are overwritten while others still read them, and nodes that share memory with such."""
-    tainted: set[Node] = set()
+    """Nodes whose values are overwritten in place while others still read them, and their views."""
+    overwritten: set[Node] = set()
     for node in module.graph.nodes:
         if not is_in_place(node, module) or not node.all_input_nodes:
             continue
         here, below = node.all_input_nodes[0], node
         while True:
             if any(user is not below for user in here.users):
-                tainted.add(here)
+                overwritten.add(here)
             above = _source_of_view(operations.get(here))
             if above is None:
                 break
             here, below = above, here
-    return tainted
+    return overwritten
 
 
 def is_in_place(node: Node, module: fx.GraphModule) -> bool:
@@ -141,37 +141,32 @@ def is_in_place(node: Node, module: fx.GraphModule) -> bool:
 
 
 def _source_of_view(operation: Operation | None) -> Node | None:
-    if isinstance(operation, Merge | Move) or (isinstance(operation, Pass) and operation.alias):
+    if isinstance(operation, FlattenOp | PermuteOp) or (isinstance(operation, UnitwiseOp) and operation.alias):
         return operation.source
     return None
 
 
-# --- What the nodes of a network's graph do to units (features or channels), in the few kinds that matter here -------
-#
-# A :class:`Layer` mixes units by its weights. A :class:`Pass` treats each unit by itself. :class:`Join`,
-# :class:`Concatenate`, :class:`Merge` and :class:`Move` rearrange them. :class:`Opaque` is everything else: units that
-# go
-# into it stay.
+# --- kinds of operations on units (features or channels) -------------------------------------------------------------
 
 Constants = Tensor
-"""The value of each unit where it is the same for every input, NaN where it is not; double precision."""
+"""The value of each unit that is the same for every input, and NaN for the others; double precision."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A linear layer or a convolution: reads units of ``source`` by weights, makes new ones."""
+class LayerOp:
+    """A linear layer or a convolution: mixes the units of ``source`` by its weights to new ones."""
 
     source: Node
     path: str
 
 
 @dataclass(frozen=True)
-class Pass:
-    """Unit by unit: activations, pooling, batch normalisation, depthwise convolutions.
+class UnitwiseOp:
+    """Treats each unit by itself: activations, pooling, batch normalisation, depthwise convolutions.
 
     Attributes:
-        source: What it acts on.
-        constant: What becomes of units that are constant.
+        source: Its input.
+        constant: Maps constant units of the input to constant units of the output.
         path: The module whose parameters belong to the units one by one, if any.
         dim: The dimension the units must lie along, or None for any.
         ndim: How many dimensions the input must have, or None for any.
@@ -187,7 +182,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Join:
+class BinaryOp:
     """Two tensors of the same units combined unit by unit: a sum, a product."""
 
     sources: tuple[Node, Node]
@@ -196,7 +191,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Concatenate:
+class ConcatOp:
     """Units of several tensors side by side, along ``dim``."""
 
     sources: tuple[Node, ...]
@@ -204,14 +199,15 @@ class Concatenate:
 
 
 @dataclass(frozen=True)
-class Merge:
+class FlattenOp:
     """Dimensions ``start`` to ``end`` become one: flatten, and views and squeezes that amount to it.
 
     Attributes:
-        source: What it acts on.
+        source: Its input.
         start: The first of the merged dimensions.
         end: The last.
-        sizes: The sizes a view was asked for, -1 where it is to find out itself; None if no size is written down.
+        sizes: The sizes given to a view, -1 where it infers them and 0 where the network computes them; None if the
+            operation has no sizes.
     """
 
     source: Node
@@ -221,34 +217,34 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class Move:
-    """Dimensions in another order; those not in ``order`` are averaged over or reduced to their largest value."""
+class PermuteOp:
+    """Dimensions in another order; those not in ``order`` are reduced to their mean or maximum."""
 
     source: Node
     order: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A question about a shape. Its answer changes when units go, if it is about their dimension."""
+class ShapeQuery:
+    """Reads a shape, which changes when units along the dimension it asks for are removed."""
 
     source: Node
 
 
 @dataclass(frozen=True)
-class Opaque:
-    """Anything else: what goes in stays as it is.
+class OpaqueOp:
+    """Anything else: the units of its inputs stay.
 
     Attributes:
-        sources: What it acts on.
-        why: For the notes; empty if there is nothing to say.
+        sources: Its inputs.
+        why: A note for the user, or empty.
     """
 
     sources: tuple[Node, ...]
     why: str = ""
 
 
-Operation = Layer | Pass | Join | Concatenate | Merge | Move | Ask | Opaque
+Operation = LayerOp | UnitwiseOp | BinaryOp | ConcatOp | FlattenOp | PermuteOp | ShapeQuery | OpaqueOp
 
 
 def same(values: Constants) -> Constants:
@@ -267,7 +263,7 @@ def unknown(values: Constants) -> Constants:
 
 
 def applied(function: Callable[[Tensor], Tensor]) -> Callable[[Constants], Constants]:
-    """Constants go through ``function``; what is not finite counts as unknown."""
+    """Apply ``function`` to constants; NaN and infinite results count as unknown."""
 
     def constant(values: Constants) -> Constants:
         with torch.no_grad():
@@ -278,7 +274,7 @@ def applied(function: Callable[[Tensor], Tensor]) -> Callable[[Constants], Const
 
 
 def combined(function: Callable[[Tensor, Tensor], Tensor], *, product: bool) -> Callable[..., Constants]:
-    """Two constants give a constant; nothing times zero is zero, whatever the other factor is."""
+    """Combine two constants to one; a product with zero is zero even where the other factor is unknown."""
 
     def constant(left: Constants, right: Constants) -> Constants:
         with torch.no_grad():
@@ -289,14 +285,14 @@ def combined(function: Callable[[Tensor, Tensor], Tensor], *, product: bool) -> 
     return constant
 
 
-# --- The two layers a rewritten network may have beyond those of the original ----------------------------------------
+# --- layers that rewriting may add -----------------------------------------------------------------------------------
 
 
-class Columns(nn.Module):
-    """Takes some of the last dimension's entries: those that the layer behind it reads.
+class ColumnSelection(nn.Module):
+    """Selects entries of the last dimension: those that the linear layer behind it reads.
 
     Args:
-        index: Which, in order, ``(count,)``.
+        index: Their indices, ``(count,)``.
     """
 
     index: Tensor
@@ -314,8 +310,8 @@ class Columns(nn.Module):
         return f"{len(self.index)}"
 
 
-class Shift(nn.Module):
-    """Adds a constant to each channel: what is left of a branch that is the same for every input.
+class ChannelShift(nn.Module):
+    """Adds a constant to each channel, in place of a branch that is the same for every input.
 
     Args:
         shift: The constants, ``(channels,)``.

@@ -1,19 +1,95 @@
-"""Which units are needed: those from which a way leads to the output."""
+"""Liveness analysis: which units are the same for every input, and which units the output depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx import Node
 
-from knowable.decisions.compress.graph import Concatenate, Constants, Join, Layer, Merge, Move, Operation, Pass
-from knowable.decisions.compress.module_operations import TRANSPOSED
+from knowable.decisions.compress.dependencies import UnitDependencies, flattened
+from knowable.decisions.compress.graph import (
+    BinaryOp,
+    ConcatOp,
+    Constants,
+    FlattenOp,
+    LayerOp,
+    PermuteOp,
+    UnitwiseOp,
+    shape_of,
+)
+from knowable.decisions.compress.node_operations import TRANSPOSED
 from knowable.decisions.compress.surgery import LayerWeights
-from knowable.decisions.compress.wiring import Wiring
+
+
+@dataclass
+class NetworkAnalysis:
+    """What is known about a traced network before units are removed.
+
+    Attributes:
+        dependencies: The units of every tensor.
+        weights: The weights of every layer, by path.
+        constants: For every tensor whose units are known, the values of units that are the same for every input, and
+            NaN for the others, ``(count,)``.
+    """
+
+    dependencies: UnitDependencies
+    weights: dict[str, LayerWeights]
+    constants: dict[Node, Constants] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: fx.GraphModule) -> NetworkAnalysis:
+        """Analyse a graph whose shapes are recorded.
+
+        One walk from input to output finds all constants: a unit is constant if all it reads is constant or has weight
+        zero, and what it reads has been visited before.
+        """
+        dependencies = UnitDependencies.of(module)
+        paths = [layer.path for _, layer in dependencies.layers()]
+        made = cls(dependencies, {path: LayerWeights.of(module.get_submodule(path)) for path in paths})
+        for node in dependencies.units_of:
+            values = made._constants_of(node)
+            made.constants[node] = torch.full_like(values, torch.nan) if node in dependencies.overwritten else values
+        return made
+
+    def constant_inputs(self, node: Node, layer: LayerOp) -> Constants:
+        """The constants a layer reads, ``(inputs,)``; all NaN if the units of its input are not known."""
+        if node in self.dependencies.inputs:
+            return self.constants[layer.source]
+        return _unknown(self.weights[layer.path].reads.shape[1])
+
+    def read_inputs(self, node: Node, layer: LayerOp, needed: Tensor) -> tuple[Tensor, Constants]:
+        """Which inputs the needed outputs of a layer read and its bias cannot replace, and the constants it reads."""
+        weights, inputs = self.weights[layer.path], self.constant_inputs(node, layer)
+        outputs = needed[self.dependencies.units_of[node].units]
+        return weights.reads[outputs].any(0) & weights.foldable(inputs).isnan(), inputs
+
+    def _constants_of(self, node: Node) -> Constants:
+        match operation := self.dependencies.operations[node]:
+            case LayerOp():
+                return self.weights[operation.path].constants(self.constant_inputs(node, operation))
+            case UnitwiseOp():
+                return operation.constant(self.constants[operation.source])
+            case BinaryOp():
+                return operation.combine(*(self.constants[source] for source in operation.sources))
+            case ConcatOp():
+                sizes = {source: (shape_of(source) or ())[operation.dim] for source in operation.sources}
+                return torch.cat([self.constants.get(each, _unknown(sizes[each])) for each in operation.sources])
+            case FlattenOp():
+                dim = self.dependencies.units_of[operation.source].dim
+                return flattened(self.constants[operation.source], dim, operation)
+            case PermuteOp():
+                return self.constants[operation.source]
+        raise AssertionError(f"{operation} has units")
+
+
+def _unknown(count: int) -> Constants:
+    return torch.full((count,), torch.nan, dtype=torch.double)
+
+
+# --- which units are needed ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -21,200 +97,105 @@ class Liveness:
     """Which units stay.
 
     Attributes:
-        needed: Units that reach the output, ``(units,)``.
-        fillers: Units that stay only because a tensor must have one, ``(units,)``: nothing flows through them.
+        needed: Units that the output depends on, ``(units,)``.
+        placeholders: Units that stay only because a tensor must have at least one, ``(units,)``; their value is unused.
     """
 
     needed: Tensor
-    fillers: Tensor
+    placeholders: Tensor
 
     @property
     def kept(self) -> Tensor:
         """Units that are still there afterwards."""
-        return self.needed | self.fillers
+        return self.needed | self.placeholders
 
 
-def find_living(wiring: Wiring, weights: Mapping[str, LayerWeights], constants: Mapping[Node, Constants]) -> Liveness:
-    """Mark backward from what must stay, again and again until nothing changes.
+def find_living(analysis: NetworkAnalysis) -> Liveness:
+    """Mark units backward from those that must stay, until nothing changes.
 
-    An output that is needed needs the inputs it reads, unless they are constants that its bias can take up. Units that
+    An output that is needed needs the inputs it reads, unless they are constants that the bias can absorb. Units that
     are joined by a sum or product are needed together.
     """
-    roots = wiring.roots()
-    needed = wiring.pinned()
+    dependencies = analysis.dependencies
+    roots, needed = dependencies.roots(), dependencies.pinned()
     while True:
         before = needed.clone()
-        for node, layer in reversed(wiring.layers()):
-            _mark(wiring, node, layer, weights[layer.path], constants, needed)
-            needed = _together(needed, roots)
+        for node, layer in reversed(dependencies.layers()):
+            if node in dependencies.inputs:
+                read, _ = analysis.read_inputs(node, layer, needed)
+                needed[dependencies.inputs[node].units[read]] = True
+            joined = torch.zeros_like(needed)
+            joined[roots[needed]] = True
+            needed = joined[roots]
         if torch.equal(before, needed):
-            return Liveness(needed, _fillers(wiring, needed, roots))
+            return Liveness(needed, _placeholders(dependencies, needed, roots))
 
 
-def _mark(
-    wiring: Wiring,
-    node: Node,
-    layer: Layer,
-    weights: LayerWeights,
-    constants: Mapping[Node, Constants],
-    needed: Tensor,
-) -> None:
-    if node not in wiring.inputs:
-        return
-    inputs = constant_inputs(node, layer, wiring, constants, weights.reads.shape[1])
-    outputs = needed[wiring.wires[node].units]
-    read = weights.reads[outputs].any(0) & weights.foldable(inputs).isnan()
-    needed[wiring.inputs[node].units[read]] = True
-
-
-def _together(needed: Tensor, roots: Tensor) -> Tensor:
-    """Whatever is joined with a needed unit is needed."""
+def _placeholders(dependencies: UnitDependencies, needed: Tensor, roots: Tensor) -> Tensor:
     found = torch.zeros_like(needed)
-    found[roots[needed]] = True
-    return found[roots]
-
-
-def _fillers(wiring: Wiring, needed: Tensor, roots: Tensor) -> Tensor:
-    fillers = torch.zeros_like(needed)
-    for wires in wiring.wires.values():
-        if len(wires.units) and not (needed | fillers)[wires.units].any():
-            fillers |= roots == roots[wires.units[0]]
-    return fillers
-
-
-# --- Which units are the same for every input: a neuron that reads nothing, and what follows from it -----------------
-
-
-def find_constants(wiring: Wiring, weights: Mapping[str, LayerWeights]) -> dict[Node, Constants]:
-    """The constants of every tensor whose units are known, ``(count,)`` each, NaN for units that are not constant.
-
-    One walk from input to output is enough: a unit is constant if all it reads is constant or has weight zero, and what
-    it reads has been visited before.
-
-    Args:
-        wiring: The units.
-        weights: The weights of every layer, by path.
-    """
-    found: dict[Node, Constants] = {}
-    for node, operation in wiring.operations.items():
-        if node in wiring.wires:
-            values = _after(wiring, operation, node, found, weights)
-            found[node] = torch.full_like(values, torch.nan) if node in wiring.tainted else values
+    for each in dependencies.units_of.values():
+        if len(each.units) and not (needed | found)[each.units].any():
+            found |= roots == roots[each.units[0]]
     return found
-
-
-def _after(
-    wiring: Wiring,
-    operation: Operation,
-    node: Node,
-    found: Mapping[Node, Constants],
-    weights: Mapping[str, LayerWeights],
-) -> Constants:
-    match operation:
-        case Layer():
-            layer = weights[operation.path]
-            return layer.constants(constant_inputs(node, operation, wiring, found, layer.reads.shape[1]))
-        case Pass():
-            return operation.constant(found[operation.source])
-        case Join():
-            return operation.combine(*(found[source] for source in operation.sources))
-        case Concatenate():
-            return torch.cat([_of(wiring, source, operation.dim, found) for source in operation.sources])
-        case Merge():
-            return _merged(wiring, operation, node, found)
-        case Move():
-            return found[operation.source]
-    raise AssertionError(f"{operation} has wires")
-
-
-def constant_inputs(node: Node, layer: Layer, wiring: Wiring, found: Mapping[Node, Constants], count: int) -> Constants:
-    """The constants a layer reads, ``(count,)``; all unknown if the units of its input are not known."""
-    return found[layer.source] if node in wiring.inputs else _unknown(count)
-
-
-def _of(wiring: Wiring, source: Node, dim: int, found: Mapping[Node, Constants]) -> Constants:
-    return found[source] if source in found else _unknown(source.meta["shape"][dim])
-
-
-def _merged(wiring: Wiring, operation: Merge, node: Node, found: Mapping[Node, Constants]) -> Constants:
-    values, units = found[operation.source], wiring.wires[operation.source]
-    if len(values) == len(wiring.wires[node].units):
-        return values
-    block = operation.source.meta["shape"][operation.start : operation.end + 1]
-    places = [1] * len(block)
-    places[units.dim - operation.start] = -1
-    return values.view(places).expand(block).flatten()
-
-
-def _unknown(count: int) -> Constants:
-    return torch.full((count,), torch.nan, dtype=torch.double)
 
 
 # --- Constant channels before padded convolutions: many of them become one -------------------------------------------
 #
 # Where a convolution pads with zeros, a channel that has the value c everywhere is c inside and 0 beyond the border: no
-# bias can take its place. But all such channels have the same shape, so one of them can carry the others, with the
+# bias can replace it. But all such channels have the same shape, so one of them can represent the others, with the
 # weights
 #
 # .. math:: w'_{o1} = \sum_i \frac{c_i}{c_1} w_{oi} .
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A layer's input that is a constant other than zero: at this place, with this value."""
+class _ConstantRead:
+    """A layer's input that is a constant other than zero: its index and its value."""
 
     path: str
-    place: int
+    index: int
     value: float
 
 
-def carry_constants(
-    wiring: Wiring, weights: dict[str, LayerWeights], constants: Mapping[Node, Constants], living: Liveness
-) -> Liveness:
-    """Let one constant channel stand for all that are read by the same layers; those layers are changed in place.
+def merge_constant_channels(analysis: NetworkAnalysis, living: Liveness) -> Liveness:
+    """Let one constant channel represent all that are read by the same layers; those layers are changed in place.
 
     Args:
-        wiring: The units.
-        weights: The weights of every layer, by path; renewed for the layers that change.
-        constants: The constants.
+        analysis: The network; the weights of layers that change are updated.
         living: Which units are needed.
 
     Returns:
-        The same without the units that are carried by others.
+        The same without the units that are represented by others.
     """
-    groups: dict[tuple[str, ...], list[list[_Read]]] = {}
-    owner: dict[int, int] = {}  # of a list of reads, by its identity: the unit
-    for unit, reads in _constant_reads(wiring, weights, constants, living).items():
-        groups.setdefault(tuple(read.path for read in reads), []).append(reads)
-        owner[id(reads)] = unit
-    needed, roots = living.needed.clone(), wiring.roots()
+    module, roots, needed = analysis.dependencies.module, analysis.dependencies.roots(), living.needed.clone()
+    groups: dict[tuple[str, ...], dict[int, list[_ConstantRead]]] = {}
+    for unit, reads in _constant_reads(analysis, living).items():
+        groups.setdefault(tuple(read.path for read in reads), {})[unit] = reads
     for paths, members in groups.items():
-        carrier = max(members, key=lambda reads: min(abs(read.value) for read in reads))
-        for reads in members:
-            if reads is not carrier:
-                _move(wiring.module, carrier, reads)
-                needed &= roots != owner[id(reads)]
+        chosen = max(members, key=lambda unit: min(abs(read.value) for read in members[unit]))
+        for unit, reads in members.items():
+            if unit != chosen:
+                _add_weights(module, members[chosen], reads)
+                needed &= roots != unit
         if len(members) > 1:
-            weights.update({path: LayerWeights.of(wiring.module.get_submodule(path)) for path in paths})
-    return Liveness(needed, living.fillers)
+            analysis.weights.update({path: LayerWeights.of(module.get_submodule(path)) for path in paths})
+    return Liveness(needed, living.placeholders)
 
 
-def _constant_reads(
-    wiring: Wiring, weights: Mapping[str, LayerWeights], constants: Mapping[Node, Constants], living: Liveness
-) -> dict[int, list[_Read]]:
-    """Where units (by their roots) are read that are needed for their constant values alone."""
-    roots, pinned = wiring.roots(), wiring.pinned()
-    found: dict[int, list[_Read]] = {}
-    varying = set(roots[pinned].tolist())
-    for node, layer in wiring.layers():
-        if node not in wiring.inputs:
+def _constant_reads(analysis: NetworkAnalysis, living: Liveness) -> dict[int, list[_ConstantRead]]:
+    """The reads of units (by their roots) that are needed for their constant values alone."""
+    dependencies = analysis.dependencies
+    roots = dependencies.roots()
+    found: dict[int, list[_ConstantRead]] = {}
+    varying = set(roots[dependencies.pinned()].tolist())
+    for node, layer in dependencies.layers():
+        if node not in dependencies.inputs:
             continue
-        units, weight = roots[wiring.inputs[node].units], weights[layer.path]
-        inputs = constant_inputs(node, layer, wiring, constants, len(units))
-        read = weight.reads[living.needed[wiring.wires[node].units]].any(0) & weight.foldable(inputs).isnan()
+        units = roots[dependencies.inputs[node].units]
+        read, inputs = analysis.read_inputs(node, layer, living.needed)
         varying.update(units[read & inputs.isnan()].tolist())
-        for place in (read & ~inputs.isnan()).nonzero().flatten().tolist():
-            found.setdefault(int(units[place]), []).append(_Read(layer.path, place, float(inputs[place])))
+        for index in (read & ~inputs.isnan()).nonzero().flatten().tolist():
+            found.setdefault(int(units[index]), []).append(_ConstantRead(layer.path, index, float(inputs[index])))
     return {
         unit: reads
         for unit, reads in found.items()
@@ -223,10 +204,10 @@ def _constant_reads(
 
 
 @torch.no_grad()
-def _move(module: nn.Module, carrier: list[_Read], reads: list[_Read]) -> None:
-    for one, other in zip(carrier, reads, strict=True):
+def _add_weights(module: nn.Module, chosen: list[_ConstantRead], reads: list[_ConstantRead]) -> None:
+    for one, other in zip(chosen, reads, strict=True):
         layer: Any = module.get_submodule(one.path)
         weight = layer.weight
         weight = weight.transpose(0, 1) if type(layer) in TRANSPOSED else weight
-        weight[:, one.place] += other.value / one.value * weight[:, other.place]
-        weight[:, other.place] = 0.0
+        weight[:, one.index] += other.value / one.value * weight[:, other.index]
+        weight[:, other.index] = 0.0

@@ -22,22 +22,23 @@ from knowable.core.network.network import check_module
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.files import as_file
 from knowable.core.support.randomness import own_randomness
-from knowable.decisions.compress.precision import Grid
-from knowable.decisions.compress.rewrite import Plan
-from knowable.decisions.compress.sparse_code import Code, decode, encode
+from knowable.decisions.compress.rewrite import RewritePlan
+from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode, decode, encode
 from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError, MissingExtra
 
 KIND = "compressed network"
 _WHOLE = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds whole numbers is taken
 
 
-def encode_weights(net: nn.Module, plan: Plan, grids: Mapping[str, Grid]) -> dict[str, tuple[Code, Tensor]]:
+def encode_weights(
+    net: nn.Module, plan: RewritePlan, grids: Mapping[str, QuantisationGrid]
+) -> dict[str, tuple[SparseCode, Tensor]]:
     """All matrices and kernels of a rewritten network, each in its shortest code, by name.
 
     Args:
         net: The rewritten network.
-        plan: How it came about.
-        grids: The grids of weights, by their names in the original.
+        plan: How it differs from the original.
+        grids: The quantisation grids of weights, by their names in the original.
     """
     found = {plan.new_name(name): grid for name, grid in grids.items()}
     return {
@@ -52,16 +53,16 @@ def save_network(
     net: nn.Module,
     *,
     original: nn.Module,
-    plan: Plan,
-    codes: Mapping[str, tuple[Code, Tensor]],
+    plan: RewritePlan,
+    codes: Mapping[str, tuple[SparseCode, Tensor]],
 ) -> Path:
     """Write a rewritten network to a folder, atomically.
 
     Args:
         path: The folder.
         net: The rewritten network.
-        original: The network it was made from: its structure is saved where it can be described.
-        plan: How the one was made from the other.
+        original: The network it was made from: its structure is saved if it consists of plain ``torch.nn`` layers.
+        plan: How ``net`` differs from ``original``.
         codes: The matrices and kernels of ``net``.
     """
     content = {
@@ -80,7 +81,7 @@ def save_network(
 
 
 def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
-    """Load a network saved by ``compressed.save(path)``: dense again, in evaluation mode. No code in it is ever run.
+    """Load a network saved by ``compressed.save(path)``, dense, in evaluation mode. The folder contains no code.
 
     Args:
         path: The folder.
@@ -93,8 +94,8 @@ def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) 
     content, tensors = read_folder(path, KIND)
     try:
         own = _original(content, net)
-        made = Plan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
-        _fill(made, {name: Code.from_json(code) for name, code in content["codes"].items()}, tensors)
+        made = RewritePlan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
+        _fill(made, {name: SparseCode.from_json(code) for name, code in content["codes"].items()}, tensors)
         return made
     except KnowableError:
         raise
@@ -128,7 +129,7 @@ def _original(content: dict[str, Any], net: nn.Module | None) -> nn.Module:
 
 
 @torch.no_grad()
-def _fill(net: nn.Module, codes: Mapping[str, Code], tensors: Mapping[str, Tensor]) -> None:
+def _fill(net: nn.Module, codes: Mapping[str, SparseCode], tensors: Mapping[str, Tensor]) -> None:
     for name, value in _tensors(net):
         if name in codes:
             if codes[name].shape != tuple(value.shape):
@@ -160,14 +161,16 @@ def dense_bytes(net: nn.Module) -> int:
     return len(as_safetensors({name: value.detach().cpu().clone().contiguous() for name, value in _tensors(net)}))
 
 
-def sparse_bytes(net: nn.Module, *, original: nn.Module, plan: Plan, codes: Mapping[str, tuple[Code, Tensor]]) -> int:
+def sparse_bytes(
+    net: nn.Module, *, original: nn.Module, plan: RewritePlan, codes: Mapping[str, tuple[SparseCode, Tensor]]
+) -> int:
     """Size of the folder that :func:`save_network` writes, by writing it."""
     with TemporaryDirectory() as folder:
         made = save_network(Path(folder) / "network", net, original=original, plan=plan, codes=codes)
         return sum(file.stat().st_size for file in made.iterdir())
 
 
-# --- A compressed network for other runtimes: torch.export programs and ONNX files, for batches of any size ----------
+# --- other runtimes: torch.export programs and ONNX files, for batches of any size -----------------------------------
 
 
 def export_program(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> Path:
@@ -211,7 +214,7 @@ def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporter says about itself and about packages it would have liked to find."""
+    """Without the exporter's log messages and warnings about optional packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -236,7 +239,7 @@ def _any_batch() -> dict[int, Any]:
 
 
 def _two_rows(example: Tensor) -> Tensor:
-    """At least two rows: a batch of one would be taken for a constant."""
+    """Two rows: torch.export would specialise on a batch of one."""
     return example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:]).contiguous()
 
 

@@ -1,10 +1,9 @@
-"""A weight tensor with zeros as few bytes: where its other entries are, and what they are.
+"""Quantised and sparse weight tensors in few bytes.
 
-Two layouts, of which the shorter is taken: all entries one after the other (``dense``), or those other than zero with
-the number of zeros before each (``gaps``), in k bits with the k that is shortest. A gap that does not fit is preceded
-by symbols of all ones, each worth 2^k - 1 zeros (Han, Mao and Dally, 2016); with k = 1 that is a bit for each entry
-that says whether it is zero. Entries are fixed-point numbers of a few bits where the tensor lies on a grid, or the
-numbers themselves.
+Two layouts, of which the shorter is taken: all entries in order (``dense``), or the nonzero ones with the number of
+zeros before each (``gaps``) in k bits, with the best k. A gap that does not fit is preceded by symbols of all ones,
+each of which stands for 2^k - 1 zeros (Han, Mao and Dally, 2016); k = 1 is a bit mask. Entries are fixed-point numbers
+of a few bits where the tensor is quantised, or the floating-point numbers themselves.
 """
 
 from __future__ import annotations
@@ -17,26 +16,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.decisions.compress.precision import FEWEST, MOST, Grid
-from knowable.errors import DamagedArtifact
+from knowable.core.network.params import Params
+from knowable.core.support.checks import check_count
+from knowable.errors import DamagedArtifact, InvalidArgument
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 _WIDEST_GAP = 16
+FEWEST, MOST = 2, 16  # bits of a fixed-point weight
 
 
 @dataclass(frozen=True)
-class Code:
+class SparseCode:
     """How to read the bytes of a tensor.
 
     Attributes:
         shape: Its shape.
         dtype: The name of its type.
         layout: ``"dense"`` or ``"gaps"``.
-        count: How many entries are written.
+        count: Number of entries that are stored.
         gap_bits: Bits of a gap.
-        symbols: How many gaps are written.
+        symbols: Number of symbols for the gaps.
         bits: Bits of an entry, if it is a fixed-point number, else None.
-        step: What a fixed-point number counts.
+        step: The quantisation step of fixed-point numbers.
     """
 
     shape: tuple[int, ...]
@@ -55,12 +56,12 @@ class Code:
 
     @property
     def place_bits(self) -> int:
-        """Bits that say where the entries are."""
+        """Bits for the positions of the entries."""
         return self.symbols * self.gap_bits
 
     @property
     def total_bits(self) -> int:
-        """Bits of everything."""
+        """Bits of positions and entries."""
         return self.place_bits + self.count * self.value_bits
 
     def to_json(self) -> dict[str, Any]:
@@ -68,8 +69,12 @@ class Code:
         return {key: value for key, value in asdict(self).items() if value not in (None, 0)}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Code:
-        """The inverse of :meth:`to_json`, or an error if it cannot be."""
+    def from_json(cls, content: dict[str, Any]) -> SparseCode:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            DamagedArtifact: If a value is missing or out of range.
+        """
         try:
             shape = tuple(int(each) for each in content["shape"])
             made = cls(**{"count": 0, **content, "shape": shape})
@@ -83,12 +88,12 @@ class Code:
             raise DamagedArtifact(f"A saved weight cannot be read: {error}.") from None
 
 
-def encode(weight: Tensor, grid: Grid | None = None) -> tuple[Code, Tensor]:
+def encode(weight: Tensor, grid: QuantisationGrid | None = None) -> tuple[SparseCode, Tensor]:
     """A tensor as a code and its bytes, ``uint8``.
 
     Args:
         weight: Any floating-point tensor.
-        grid: The grid it lies on; one that it does not lie on is not used, so that nothing is lost.
+        grid: The grid it was quantised to; ignored where a weight is not on it, so that decoding is exact.
     """
     flat = weight.detach().cpu().flatten()
     if grid is not None and not torch.equal(grid.rounded(flat), flat):
@@ -99,7 +104,7 @@ def encode(weight: Tensor, grid: Grid | None = None) -> tuple[Code, Tensor]:
     return code, torch.cat([_place_bytes(code, places), _value_bytes(written, grid)])
 
 
-def decode(code: Code, stream: Tensor) -> Tensor:
+def decode(code: SparseCode, stream: Tensor) -> Tensor:
     """The inverse of :func:`encode`."""
     head = -(-code.place_bits // 8)
     wanted = head + -(-code.count * code.value_bits // 8)
@@ -117,7 +122,7 @@ def decode(code: Code, stream: Tensor) -> Tensor:
     return flat.view(code.shape)
 
 
-def _shortest(weight: Tensor, places: Tensor, grid: Grid | None) -> Code:
+def _shortest(weight: Tensor, places: Tensor, grid: QuantisationGrid | None) -> SparseCode:
     common: dict[str, Any] = {
         "shape": tuple(weight.shape),
         "dtype": str(weight.dtype).removeprefix("torch."),
@@ -125,10 +130,10 @@ def _shortest(weight: Tensor, places: Tensor, grid: Grid | None) -> Code:
         "step": None if grid is None else grid.step,
     }
     gaps = _gaps(places)
-    choices = [Code(layout="dense", count=weight.numel(), **common)]
+    choices = [SparseCode(layout="dense", count=weight.numel(), **common)]
     for bits in range(1, _WIDEST_GAP + 1):
         symbols = len(gaps) + int((gaps // (2**bits - 1)).sum())
-        choices.append(Code(layout="gaps", count=len(places), gap_bits=bits, symbols=symbols, **common))
+        choices.append(SparseCode(layout="gaps", count=len(places), gap_bits=bits, symbols=symbols, **common))
     return min(choices, key=lambda code: code.total_bits)
 
 
@@ -137,7 +142,7 @@ def _gaps(places: Tensor) -> np.ndarray:
     return np.diff(places.numpy(), prepend=-1) - 1
 
 
-def _place_bytes(code: Code, places: Tensor) -> Tensor:
+def _place_bytes(code: SparseCode, places: Tensor) -> Tensor:
     if code.layout == "dense":
         return torch.zeros(0, dtype=torch.uint8)
     gaps, full = _gaps(places), 2**code.gap_bits - 1
@@ -146,29 +151,29 @@ def _place_bytes(code: Code, places: Tensor) -> Tensor:
     return pack(symbols, code.gap_bits)
 
 
-def _read_places(code: Code, stream: np.ndarray) -> np.ndarray:
+def _read_places(code: SparseCode, stream: np.ndarray) -> np.ndarray:
     symbols, full = unpack(stream, code.gap_bits, code.symbols), 2**code.gap_bits - 1
     last = symbols != full
     return (np.cumsum(symbols + last) - 1)[last]
 
 
-def _value_bytes(values: Tensor, grid: Grid | None) -> Tensor:
+def _value_bytes(values: Tensor, grid: QuantisationGrid | None) -> Tensor:
     if grid is None:
         return values.contiguous().view(torch.uint8)
-    offset = 2 ** (grid.bits - 1)  # whole numbers from -(2^(b-1) - 1) up, shifted to be positive
+    offset = 2 ** (grid.bits - 1)  # integers from -(2^(b-1) - 1) up, shifted to be positive
     return pack(grid.codes(values).long().numpy() + offset, grid.bits)
 
 
-def _read_values(code: Code, stream: Tensor) -> Tensor:
+def _read_values(code: SparseCode, stream: Tensor) -> Tensor:
     dtype = _DTYPES[code.dtype]
     if code.bits is None or code.step is None:
         return stream.clone().view(dtype)
     codes = unpack(stream.numpy(), code.bits, code.count) - 2 ** (code.bits - 1)
-    return Grid(code.bits, code.step).values(torch.from_numpy(codes), dtype)
+    return QuantisationGrid(code.bits, code.step).values(torch.from_numpy(codes), dtype)
 
 
 def pack(numbers: np.ndarray, bits: int) -> Tensor:
-    """Whole numbers below 2^bits, one after the other, lowest bit first."""
+    """Integers below 2^bits as bytes, lowest bit first."""
     each = np.empty((len(numbers), bits), dtype=np.uint8)
     for bit in range(bits):
         each[:, bit] = (numbers >> bit) & 1
@@ -182,3 +187,85 @@ def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
     for bit in range(bits):
         numbers |= each[:, bit].astype(np.int64) << bit
     return numbers
+
+
+# --- quantisation ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuantisationGrid:
+    """Multiples of ``step``, from -L to L of them with L = 2^(bits - 1) - 1.
+
+    Attributes:
+        bits: Bits of a weight.
+        step: The distance between neighbours.
+    """
+
+    bits: int
+    step: float
+
+    @classmethod
+    def over(cls, weight: Tensor, bits: int) -> QuantisationGrid:
+        """The grid that ends at the largest absolute weight."""
+        largest = weight.abs().max() if weight.numel() else weight.new_zeros(())
+        step = (largest / (2 ** (bits - 1) - 1)).item()
+        return cls(bits, step if step > 0 else 1.0)
+
+    def codes(self, weight: Tensor) -> Tensor:
+        """The nearest grid point to each weight, as an integer."""
+        return (weight.double() / self.step).round()
+
+    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights of integer codes."""
+        return (codes.double() * self.step).to(dtype)
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """Each weight at its nearest grid point."""
+        return self.values(self.codes(weight), weight.dtype)
+
+
+def bits_needed(mean: Tensor, std: Tensor) -> int | None:
+    r"""Bits for weights with these posterior means and standard deviations (Louizos, Ullrich and Welling, 2017).
+
+    The step of the grid may be as large as the average standard deviation of the weights that are kept,
+    :math:`s = \sqrt{\mathrm{mean}(\sigma^2)}`: rounding then moves a weight by at most s/2. With M the largest
+    :math:`|\mu|` and :math:`2^{b-1} - 1` steps on either side of zero that is
+
+    .. math:: b = \min \{ b \ge 2 : M / (2^{b-1} - 1) \le s \}.
+
+    Returns:
+        The bits, or None if 16 do not suffice: the weights then stay as they are.
+    """
+    if mean.numel() == 0:
+        return FEWEST
+    largest, spread = mean.double().abs().max().item(), std.double().square().mean().sqrt().item()
+    return next((bits for bits in range(FEWEST, MOST + 1) if largest <= spread * (2 ** (bits - 1) - 1)), None)
+
+
+def check_bits(bits: Any) -> str | int | None:
+    """Return ``bits`` if it is None, ``"posterior"`` or a number of bits, or raise."""
+    if bits is None or bits == "posterior":
+        return bits
+    if isinstance(bits, str):
+        raise InvalidArgument(
+            f"bits must be None, 'posterior' or a whole number from {FEWEST} to {MOST}; got {bits!r}."
+        )
+    return check_count("bits", bits, at_least=FEWEST, at_most=MOST)
+
+
+def choose_grids(weights: Params, masks: Params, std: Params, bits: str | int | None) -> dict[str, QuantisationGrid]:
+    """A quantisation grid for each weight tensor that is quantised.
+
+    Args:
+        weights: Posterior means.
+        masks: True for the weights that stay.
+        std: Posterior standard deviations.
+        bits: None for no grid, ``"posterior"`` for :func:`bits_needed`, or the bits of all.
+    """
+    grids = {}
+    for name, mask in masks.items() if bits is not None else ():
+        kept = weights[name][mask]
+        number = bits_needed(kept, std[name][mask]) if bits == "posterior" else bits
+        if isinstance(number, int):
+            grids[name] = QuantisationGrid.over(kept, number)
+    return grids

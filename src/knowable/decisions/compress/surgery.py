@@ -1,4 +1,4 @@
-"""Layers made smaller in place: rows and columns of weights that go, and biases that take up constants."""
+"""Layers made smaller in place: rows and columns of weights are removed, and biases absorb constant inputs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.network.gates import Gates
-from knowable.decisions.compress.graph import Columns, Constants, Shift, zeros_only
-from knowable.decisions.compress.module_operations import BATCH_NORMS, TRANSPOSED, pads_with_zeros
+from knowable.decisions.compress.graph import ChannelShift, ColumnSelection, Constants, zeros_only
+from knowable.decisions.compress.node_operations import BATCH_NORMS, TRANSPOSED, pads_with_zeros
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What stays of one side of a layer.
+    """Which inputs or outputs of a layer stay.
 
     Attributes:
-        kept: Places that are still there afterwards, ``(count,)``.
-        needed: Those of them that something flows through, ``(count,)``.
+        kept: Units that stay, ``(count,)``.
+        needed: Those of them that the output depends on, ``(count,)``.
     """
 
     kept: Tensor
@@ -34,7 +34,7 @@ class Cut:
 def cut_layer(layer: Any, outputs: Cut, inputs: Cut, constants: Constants) -> None:
     r"""Remove outputs and inputs of a linear layer or convolution.
 
-    Constant inputs that go are taken up by the bias: :math:`b_o + \sum_i c_i \sum_k w_{oik}`.
+    The bias absorbs constant inputs that are removed: :math:`b_o + \sum_i c_i \sum_k w_{oik}`.
 
     Args:
         layer: Changed in place.
@@ -58,10 +58,9 @@ def cut_layer(layer: Any, outputs: Cut, inputs: Cut, constants: Constants) -> No
 
 
 def resize_layer(layer: Any, outputs: int, inputs: int, bias: bool) -> None:
-    """Give a layer these numbers of outputs and inputs, with weights that are yet to be filled in."""
+    """Give a layer these numbers of outputs and inputs, with zeros for weights."""
     weight = layer.weight.detach()
-    kernel = weight.shape[2:]
-    _put(layer, weight.new_zeros((outputs, inputs, *kernel)), weight.new_zeros(outputs) if bias else None)
+    _put(layer, weight.new_zeros((outputs, inputs, *weight.shape[2:])), weight.new_zeros(outputs) if bias else None)
 
 
 def _put(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
@@ -88,12 +87,12 @@ def cut_channels(module: nn.Module, kept: Tensor) -> None:
 
 
 def _counts_of(module: nn.Module) -> tuple[str, ...]:
-    """The names under which a module keeps how many channels it has."""
+    """The attributes in which a module has its number of channels."""
     if type(module) in BATCH_NORMS:
         return ("num_features",)
     if isinstance(module, nn.PReLU):
         return ("num_parameters",)
-    if isinstance(module, Shift):
+    if isinstance(module, ChannelShift):
         return ()
     return ("units",) if isinstance(module, Gates) else ("in_channels", "out_channels", "groups")
 
@@ -102,7 +101,7 @@ _COPYING = 8  # multiply-adds that take as long as copying one entry
 
 
 def unread_columns(layer: nn.Linear) -> Tensor | None:
-    """The inputs a linear layer reads, if leaving out the others in front of it saves more than it costs.
+    """Indices of the inputs a linear layer reads, if selecting them in front of it saves time.
 
     Copying a kept entry costs about as much as eight multiply-adds, and each entry left out saves one for every output.
     """
@@ -113,17 +112,17 @@ def unread_columns(layer: nn.Linear) -> Tensor | None:
 
 
 def put_columns(layer: nn.Linear, index: Tensor) -> nn.Sequential:
-    """The layer behind a choice of its inputs."""
+    """The layer behind a selection of its inputs."""
     _put(layer, layer.weight.detach()[:, index], None if layer.bias is None else layer.bias.detach())
-    return nn.Sequential(Columns(index), layer)
+    return nn.Sequential(ColumnSelection(index), layer)
 
 
-# --- A layer's weight as a matrix over units: which inputs each output reads, and what a constant input adds to it ---
+# --- weights as matrices over units ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What matters of a linear layer or a convolution here.
+    """Which inputs each output of a linear layer or convolution reads, and what a constant input adds to it.
 
     Attributes:
         reads: Whether output o has a weight other than zero on input i, ``(outputs, inputs)``.

@@ -1,7 +1,7 @@
-"""Changes of the input that leave its meaning alone, for test-time augmentation.
+"""Test-time augmentation, and augmentations: random transformations of the input that keep its label.
 
-An augmentation draws one change and makes it to all rows, so that a draw is one function of the input, like a draw of
-the weights.
+An augmentation draws one transformation and applies it to all rows, so that a draw is one function of the input, like a
+draw of the weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from knowable.inference.dropout.mc_dropout import MCDropout
 
 
 class Augmentation(ABC):
-    """A random change of inputs. Concrete ones are frozen dataclasses of plain numbers, so that they can be saved."""
+    """A random transformation of inputs. Subclasses are frozen dataclasses of plain numbers, which can be saved."""
 
     @abstractmethod
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one change and make it to all rows of ``x``."""
+        """Draw one transformation and apply it to all rows of ``x``."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -39,7 +39,7 @@ class Augmentation(ABC):
 
 
 def augmentation_from(saved: dict[str, Any]) -> Augmentation:
-    """Back from plain values; only the augmentations of this module are made."""
+    """The inverse of :meth:`Augmentation.to_json`, for the augmentations of this module."""
     known: dict[str, Any] = {cls.__name__: cls for cls in (InputNoise, Shift, Flip)}
     values = dict(saved)
     cls = known[values.pop("name")]
@@ -62,18 +62,20 @@ class InputNoise(Augmentation):
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """``x`` with noise."""
         if not x.is_floating_point():
-            raise Unsupported("Whole numbers (words, classes) cannot have normal noise. Use another augmentation.")
+            raise Unsupported(
+                "InputNoise needs floating-point inputs, got integers (words, classes). Use another augmentation."
+            )
         noise = torch.randn(x.shape[1:], generator=generator, dtype=x.dtype, device=x.device)
         return x + self.scale * noise
 
 
 @dataclass(frozen=True)
 class Shift(Augmentation):
-    """Images moved by up to some pixels, in each direction as likely; what comes in from outside is 0.
+    """Images shifted by a random number of pixels, padded with zeros.
 
     Args:
-        pixels: The furthest move.
-        dims: Dimensions along which they move: height and width, the last two of images.
+        pixels: The largest shift, in either direction.
+        dims: Dimensions along which images are shifted, each independently: by default height and width.
     """
 
     pixels: int = 1
@@ -84,7 +86,7 @@ class Shift(Augmentation):
         object.__setattr__(self, "dims", _dims("dims", self.dims))
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """``x``, moved."""
+        """``x``, shifted."""
         for dim in self.dims:
             high = self.pixels + 1
             move = int(torch.randint(-self.pixels, high, (), generator=generator, device=generator.device))
@@ -94,10 +96,10 @@ class Shift(Augmentation):
 
 @dataclass(frozen=True)
 class Flip(Augmentation):
-    """Images mirrored, every other time.
+    """Images mirrored with probability one half.
 
     Args:
-        dims: Dimensions along which they are mirrored, each by itself: the width, the last one of images.
+        dims: Dimensions along which images are mirrored, each independently: by default the width.
     """
 
     dims: tuple[int, ...] = (-1,)
@@ -126,11 +128,11 @@ def _dims(name: str, dims: Any) -> tuple[int, ...]:
     if not isinstance(dims, tuple | list) or not all(isinstance(dim, int) for dim in dims):
         raise InvalidType(f"{name} must be dimensions such as (-2, -1), got {dims!r}.")
     if not dims or 0 in dims:
-        raise InvalidArgument(f"{name} must be one or several dimensions other than 0, which is the rows'; got {dims}.")
+        raise InvalidArgument(f"{name} must be one or several dimensions other than 0 (the rows), got {dims}.")
     return tuple(dims)
 
 
-# --- Test-time augmentation: predictions averaged over random changes of the input -----------------------------------
+# --- test-time augmentation ------------------------------------------------------------------------------------------
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -139,21 +141,22 @@ _METHOD, _AUGMENT = MCDropout(), InputNoise(0.1)
 
 @dataclass(frozen=True, repr=False)
 class TestTimeAugmentation(Method):
-    r"""Fit with any method, and let the input change a little from draw to draw of a prediction.
+    r"""Fit with any method, and average predictions over random transformations of the input.
 
     .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid a_k(x), \theta_k), \qquad a_k \sim p(a)
 
-    How far predictions move under changes that should not matter is part of how far draws disagree, which is the
-    epistemic part of the uncertainty here. (Ayhan and Berens, 2018, and Wang et al., 2019, count it as aleatoric, for
-    it is the input that is in doubt.) Nothing is done to the fit.
+    The variance of predictions under the augmentation counts as epistemic uncertainty here, as the disagreement of
+    draws does. (Ayhan and Berens, 2018, and Wang et al., 2019, count it as aleatoric, since it comes from the input.)
+    The fit itself is not changed.
 
     Args:
-        method: The method that fits. A point estimate (``MAP``) gets all its spread from the augmentation; draws of a
-            posterior are each given a change of their own. Train on augmented data, or keep the changes small: the
-            network has seen no others.
+        method: The method that fits. A point estimate (``MAP``) gets all its epistemic uncertainty from the
+            augmentation; each draw of a posterior has a transformation of its own. Train on augmented data, or keep the
+            transformations small: the network has seen no others.
         augment: One of :mod:`~knowable.inference.dropout.augmentation` (``InputNoise``, ``Shift``, ``Flip``), or any
-            function ``(x, generator) -> x``. It should draw one change and make it to all rows: a prediction then does
-            not depend on which rows it is made with. A posterior with a function of your own cannot be saved.
+            function ``(x, generator) -> x``. It should draw one transformation and apply it to all rows: a prediction
+            then does not depend on the other rows of the batch. A posterior whose augmentation is a function cannot be
+            saved.
 
     Example:
         >>> import torch
@@ -166,13 +169,13 @@ class TestTimeAugmentation(Method):
     """
 
     family = "dropout"
-    summary = "any method, with inputs that change a little from draw to draw"
+    summary = "any method, with a random transformation of the inputs for each draw"
     aliases = ("tta",)
     references = ("ayhan2018", "wang2019")
     supports_row_weights = True
     supports_binary = True
 
-    __test__: ClassVar[bool] = False  # whatever its name, it is no test
+    __test__: ClassVar[bool] = False  # pytest would take it for a test
 
     method: Method = _METHOD
     augment: Augmentation | Augment = _AUGMENT
@@ -187,18 +190,20 @@ class TestTimeAugmentation(Method):
 
     def _fit(self, job: FitJob) -> AugmentedPosterior:
         inner_job, seed = job.for_method(self.method), job.seed
-        with own_randomness(derive_seed(seed, "augmentation")):  # what cannot be changed is refused before the fit
-            changed(next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device))
+        with own_randomness(derive_seed(seed, "augmentation")):  # an augmentation that fails is refused before the fit
+            transformed(
+                next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device)
+            )
         inner = self.method._fit(inner_job)
         return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
 
 
 class AugmentedPosterior(Posterior):
-    """A posterior whose predictions change the input at random, draw by draw.
+    """A posterior whose predictions transform the input at random, draw by draw.
 
     Args:
-        inner: The distribution over weights, which is this one's too.
-        augment: The random change.
+        inner: The distribution over weights.
+        augment: The random transformation.
         common: See :class:`~knowable.core.posterior.posterior.Posterior`; by default all as in ``inner``.
     """
 
@@ -228,13 +233,13 @@ class AugmentedPosterior(Posterior):
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
-        """As many draws as there are samples: where the posterior has fewer atoms, each is used several times."""
+        """As many draws as ``samples``: where the posterior has fewer atoms, each is used several times."""
         count, log_weights = self.inner.draws_for_prediction(samples, seed)
         times = max(1, samples // count)
         return count * times, log_weights.repeat(times) - math.log(times)
 
     def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
-        """Draws of the inner posterior, over and over."""
+        """Draws of the inner posterior, repeated cyclically."""
         return self._cycled(self.inner.draw_block, start, stop, samples, seed)
 
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
@@ -256,10 +261,10 @@ class AugmentedPosterior(Posterior):
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
-        """Each draw on inputs changed in its own way."""
+        """Outputs of each draw on inputs with a transformation of its own."""
         outputs = []
         for k in range(number_of_draws(stack)):
-            inputs = changed(x, self.augment, generator_for(seed, "augment", first + k, device=x.device))
+            inputs = transformed(x, self.augment, generator_for(seed, "augment", first + k, device=x.device))
             one = index_params(stack, slice(k, k + 1))
             outputs.append(self.inner.run_draws(one, inputs, first=first + k, seed=seed, vectorise=False))
         return torch.cat(outputs)
@@ -272,8 +277,8 @@ class AugmentedPosterior(Posterior):
     def _settings(self) -> dict[str, Any]:
         if not isinstance(self.augment, Augmentation):
             raise Unsupported(
-                "A posterior with a function of your own as its augmentation cannot be saved, for saved folders hold "
-                "no code. Save posterior.inner, and wrap it in AugmentedPosterior(loaded, augment) once it is loaded."
+                "A posterior whose augmentation is a function of your own cannot be saved: saved folders hold no code. "
+                "Save posterior.inner, and wrap it in AugmentedPosterior(loaded, augment) after loading."
             )
         settings = {"family": self.inner.family, "settings": self.inner._settings()}
         return {"inner": settings, "augment": self.augment.to_json()}
@@ -287,8 +292,8 @@ class AugmentedPosterior(Posterior):
         return cls(posterior, augmentation_from(augment))
 
 
-def changed(x: Tensor, augment: Augmentation | Augment, generator: torch.Generator) -> Tensor:
-    """Inputs after one random change, checked."""
+def transformed(x: Tensor, augment: Augmentation | Augment, generator: torch.Generator) -> Tensor:
+    """Inputs after one random transformation, checked."""
     value = augment(x.clone(), generator)
     if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != len(x):
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.params import Buffers, Params, expand_params, stack_params
+from knowable.core.network.params import Buffers, Params, expand_params, stack_params, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -26,24 +26,25 @@ from knowable.inference.point.point import fit_point
 _MOST_ROWS = 128
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MonteCarloBatchNorm(Trained, Method):
     r"""A MAP fit whose batch normalisation uses, draw by draw, the statistics of random batches of training data.
 
     .. math:: h \mapsto \gamma\, \frac{h - \mu_B}{\sqrt{\sigma_B^2 + \epsilon}} + \beta,
         \qquad B \text{ a random batch of } D
 
-    In training each example is normalised with the mean and variance of a batch that chance has put together. Teye,
-    Azizpour and Smith (2018) read this noise as a distribution over the network's function; keeping it in prediction
-    gives draws. The weights are a point estimate, so all spread is that of the statistics, and its size is set by the
-    batch: their variances are inversely proportional to the number of its rows.
+    In training each example is normalised with the mean and variance of a random batch. Teye, Azizpour and Smith (2018)
+    read this noise as a distribution over the network's function; keeping it in prediction gives draws. The weights are
+    a point estimate, so all epistemic uncertainty is that of the statistics, whose variances are inversely proportional
+    to the batch size.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the network is
-            trained.
-        batch_size: Rows of a batch, in training and in the statistics. None: a quarter of the data, at most 128. (All
-            rows at once would leave nothing to chance.)
-        draws: How many batches' statistics are kept: the draws of a prediction, at most.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size; None chooses it from the number of parameters.
+        batch_size: Rows of a batch, in training and in the statistics. None: a quarter of the data, at most 128. (With
+            all rows in one batch the statistics would not be random.)
+        training: How the optimisation loop works: ``kn.Training(optimiser, clip, patience, ...)``.
+        draws: Number of batches whose statistics are kept: the largest number of draws of a prediction.
 
     Example:
         >>> import torch
@@ -80,7 +81,7 @@ class MonteCarloBatchNorm(Trained, Method):
         if not layers:
             raise Unsupported(
                 "MonteCarloBatchNorm needs a network with batch normalisation that keeps running statistics and is not "
-                "frozen; this one has none. MCDropout and MeanFieldVI do with any network."
+                "frozen; this network has none. MCDropout and MeanFieldVI support any network."
             )
         settings = self.training_settings(batch_size=self.rows_per_step(rows.size))
         found = fit_point(job, settings)
@@ -124,7 +125,7 @@ class BatchStatistics(Posterior):
         return {name: torch.zeros_like(value) for name, value in self.loc.items()}
 
     def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
-        """As many batches as there are, or as are asked for."""
+        """At most as many draws as batches."""
         return super().draws_for_prediction(min(samples, len(self)), seed)
 
     def draw_block(self, start: int, stop: int, samples: int, seed: int) -> Params:
@@ -132,7 +133,7 @@ class BatchStatistics(Posterior):
         return self._ordered(expand_params({**self.loc, **self.points}, stop - start))
 
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
-        """Statistics of all batches, or of as many as are asked for, chosen at random."""
+        """Statistics of all batches, or of ``samples`` of them chosen at random."""
         order = torch.arange(len(self))
         if samples < len(self):
             order = torch.randperm(len(self), generator=generator_for(seed, "predict"))[:samples]
@@ -140,19 +141,15 @@ class BatchStatistics(Posterior):
         return {name: value[chosen] for name, value in self.statistics.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {f"{part}.{name}": v for part in ("loc", "statistics") for name, v in getattr(self, part).items()}
+        return {**with_prefix("loc.", self.loc), **with_prefix("statistics.", self.statistics)}
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> BatchStatistics:
-        loc, statistics = (
-            {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            for part in ("loc", "statistics")
-        )
-        return cls(model, loc, statistics, **common)
+        return cls(model, without_prefix("loc.", tensors), without_prefix("statistics.", tensors), **common)
 
 
 def normalisation_layers(model: Model) -> list[str]:
-    """Paths of the batch normalisation that uses the batch in training and running statistics in evaluation."""
+    """Paths of the batch normalisation layers that use the batch in training and running statistics in evaluation."""
     return [
         path
         for path, module in model.network.modules(training=True).items()
@@ -161,7 +158,7 @@ def normalisation_layers(model: Model) -> list[str]:
 
 
 def random_batches(data: Data, rows: int, number: int, seed: int) -> Iterator[Tensor]:
-    """Inputs of ``number`` random batches; a loader gives its own, as often as it must be read."""
+    """Inputs of ``number`` random batches; of a loader its own batches, over as many epochs as it takes."""
     if data.in_memory:
         x = data.tensors[0]
         for k in range(number):
@@ -178,23 +175,24 @@ def random_batches(data: Data, rows: int, number: int, seed: int) -> Iterator[Te
             if given == number:
                 return
         if given == before:
-            raise InvalidArgument("Every batch of the loader has one row, which has no variance. Give larger batches.")
+            raise InvalidArgument(
+                "data is a loader whose batches all have one row, which has no variance. Use larger batches."
+            )
 
 
 def batch_statistics(
     model: Model, params: Params, buffers: Buffers, layers: list[str], batches: Iterator[Tensor]
 ) -> Buffers:
-    """Mean and variance that each layer would normalise each batch with, by the names of its running statistics.
+    """Mean and variance with which each layer normalises each batch in training, named as its running statistics.
 
-    Everything but the normalisation is in evaluation mode. The variances are those of the batch (over n, not n - 1),
-    for these are what the layer divides by in training.
+    All other layers are in evaluation mode. The variances are the biased ones (over n, not n - 1), as in training.
     """
     network = model.network.copy()
     seen: Buffers = {}
     modules = network.modules(training=False)
     for path in layers:
         modules[path].training = True
-        modules[path].register_forward_pre_hook(partial(_note_statistics, seen, path))
+        modules[path].register_forward_pre_hook(partial(_record_statistics, seen, path))
     found = []
     with torch.no_grad():
         for x in batches:
@@ -204,7 +202,7 @@ def batch_statistics(
     return stack_params(found)
 
 
-def _note_statistics(seen: Buffers, path: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+def _record_statistics(seen: Buffers, path: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
     x = args[0]
     dims = [dim for dim in range(x.dim()) if dim != 1]
     variance, mean = torch.var_mean(x, dims, correction=0)

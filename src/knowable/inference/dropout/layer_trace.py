@@ -1,24 +1,21 @@
-"""What a network does with its weights, and with the output of its own dropout layers, found by running it.
+"""Which layers of a network take which inputs, and where the output of its own dropout layers goes.
 
-The network is run on two and on three rows while every operation is watched. A dimension that grows with the rows is
-that of the examples.
+The network is run on two and on three rows. A dimension that grows with the rows is that of the examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from knowable.core.model.model import Model
-from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, is_transposed, operands
+from knowable.core.network.layer_operations import is_transposed
 from knowable.core.network.params import Params
+from knowable.core.network.weight_uses import WeightTracer, WeightUse
 from knowable.core.support.randomness import own_randomness
 
 ELEMENTWISE = (nn.Dropout,)
@@ -33,216 +30,8 @@ _PICKS = frozenset({"__getitem__", "select", "narrow"})
 
 
 @dataclass(frozen=True)
-class Output:
-    """One output of a dropout layer.
-
-    Attributes:
-        path: The layer.
-        call: Which of its calls this was (a layer may be used at several places).
-        channels: Of a layer that drops whole channels, how many there are; None of one that drops elements.
-    """
-
-    path: str
-    call: int
-    channels: int | None
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One use of one or several weights by a layer.
-
-    Attributes:
-        kind: ``"linear"``, ``"convolution"``, ``"recurrent"``, ``"attention"`` or ``"embedding"``.
-        places: The weights that multiply inputs, and how.
-        inputs: How many inputs each of these takes.
-        entrance: Names of those that take the layer's own input (and not what it computes inside).
-        by_rows: Whether the rows of the input are the examples.
-        source: The output of a dropout layer that the input is, or None.
-    """
-
-    kind: str
-    places: tuple[Place, ...]
-    inputs: tuple[int, ...]
-    entrance: tuple[str, ...]
-    by_rows: bool
-    source: Output | None = None
-
-
-@dataclass
-class Trace:
-    """What was seen.
-
-    Attributes:
-        calls: Uses of weights by layers, in order.
-        other_uses: Parameters that something else than a layer used.
-        outputs: Outputs of the network's own dropout layers.
-        escaped: Those that went, changed or unchanged, to something else than the input of a layer.
-    """
-
-    calls: list[LayerCall] = field(default_factory=list)
-    other_uses: set[str] = field(default_factory=set)
-    outputs: list[Output] = field(default_factory=list)
-    escaped: set[Output] = field(default_factory=set)
-
-    def calls_of(self, name: str) -> list[LayerCall]:
-        """The uses of one weight."""
-        return [call for call in self.calls if any(place.name == name for place in call.places)]
-
-    def by_example(self, name: str) -> bool:
-        """Whether the inputs of a weight can be masked example by example."""
-        calls = self.calls_of(name)
-        return name not in self.other_uses and all(
-            call.kind in ("linear", "convolution") and call.by_rows for call in calls
-        )
-
-
-def trace_layers(model: Model, x: Tensor) -> Trace:
-    """Run the network in training mode on rows like those of ``x``, and watch."""
-    network = model.network.copy()
-    params = {**model.frozen_params(), **model.network_params(model.params())}
-    watching: list[_Watch] = []
-    for path, module in network.modules(training=True).items():
-        if isinstance(module, ELEMENTWISE + BY_CHANNEL):
-            module.p = 0.5  # one that is set to 0 would not be seen
-            module.register_forward_hook(partial(_note_output, watching, path))
-    found = []
-    for rows in _ROWS:
-        inputs = x[torch.arange(rows, device=x.device) % len(x)].clone()
-        watching[:] = [_Watch(params, rows)]
-        with own_randomness(0), torch.no_grad(), watching[0]:
-            network(params, inputs, buffers=model.buffers(), training=True)
-        found.append(watching[0].trace)
-    return _joined(*found)
-
-
-def _joined(first: Trace, second: Trace) -> Trace:
-    """The second trace, with rows that are examples only where they are in both."""
-    same = len(first.calls) == len(second.calls)
-    pairs = zip(first.calls, second.calls, strict=True) if same else ((None, call) for call in second.calls)
-    second.calls = [replace(b, by_rows=b.by_rows and a is not None and a.by_rows) for a, b in pairs]
-    return second
-
-
-def _note_output(watching: list[_Watch], path: str, module: nn.Module, args: Any, output: Tensor) -> None:
-    if module.training:  # a frozen part of the network is in evaluation mode
-        channels = output.shape[1] if isinstance(module, BY_CHANNEL) else None
-        watching[0].note_output(path, channels, output)
-
-
-class _Watch(TorchFunctionMode):
-    """Follows parameters and outputs of dropout layers through the operations of one forward pass."""
-
-    def __init__(self, params: Params, rows: int):
-        super().__init__()
-        self.trace = Trace()
-        self._rows = rows
-        self._names = {id(value): name for name, value in params.items()}
-        self._origin: dict[int, Output] = {}
-        self._alive: list[Tensor] = []  # so that no two tensors have the same id
-
-    def note_output(self, path: str, channels: int | None, output: Tensor) -> None:
-        """Take note of what a dropout layer gave out."""
-        call = sum(each.path == path for each in self.trace.outputs)
-        self.trace.outputs.append(Output(path, call, channels))
-        self._mark(output, self.trace.outputs[-1])
-
-    def _mark(self, value: Tensor, origin: Output) -> None:
-        self._origin[id(value)] = origin
-        self._alive.append(value)
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what was asked for, and look at it."""
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.__name__ in METADATA and not isinstance(result, Tensor):
-            return result
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self._alive += given
-        names = [self._names[id(leaf)] for leaf in given if id(leaf) in self._names]
-        call = self._layer_call(func, args, kwargs, names)
-        origins = [self._origin[id(leaf)] for leaf in given if id(leaf) in self._origin]
-        if call is not None:
-            self.trace.calls.append(call)
-            self.trace.other_uses.update(names if call.kind == "embedding" else ())
-            self.trace.escaped.update(origin for origin in origins if origin != call.source)
-            return result
-        self.trace.other_uses.update(names)
-        if origins:
-            self._follow(func.__name__, origins, result)
-        return result
-
-    def _follow(self, operation: str, origins: list[Output], result: Any) -> None:
-        origin = origins[0]
-        if origin.channels is None:
-            commutes = operation in _HOMOGENEOUS | _SHAPES | _MOVES | _PICKS
-        else:
-            commutes = operation in _HOMOGENEOUS | _SHAPES or "pool" in operation
-        if commutes and len(origins) == 1 and isinstance(result, Tensor):
-            self._mark(result, origin)
-        else:
-            self.trace.escaped.update(origins)
-
-    # --- layers ------------------------------------------------------------------------------------------------------
-
-    def _layer_call(self, func: Callable[..., Any], args: Any, kwargs: Any, names: list[str]) -> LayerCall | None:
-        """What kind of layer this operation is, if it has a parameter of the network as its weight."""
-        if not names:
-            return None
-        if func is LINEAR or func in CONVOLUTIONS:
-            return self._linear_call(func, *operands(func, args, kwargs))
-        weights = {name: leaf for leaf in tree_leaves((args, kwargs)) for name in self._matrix_name(leaf)}
-        if func.__name__.startswith(_RECURRENT):
-            first = tuple(name for name in weights if _takes_input(name.rpartition(".")[2]))
-            return _inner_call("recurrent", weights, first, self._origin.get(id(args[0])))
-        if func.__name__ == "multi_head_attention_forward":
-            return _inner_call("attention", weights, tuple(name for name in weights if "out_proj" not in name))
-        if func.__name__ == "embedding":
-            return LayerCall("embedding", (), (), (), by_rows=False)
-        return None
-
-    def _linear_call(
-        self, func: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
-    ) -> LayerCall | None:
-        name = self._names.get(id(weight))
-        if name is None or id(x) in self._names:
-            return None  # a weight that was computed, or a weight as the input
-        by_rows = x.dim() > 1 and x.shape[0] == self._rows
-        source = self._origin.get(id(x))
-        if func is LINEAR:
-            return LayerCall("linear", (Place(name),), (weight.shape[1],), (name,), by_rows, source)
-        groups = rest.get("groups", 1)
-        place = Place(name, axis=0) if is_transposed(func) else Place(name, groups=groups)
-        inputs = weight.shape[0] if is_transposed(func) else weight.shape[1] * groups
-        return LayerCall("convolution", (place,), (inputs,), (name,), by_rows, source)
-
-    def _matrix_name(self, leaf: Any) -> list[str]:
-        return [self._names[id(leaf)]] if id(leaf) in self._names and leaf.dim() == 2 else []
-
-
-def _takes_input(weight: str) -> bool:
-    """Whether a weight of a recurrent layer (or cell) takes the layer's own input."""
-    return weight == "weight_ih" or weight.startswith("weight_ih_l0")
-
-
-def _inner_call(kind: str, weights: Params, entrance: tuple[str, ...], source: Output | None = None) -> LayerCall:
-    places = tuple(Place(name) for name in weights)
-    return LayerCall(kind, places, tuple(value.shape[1] for value in weights.values()), entrance, False, source)
-
-
-# --- Where dropout acts: inputs of a layer that are kept or dropped, and what that does to the layer's weights -------
-#
-# Dropping input j of a layer, and dividing what is kept by the probability of keeping it, is the same as multiplying
-# column j of its weight matrix (Gal and Ghahramani, 2016):
-#
-# .. math:: M \Big(\frac{z}{1 - p} \odot x\Big) = \Big(M \operatorname{diag} \frac{z}{1 - p}\Big) x, \qquad
-#     z_j \sim \mathrm{Bernoulli}(1 - p)
-#
-# So a site is a distribution over weights, whose mean is M.
-
-
-@dataclass(frozen=True)
-class Place:
-    """A weight that takes the inputs of a site.
+class WeightAxis:
+    """How a weight takes its layer's inputs.
 
     Attributes:
         name: The parameter.
@@ -256,8 +45,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Site:
-    """Inputs that are dropped independently of each other, at one rate.
+class DropoutSite:
+    r"""Inputs of a layer that are dropped independently of each other, at one rate.
+
+    Dropping input j, and dividing what is kept by the probability of keeping it, is the same as multiplying column j of
+    the layer's weight matrix (Gal and Ghahramani, 2016):
+
+    .. math:: M \Big(\frac{z}{1 - p} \odot x\Big) = \Big(M \operatorname{diag} \frac{z}{1 - p}\Big) x, \qquad
+        z_j \sim \mathrm{Bernoulli}(1 - p)
+
+    So a site is a distribution over weights, whose mean is M.
 
     Attributes:
         places: The weights that take these inputs (one, unless several layers share them).
@@ -268,7 +65,7 @@ class Site:
             convolutions alone, on inputs whose rows are the examples.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[WeightAxis, ...]
     units: int
     rate: float
     repeat: int = 1
@@ -276,10 +73,10 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Name of the first weight: what reports call the site."""
+        """Name of the first weight, which stands for the site in reports."""
         return self.places[0].name
 
-    def on_weight(self, mask: Tensor, place: Place, weight: Tensor) -> Tensor:
+    def on_weight(self, mask: Tensor, place: WeightAxis, weight: Tensor) -> Tensor:
         """Factors on a weight, for masks ``(..., units)``: what broadcasts against ``(..., *weight.shape)``."""
         inputs = self.on_inputs(mask)
         lead, trailing = inputs.shape[:-1], (1,) * (weight.dim() - 2)
@@ -295,8 +92,8 @@ class Site:
         """Factors on the inputs ``(..., inputs)``, for masks ``(..., units)``."""
         return mask.repeat_interleave(self.repeat, dim=-1) if self.repeat > 1 else mask
 
-    def most_by_unit(self, values: Tensor, place: Place) -> Tensor:
-        """The largest of numbers of a weight's shape among those that belong to each unit, ``(units,)``."""
+    def max_by_unit(self, values: Tensor, place: WeightAxis) -> Tensor:
+        """The maximum over the entries of each unit, ``(units,)``, of values that have a weight's shape."""
         if place.axis == 0:
             inputs = values.flatten(1).amax(1)
         else:  # (groups, outputs of each, inputs of each, positions)
@@ -309,6 +106,181 @@ class Site:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Site:
+    def from_json(cls, saved: dict[str, Any]) -> DropoutSite:
         """Back from plain values."""
-        return cls(**{**saved, "places": tuple(Place(**place) for place in saved["places"])})
+        return cls(**{**saved, "places": tuple(WeightAxis(**place) for place in saved["places"])})
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DropoutOutput:
+    """One output of a dropout layer.
+
+    Attributes:
+        path: The layer.
+        call: The number of the call (a layer may be called several times).
+        channels: Of a layer that drops whole channels, how many there are; None of one that drops elements.
+    """
+
+    path: str
+    call: int
+    channels: int | None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One use of one or several weights by a layer.
+
+    Attributes:
+        kind: ``"linear"``, ``"convolution"``, ``"recurrent"``, ``"attention"`` or ``"embedding"``.
+        axes: The weights that multiply inputs, by name, and how.
+        inputs: How many inputs each of these takes.
+        first: Names of those that take the layer's own input (and not what the layer computes inside).
+        by_rows: Whether the rows of the input are the examples.
+        source: The output of a dropout layer that is the input, or None.
+    """
+
+    kind: str
+    axes: dict[str, WeightAxis]
+    inputs: dict[str, int]
+    first: tuple[str, ...]
+    by_rows: bool
+    source: DropoutOutput | None = None
+
+
+@dataclass
+class LayerTrace:
+    """The layers of a network in a forward pass.
+
+    Attributes:
+        calls: Uses of weights by layers, in order.
+        other_uses: Parameters that operations other than layers use.
+        outputs: Outputs of the network's own dropout layers.
+        escaped: Those outputs that reach, changed or unchanged, an operation other than a layer.
+    """
+
+    calls: list[LayerCall] = field(default_factory=list)
+    other_uses: set[str] = field(default_factory=set)
+    outputs: list[DropoutOutput] = field(default_factory=list)
+    escaped: set[DropoutOutput] = field(default_factory=set)
+
+    def calls_of(self, name: str) -> list[LayerCall]:
+        """The uses of one weight."""
+        return [call for call in self.calls if name in call.axes]
+
+    def by_example(self, name: str) -> bool:
+        """Whether the inputs of a weight can be masked example by example."""
+        calls = self.calls_of(name)
+        return name not in self.other_uses and all(
+            call.kind in ("linear", "convolution") and call.by_rows for call in calls
+        )
+
+
+def trace_layers(model: Model, x: Tensor) -> LayerTrace:
+    """Trace the layers of the network in training mode, on rows like those of ``x``."""
+    network = model.network.copy()
+    params = {**model.frozen_params(), **model.network_params(model.params())}
+    active: list[_LayerRecorder] = []
+    for path, module in network.modules(training=True).items():
+        if isinstance(module, ELEMENTWISE + BY_CHANNEL):
+            module.p = 0.5  # with a rate of 0 it would return its input
+            module.register_forward_hook(partial(_record_output, active, path))
+    found = []
+    for rows in _ROWS:
+        inputs = x[torch.arange(rows, device=x.device) % len(x)].clone()
+        recorder = _LayerRecorder(params, rows)
+        active[:] = [recorder]
+        with own_randomness(0), torch.no_grad(), WeightTracer(params, listener=recorder.record):
+            network(params, inputs, buffers=model.buffers(), training=True)
+        found.append(recorder.trace)
+    return _joined(*found)
+
+
+def _joined(first: LayerTrace, second: LayerTrace) -> LayerTrace:
+    """The second trace, with rows that are examples only where they are in both."""
+    same = len(first.calls) == len(second.calls)
+    pairs = zip(first.calls, second.calls, strict=True) if same else ((None, call) for call in second.calls)
+    second.calls = [replace(b, by_rows=b.by_rows and a is not None and a.by_rows) for a, b in pairs]
+    return second
+
+
+def _record_output(active: list[_LayerRecorder], path: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    if module.training:  # a frozen part of the network is in evaluation mode
+        channels = output.shape[1] if isinstance(module, BY_CHANNEL) else None
+        active[0].record_output(path, channels, output)
+
+
+class _LayerRecorder:
+    """Makes a trace from the operations of one forward pass, following the outputs of dropout layers."""
+
+    def __init__(self, params: Params, rows: int):
+        self.trace = LayerTrace()
+        self._params, self._rows = params, rows
+        self._origin: dict[int, DropoutOutput] = {}
+        self._alive: list[Tensor] = []  # so that no two tensors have the same id
+
+    def record_output(self, path: str, channels: int | None, output: Tensor) -> None:
+        """Record the output of a dropout layer."""
+        call = sum(each.path == path for each in self.trace.outputs)
+        self.trace.outputs.append(DropoutOutput(path, call, channels))
+        self._mark(output, self.trace.outputs[-1])
+
+    def record(self, use: WeightUse) -> None:
+        """Record an operation."""
+        self._alive += use.tensors
+        origins = [self._origin[id(each)] for each in use.tensors if id(each) in self._origin]
+        call = self._layer_call(use) if use.names else None
+        if call is not None:
+            self.trace.calls.append(call)
+            self.trace.other_uses.update(use.names if call.kind == "embedding" else ())
+            self.trace.escaped.update(origin for origin in origins if origin != call.source)
+            return
+        self.trace.other_uses.update(use.names)
+        if origins:
+            self._follow(use, origins)
+
+    def _mark(self, value: Tensor, origin: DropoutOutput) -> None:
+        self._origin[id(value)] = origin
+        self._alive.append(value)
+
+    def _follow(self, use: WeightUse, origins: list[DropoutOutput]) -> None:
+        if origins[0].channels is None:
+            commutes = use.kind in _HOMOGENEOUS | _SHAPES | _MOVES | _PICKS
+        else:
+            commutes = use.kind in _HOMOGENEOUS | _SHAPES or "pool" in use.kind
+        if commutes and len(origins) == 1 and isinstance(use.output, Tensor):
+            self._mark(use.output, origins[0])
+        else:
+            self.trace.escaped.update(origins)
+
+    def _layer_call(self, use: WeightUse) -> LayerCall | None:
+        """The layer that this operation is, if it has a parameter of the network as its weight."""
+        if use.kind in ("linear", "convolution"):
+            return self._linear_call(use)
+        weights = [name for name in use.names if self._params[name].dim() == 2]
+        axes = {name: WeightAxis(name) for name in weights}
+        inputs = {name: self._params[name].shape[1] for name in weights}
+        if use.kind.startswith(_RECURRENT):
+            first = tuple(name for name in axes if _takes_input(name.rpartition(".")[2]))
+            return LayerCall("recurrent", axes, inputs, first, False, self._origin.get(id(use.inputs)))
+        if use.kind == "multi_head_attention_forward":
+            return LayerCall("attention", axes, inputs, tuple(name for name in axes if "out_proj" not in name), False)
+        return LayerCall("embedding", {}, {}, (), by_rows=False) if use.kind == "embedding" else None
+
+    def _linear_call(self, use: WeightUse) -> LayerCall | None:
+        name, x = use.weight, use.inputs
+        if name is None or any(x is value for value in self._params.values()):
+            return None  # a weight that was computed, or a weight as the input
+        shape, groups = self._params[name].shape, use.settings.get("groups", 1)
+        transposed = is_transposed(use.operation)
+        axis = WeightAxis(name, axis=0) if transposed else WeightAxis(name, groups=groups)
+        inputs = shape[0] if transposed else shape[1] * groups
+        by_rows = use.rows_first(self._rows) and x.dim() > 1
+        return LayerCall(use.kind, {name: axis}, {name: inputs}, (name,), by_rows, self._origin.get(id(x)))
+
+
+def _takes_input(weight: str) -> bool:
+    """Whether a weight of a recurrent layer (or cell) takes the layer's own input."""
+    return weight == "weight_ih" or weight.startswith("weight_ih_l0")

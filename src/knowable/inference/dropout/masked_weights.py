@@ -2,10 +2,10 @@
 
 A mask is any random factor on an input: zeros and ones of dropout, or noise that is learned.
 
-A :class:`MaskedWeight` looks like the weight to the module that holds it. When it reaches ``F.linear`` or a
-convolution, the input of that operation is multiplied by a mask with a row for each example: what dropout layers do in
-training. Any other operation gets the weight with one mask for the whole batch on its columns. The weight itself may be
-a :class:`~knowable.inference.variational.gaussian_weight.GaussianWeight`, which then meets the masked input.
+A :class:`MaskedWeight` takes the place of the weight in the module. When it reaches ``F.linear`` or a convolution, the
+input of that operation is multiplied by a mask with a row for each example, as dropout layers do in training. Any other
+operation gets the weight with one mask for the whole batch on its columns. The weight itself may be a
+:class:`~knowable.inference.variational.gaussian_weight.GaussianWeight`, which then takes the masked input.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from torch.utils._pytree import tree_map
 from knowable.core.model.model import Model
 from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
 from knowable.core.network.network import Network
-from knowable.core.network.params import Params, index_params, number_of_draws
+from knowable.core.network.params import Params, index_params, number_of_draws, with_prefix, without_prefix
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.inference.dropout.layer_trace import Place, Site
+from knowable.inference.dropout.layer_trace import DropoutSite, WeightAxis
 from knowable.inference.dropout.placement import Placement
 from knowable.inference.dropout.shared_noise import Axis, SharedNoise, plain_attention, random_axes
 
 
 class SiteMasks:
-    """The masks of one site in one forward pass: drawn when they are first needed, the same at every later use.
+    """The masks of one site in one forward pass: drawn at the first use, the same at every later use.
 
     Args:
         site: The site.
         draw: ``draw(rows)`` gives masks ``(rows, units)``.
-        scale: What masks are multiplied with: 1 / (1 - rate) of those that are zeros and ones.
+        scale: Factor on the masks: 1 / (1 - rate) where they are zeros and ones.
 
     Attributes:
-        mask: The masks as they were drawn, ``(rows, units)``; None before they are.
+        mask: The masks before scaling, ``(rows, units)``; None before they are drawn.
     """
 
-    def __init__(self, site: Site, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
+    def __init__(self, site: DropoutSite, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
         self.site, self._draw, self._scale = site, draw, scale
         self.mask: Tensor | None = None
         self._factor: Tensor | None = None
@@ -54,7 +54,7 @@ class SiteMasks:
             self._factor = self.site.on_inputs(self.mask * self._scale)
         return self._factor
 
-    def masked(self, weight: Tensor, place: Place) -> Tensor:
+    def masked(self, weight: Tensor, place: WeightAxis) -> Tensor:
         """A weight with one mask for all examples on it."""
         if self.mask is None or len(self.mask) != 1:
             self.mask = self._draw(1)
@@ -71,11 +71,11 @@ class MaskedWeight(torch.Tensor):
     """
 
     loc: Tensor
-    place: Place
+    place: WeightAxis
     masks: SiteMasks
 
     @staticmethod
-    def __new__(cls, loc: Tensor, place: Place, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
         with torch._C.DisableTorchFunctionSubclass():  # a weight that is random itself is not drawn yet
             self = loc.as_subclass(cls)
         self.loc, self.place, self.masks = loc, place, masks
@@ -96,7 +96,7 @@ class MaskedWeight(torch.Tensor):
 
 
 def masked_params(params: Params, masks: Sequence[SiteMasks], *, by_example: bool) -> Params:
-    """Parameters under masks: example by example where the site allows it and it is asked for, else one for all."""
+    """Parameters under masks: one for each example if ``by_example`` and the site allows it, else one for all."""
     given = dict(params)
     for each in masks:
         for place in each.site.places:
@@ -117,7 +117,7 @@ def _with_one_mask(leaf: Any) -> Any:
     return leaf.masks.masked(leaf.loc, leaf.place) if isinstance(leaf, MaskedWeight) else leaf
 
 
-# --- The posterior of dropout: mean weights whose columns are dropped at random --------------------------------------
+# --- the posterior of dropout ----------------------------------------------------------------------------------------
 
 PREDICTIONS = ("monte_carlo", "weight_scaling")
 
@@ -125,7 +125,7 @@ PREDICTIONS = ("monte_carlo", "weight_scaling")
 class MaskedWeights(Posterior):
     r"""Weights that are their mean times masks: :math:`W = M \operatorname{diag}(z / (1 - p))` with Bernoulli z.
 
-    A discrete distribution, so there is no density. Parameters without a mask (biases) are the same in every draw.
+    A discrete distribution without a density. Parameters without a mask (biases) are the same in every draw.
 
     Args:
         model: The model.
@@ -182,7 +182,7 @@ class MaskedWeights(Posterior):
         return Particles(self.model, stack, points=self.points, buffers=self.buffers, seed=self.seed)
 
     def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
-        """Draws of the weights; where the network has other random numbers, one stream of these for each draw."""
+        """Outputs of draws of the weights; other random numbers of the network have one stream for each draw."""
         if not self.placement.noisy:
             return super().run_draws(stack, x, first=first, seed=seed, vectorise=vectorise)
         if self._stochastic is None:
@@ -198,7 +198,7 @@ class MaskedWeights(Posterior):
     # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {f"loc.{name}": value for name, value in self.loc.items()}
+        return with_prefix("loc.", self.loc)
 
     def _settings(self) -> dict[str, Any]:
         return {"placement": self.placement.to_json(), "prediction": self.prediction}
@@ -207,5 +207,6 @@ class MaskedWeights(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, placement: dict[str, Any], prediction: str, **common: Any
     ) -> MaskedWeights:
-        loc = {name.removeprefix("loc."): value for name, value in tensors.items()}
-        return cls(model, loc, Placement.from_json(placement), prediction=prediction, **common)
+        return cls(
+            model, without_prefix("loc.", tensors), Placement.from_json(placement), prediction=prediction, **common
+        )

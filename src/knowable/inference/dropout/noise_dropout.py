@@ -1,4 +1,4 @@
-"""What methods that put multiplicative noise on weights have in common."""
+"""Multiplicative Gaussian noise on the weights: Gaussian dropout (variance set), variational dropout (learned)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from knowable.core.network.params import Layout, Params, select_names
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.training.loop import TrainingResult
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.dropout.sparse_variational_dropout import (
-    NoisyWeights,
-    noisy_names,
-    prior_notes,
-    with_log_uniform,
-)
+from knowable.inference.dropout.sparse_variational_dropout import NoisyWeights, noise_notes, with_log_uniform
 from knowable.inference.variational.gaussian_weight import local_rule, local_weights
-from knowable.inference.variational.method import VariationalMethod, tempering_notes, warmup_notes
+from knowable.inference.variational.method import VariationalMethod, tempering_notes
 from knowable.inference.variational.normals import drawn_and_local, standard_noise
 from knowable.inference.variational.objective import (
     VariationalObjective,
@@ -31,51 +26,168 @@ from knowable.inference.variational.objective import (
 )
 from knowable.priors.log_uniform import divergence_at
 
+SHARES = ("layer", "neuron", "weight")
+_INITIAL_LOGIT = math.log(0.25 / 0.75)  # a learned alpha starts at a quarter of its upper limit
+
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class NoiseMethod(VariationalMethod):
-    """Noise on the weights under a log-uniform prior, that the method brings with it; points elsewhere.
+class GaussianDropout(VariationalMethod):
+    r"""Every weight is multiplied by Gaussian noise of a set variance, in training and in prediction.
+
+    .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \quad \epsilon \sim \mathcal{N}(0, 1), \qquad
+        \max_\theta\; E[\log p(D \mid w)]
+
+    Dropout at rate p has the same mean and variance with α = p / (1 - p) (Wang and Manning, 2013; Srivastava et al.,
+    2014). The objective is the evidence lower bound under the log-uniform prior, whose KL does not depend on θ and so
+    is a constant here (Kingma, Salimans and Welling, 2015): the method replaces the model's prior of the noisy weights
+    by the log-uniform one. All other parameters become point estimates under their own prior. Training samples layers,
+    and prediction draws weights, as in
+    :class:`~knowable.inference.dropout.sparse_variational_dropout.SparseVariationalDropout`.
 
     Args:
+        alpha: Variance of the noise; 0.25 is dropout at a rate of 0.2.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: How the optimisation loop works: ``kn.Training(optimiser, clip, patience, ...)``.
+        beta: Factor on the KL, which is a constant here: no effect.
+        kl_warmup: Epochs over which that factor rises to its full value: no effect, as the KL is a constant.
+        start: ``"network"``, ``"map"`` (a MAP fit under the model's own priors) or a fitted posterior.
         draws: Draws per step.
         where: Names or globs of the weights that are noisy, of those that are random in the model. None: all with two
             dimensions or more.
+        zero_mean: Names or globs of noisy weights that have no mean: they are N(0, σ²) with σ learned, and encode
+            information in the variance of their outputs (variance networks: Neklyudov et al., 2018). Their
+            signal-to-noise ratio is 0 and is no criterion for pruning them.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        >>> posterior = kn.GaussianDropout(0.1, epochs=100).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.abs()))
+        >>> round(posterior.log_alpha()["2.weight"].exp().mean().item(), 3)
+        0.1
     """
 
+    family = "dropout"
+    summary = "weights multiplied by Gaussian noise of a set variance, in training and prediction"
+    references = ("wang2013", "kingma2015", "neklyudov2018")
+
+    alpha: float = field(default=0.25, kw_only=False)
+    draws: int = 1
+    where: str | tuple[str, ...] | None = None
+    zero_mean: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("alpha", self.alpha, above=0)
+        check_count("draws", self.draws)
+        object.__setattr__(self, "where", check_where(self.where))
+        object.__setattr__(self, "zero_mean", check_where(self.zero_mean, "zero_mean"))
+
+    def target(self, model: Model) -> Model:
+        """The model with log-uniform priors on the noisy weights; all other parameters are point estimates."""
+        return with_log_uniform(model, self.where)
+
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NoiseObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data; ``model`` is what :meth:`target` gives."""
+        names = select_names("zero_mean", self.zero_mean, model.random_names, model.net) if self.zero_mean else ()
+        common = {"zero_mean": tuple(sorted(names)), "draws": self.draws, **self.elbo_settings(start)}
+        return NoiseObjective(model, x, size, alpha=self.alpha, **common)
+
+    def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
+        return noise_notes(self, model, result)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class VariationalDropout(VariationalMethod):
+    r"""Gaussian dropout whose variance is learned with the weights: by layer, by neuron, or by weight.
+
+    .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \qquad
+        \max_{\theta, \alpha}\; E[\log p(D \mid w)] - \mathrm{KL}(\alpha), \qquad \alpha \le \alpha_\max
+
+    The KL divergence from the log-uniform prior is a function of α alone. Kingma, Salimans and Welling (2015) used a
+    cubic fit to it, valid up to α = 1, and so held α there; here it is the fit of Molchanov et al. (2017), valid for
+    all α (:class:`~knowable.priors.log_uniform.LogUniform`). The upper limit of α stays the default, because it keeps
+    the variance of the gradient low; to prune weights with large α use
+    :class:`~knowable.inference.dropout.sparse_variational_dropout.SparseVariationalDropout`.
+
+    The method replaces the model's prior of the noisy weights by the log-uniform one. All other parameters become point
+    estimates under their own prior. Layers are sampled by local reparameterisation where possible, and prediction uses
+    draws of the weights that all inputs share.
+
+    Args:
+        share: What has an α of its own: ``"layer"`` (one for each weight matrix or kernel), ``"neuron"`` (one for each
+            output: a weight's first dimension) or ``"weight"``.
+        max_alpha: Upper limit of α. 1 is dropout at a rate of one half.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: How the optimisation loop works: ``kn.Training(optimiser, clip, patience, ...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
+        start: ``"network"``, ``"map"`` (a MAP fit under the model's own priors) or a fitted posterior.
+        draws: Draws per step.
+        where: Names or globs of the weights that are noisy, of those that are random in the model. None: all with two
+            dimensions or more.
+
+    Example:
+        >>> import torch
+        >>> import knowable as kn
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        >>> posterior = kn.VariationalDropout(epochs=100).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.abs()))
+        >>> sorted(name for name in posterior.diagnostics.terms if name.startswith("alpha"))
+        ['alpha.0.weight', 'alpha.2.weight']
+    """
+
+    family = "dropout"
+    summary = "Gaussian dropout whose variance is learned, by layer, neuron or weight"
+    aliases = ("vdo",)
+    references = ("kingma2015", "molchanov2017")
+
+    share: str = field(default="layer", kw_only=False)
+    max_alpha: float = field(default=1.0, kw_only=False)
     draws: int = 1
     where: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("share", self.share, SHARES)
+        check_number("max_alpha", self.max_alpha, above=0)
         check_count("draws", self.draws)
         object.__setattr__(self, "where", check_where(self.where))
 
     def target(self, model: Model) -> Model:
-        """The model with the log-uniform prior on the noisy weights, and points elsewhere."""
-        return with_log_uniform(model, noisy_names(model, self.where))
+        """The model with log-uniform priors on the noisy weights; all other parameters are point estimates."""
+        return with_log_uniform(model, self.where)
+
+    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NoiseObjective:
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data; ``model`` is what :meth:`target` gives."""
+        common = {"share": self.share, "draws": self.draws, **self.elbo_settings(start)}
+        return NoiseObjective(model, x, size, alpha=self.max_alpha, **common)
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*warmup_notes(self.kl_warmup or 0, result), *prior_notes(model, noisy_names(model, self.where)))
+        return (*tempering_notes(self.beta, 1.0), *noise_notes(self, model, result))
 
 
-# --- The bound of multiplicative Gaussian noise on the weights, of a strength that is set or learned -----------------
-
-SHARES = ("layer", "neuron", "weight")
-_INITIAL_SHARE = 0.25  # of the largest alpha, at which a learned one starts
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 
 class NoiseObjective(VariationalObjective):
     r"""-ELBO / N of :math:`w = \theta\, (1 + \sqrt{\alpha}\, \epsilon)` under the log-uniform prior.
 
     The KL is a function of α alone. A learned α is :math:`\alpha_\max\, \sigma(a)`. Weights of ``zero_mean`` have no θ:
-    they are :math:`\mathcal{N}(0, \sigma^2)` with σ learned, whose KL is the same whatever σ is; this is the limit of
-    infinite α, where it is 0.
+    they are :math:`\mathcal{N}(0, \sigma^2)` with σ learned. Their KL does not depend on σ: it is the limit of infinite
+    α, where it is 0.
 
     Args:
         model: The model, with its log-uniform priors.
         x: Rows like those of the data.
         size: Number of training examples N.
-        alpha: Strength of the noise, or the largest where it is learned.
+        alpha: Variance of the noise, or its upper limit where it is learned.
         share: What has an α of its own: ``"layer"``, ``"neuron"`` (a weight's first dimension) or ``"weight"``. None:
             α is not learned.
         zero_mean: Names of the weights without a mean.
@@ -113,12 +225,30 @@ class NoiseObjective(VariationalObjective):
         groups = {name: _group(first[name], share) for name in self.with_mean.names} if share is not None else {}
         self.groups = Layout.of(groups)
         self.theta = nn.Parameter(self.with_mean.flatten(first).to(like))
-        self.logits = nn.Parameter(torch.full((self.groups.size,), _logit(_INITIAL_SHARE)).to(like))
+        self.logits = nn.Parameter(torch.full((self.groups.size,), _INITIAL_LOGIT).to(like))
         self.log_sigma = nn.Parameter(
             self.without.flatten({k: _log_size(first[k]) for k in self.without.names}).to(like)
         )
 
-    # --- the distribution --------------------------------------------------------------------------------------------
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms."""
+        points, like = self.point_params(), next(self.parameters())
+        noise = standard_noise(self.draws, self.drawn.size, like=like, recording=self.recording)
+        thetas, kl = self.draw(noise), self.kl_divergence()
+        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
+
+    def draw(self, noise: Tensor) -> list[Params]:
+        """Draws of all weights; those of local layers are drawn by their outputs."""
+        loc, factor = self._loc_and_factor()
+        means = {name: loc[name] for name in self.local.names}
+        variance = {name: factor[name].square() for name in self.local.names}
+        return [
+            {
+                **{name: torch.addcmul(loc[name], factor[name], e) for name, e in self.drawn.views(each).items()},
+                **local_weights(means, variance, local_rule, recording=self.recording),
+            }
+            for each in noise
+        ]
 
     def log_alphas(self) -> Params:
         """Log α of each weight that has a mean, of a shape that broadcasts to the weight's."""
@@ -129,17 +259,18 @@ class NoiseObjective(VariationalObjective):
 
     def loc_and_scale(self) -> tuple[Params, Params]:
         """Means and standard deviations of the random parameters, by name, differentiable."""
-        loc, shift = self._loc_and_shift()
-        return loc, {name: value.abs() for name, value in shift.items()}
+        loc, factor = self._loc_and_factor()
+        return loc, {name: value.abs() for name, value in factor.items()}
 
-    def _loc_and_shift(self) -> tuple[Params, Params]:
-        """Means, and what a standard normal number is multiplied by: √α θ, or σ."""
+    def _loc_and_factor(self) -> tuple[Params, Params]:
+        """Means, and the factors on standard normal noise: √α θ, or σ."""
         log_alphas = self.log_alphas()
         loc = self.with_mean.views(self.theta)
-        shift = {name: value * (0.5 * log_alphas[name]).exp() for name, value in loc.items()}
+        factor = {name: value * (0.5 * log_alphas[name]).exp() for name, value in loc.items()}
         sigma = self.without.views(self.log_sigma.exp())
         loc = {**loc, **{name: torch.zeros_like(value) for name, value in sigma.items()}}
-        return _in_order(self.layout, loc), _in_order(self.layout, {**shift, **sigma})
+        factor = {**factor, **sigma}
+        return {name: loc[name] for name in self.layout.names}, {name: factor[name] for name in self.layout.names}
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals."""
@@ -157,28 +288,6 @@ class NoiseObjective(VariationalObjective):
         sizes = zip(self.with_mean.names, self.with_mean.sizes, strict=True)
         each = [divergence_at(log_alphas[name]).mean() * size for name, size in sizes]
         return torch.stack(each).sum() if each else self.theta.new_zeros(())
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """-ELBO / N of a batch, and its terms."""
-        points = self.point_params()
-        like = next(self.parameters())
-        noise = standard_noise(self.draws, self.drawn.size, like=like, recording=self.recording)
-        kl, thetas = self.draw(noise)
-        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
-
-    def draw(self, noise: Tensor) -> tuple[Tensor, list[Params]]:
-        """The KL, and draws of all weights; those of local layers are drawn by their outputs."""
-        loc, shift = self._loc_and_shift()
-        means = {name: loc[name] for name in self.local.names}
-        variance = {name: shift[name].square() for name in self.local.names}
-        draws = [
-            {name: torch.addcmul(loc[name], shift[name], value) for name, value in self.drawn.views(each).items()}
-            for each in noise
-        ]
-        kl = self.kl_divergence()
-        return kl, [{**draw, **local_weights(means, variance, local_rule, recording=self.recording)} for draw in draws]
-
-    # --- records -----------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, float]:
         """The mean α of each weight, where it is learned."""
@@ -199,144 +308,6 @@ def _group(weight: Tensor, share: str | None) -> Tensor:
 
 
 def _log_size(weight: Tensor) -> Tensor:
-    """Log of the root mean square of the weight, everywhere; that of a thousandth where it is all zeros."""
+    """Log root mean square of the weight, at least that of a thousandth, in the weight's shape."""
     size = weight.square().mean().sqrt().clamp_min(1e-3)
     return size.log().expand(weight.shape)
-
-
-def _logit(p: float) -> float:
-    return math.log(p / (1 - p))
-
-
-def _in_order(layout: Layout, values: Params) -> Params:
-    return {name: values[name] for name in layout.names}
-
-
-# --- Gaussian dropout (Wang and Manning, 2013; Srivastava et al., 2014; as a posterior: Kingma et al., 2015) ---------
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class GaussianDropout(NoiseMethod):
-    r"""Every weight is multiplied by noise of a set strength, in training and in prediction.
-
-    .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \quad \epsilon \sim \mathcal{N}(0, 1), \qquad
-        \max_\theta\; E[\log p(D \mid w)]
-
-    Dropout at rate p has the same mean and variance with α = p / (1 - p) (Wang and Manning, 2013). It is the evidence
-    lower bound under the log-uniform prior, whose KL does not depend on θ and so is a constant here (Kingma, Salimans
-    and Welling, 2015): the method puts that prior on the weights that it makes noisy, whatever the model says of them.
-    All other parameters become point estimates under their own prior. How training samples layers, and prediction:
-    as :class:`~knowable.inference.dropout.sparse_variational_dropout.SparseVariationalDropout`.
-
-    Args:
-        alpha: Variance of the noise; 0.25 is dropout at a rate of 0.2.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: Factor on the KL, which is a constant here: it changes nothing.
-        kl_warmup: Epochs over which that factor rises to its full value; likewise.
-        start: ``"network"``, ``"map"`` (a MAP fit under the model's own priors) or a fitted posterior.
-        draws: Draws per step.
-        where: Names or globs of the weights that are noisy, of those that are random in the model. None: all with two
-            dimensions or more.
-        zero_mean: Names or globs of noisy weights that have no mean at all: they are N(0, σ²) with σ learned, and tell
-            inputs apart by the variance of what they do to them (variance networks: Neklyudov et al., 2018). Their
-            ratio of signal to noise is 0 and says nothing about whether they are needed.
-
-    Example:
-        >>> import torch
-        >>> import knowable as kn
-        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        >>> posterior = kn.GaussianDropout(0.1, epochs=100).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.abs()))
-        >>> round(posterior.log_alpha()["2.weight"].exp().mean().item(), 3)
-        0.1
-    """
-
-    family = "dropout"
-    summary = "weights multiplied by Gaussian noise of a set strength, in training and prediction"
-    references = ("wang2013", "kingma2015", "neklyudov2018")
-
-    alpha: float = field(default=0.25, kw_only=False)
-    zero_mean: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("alpha", self.alpha, above=0)
-        object.__setattr__(self, "zero_mean", check_where(self.zero_mean, "zero_mean"))
-
-    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NoiseObjective:
-        """The loss that :meth:`fit` minimises, for ``size`` rows of data; ``model`` is what :meth:`target` gives."""
-        chosen = (
-            () if self.zero_mean is None else select_names("zero_mean", self.zero_mean, model.random_names, model.net)
-        )
-        return NoiseObjective(
-            model, x, size, alpha=self.alpha, zero_mean=tuple(sorted(chosen)), draws=self.draws, beta=self.beta,
-            kl_warmup=self.kl_warmup, start=start,
-        )  # fmt: skip
-
-
-# --- Variational dropout (Kingma, Salimans and Welling, 2015) --------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class VariationalDropout(NoiseMethod):
-    r"""Gaussian dropout whose strength is learned with the weights: by layer, by neuron, or by weight.
-
-    .. math:: w = \theta\, (1 + \sqrt{\alpha}\, \epsilon), \qquad
-        \max_{\theta, \alpha}\; E[\log p(D \mid w)] - \mathrm{KL}(\alpha), \qquad \alpha \le \alpha_\max
-
-    The KL is that to the log-uniform prior, a function of α alone. The paper used a cubic fit to it, valid up to α = 1,
-    and so held α there; here it is the fit of Molchanov et al. (2017), good for all α
-    (:class:`~knowable.priors.log_uniform.LogUniform`). The bound on α stays the default, for it keeps the gradient of
-    multiplicative noise quiet; where weights are to drown in their noise take
-    :class:`~knowable.inference.dropout.sparse_variational_dropout.SparseVariationalDropout`.
-
-    The method puts the log-uniform prior on the weights that it makes noisy, whatever the model says of them. All other
-    parameters become point estimates under their own prior. Layers are sampled by local reparameterisation where that
-    can be, and prediction uses draws of the weights that all inputs share.
-
-    Args:
-        share: What has an α of its own: ``"layer"`` (one for each weight matrix or kernel), ``"neuron"`` (one for each
-            output: a weight's first dimension) or ``"weight"``.
-        max_alpha: Largest α. 1 is dropout at a rate of one half.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target.
-        start: ``"network"``, ``"map"`` (a MAP fit under the model's own priors) or a fitted posterior.
-        draws: Draws per step.
-        where: Names or globs of the weights that are noisy, of those that are random in the model. None: all with two
-            dimensions or more.
-
-    Example:
-        >>> import torch
-        >>> import knowable as kn
-        >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-        >>> posterior = kn.VariationalDropout(epochs=100).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.abs()))
-        >>> sorted(name for name in posterior.diagnostics.terms if name.startswith("alpha"))
-        ['alpha.0.weight', 'alpha.2.weight']
-    """
-
-    family = "dropout"
-    summary = "Gaussian dropout whose strength is learned, by layer, neuron or weight"
-    aliases = ("vdo",)
-    references = ("kingma2015", "molchanov2017")
-
-    share: str = field(default="layer", kw_only=False)
-    max_alpha: float = field(default=1.0, kw_only=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("share", self.share, SHARES)
-        check_number("max_alpha", self.max_alpha, above=0)
-
-    def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> NoiseObjective:
-        """The loss that :meth:`fit` minimises, for ``size`` rows of data; ``model`` is what :meth:`target` gives."""
-        return NoiseObjective(
-            model, x, size, alpha=self.max_alpha, share=self.share, draws=self.draws, beta=self.beta,
-            kl_warmup=self.kl_warmup, start=start,
-        )  # fmt: skip
-
-    def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*tempering_notes(self.beta, 1.0), *super()._notes(model, size, result))

@@ -1,18 +1,34 @@
-"""The posterior of structured dropout: weights times noise on whole units."""
+"""Noise on whole units: one positive random factor for each input of a layer, and the posterior of such weights.
+
+Two priors, which both want most units to vanish:
+
+- the log-uniform one, on an interval, with a truncated log-normal posterior (Neklyudov et al., 2017);
+- the Horseshoe, a product of half-Cauchy scales of the layer and of each unit, with log-normal posteriors of their
+  gamma and inverse gamma parts (Louizos, Ullrich and Welling, 2017).
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.params import Params
+from knowable.core.network.params import Params, joined_params, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
-from knowable.inference.dropout.layer_trace import Site
-from knowable.inference.dropout.unit_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
+from knowable.inference.dropout.layer_trace import DropoutSite
+from knowable.inference.dropout.truncated_log_normal import (
+    divergence_from_log_uniform,
+    draw_log_noise,
+    mean_and_relative_variance,
+)
+
+_NARROWEST, _WIDEST = 1e-4, 10.0  # of the truncated log-normal's scale; the second in lengths of the interval
+_GAMMA_CONSTANT = 0.5 * (1 + math.log(2))
 
 
 class NoisyUnits(Posterior):
@@ -31,13 +47,13 @@ class NoisyUnits(Posterior):
     """
 
     family = "noisy_units"
-    log_alpha_threshold = 0.0  # a unit goes where its signal-to-noise ratio is below 1
+    log_alpha_threshold = 0.0  # units with a signal-to-noise ratio below 1 are pruned
 
     def __init__(
         self,
         model: Model,
         loc: Params,
-        sites: Sequence[Site],
+        sites: Sequence[DropoutSite],
         noises: Sequence[GroupNoise],
         *,
         scale: Params | None = None,
@@ -78,15 +94,15 @@ class NoisyUnits(Posterior):
                 found[place.name] = mean_of * variance.sqrt()
         return found
 
-    # --- what the units are worth ------------------------------------------------------------------------------------
+    # --- signal-to-noise ratios --------------------------------------------------------------------------------------
 
     def signal_to_noise(self) -> Params:
         r"""The signal-to-noise ratio of every weight's unit, in the shape of the weight; infinite where none is random.
 
         .. math:: \mathrm{SNR}_i = \max_j \frac{|E[w_{ij}]|}{\mathrm{sd}[w_{ij}]}
 
-        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (Weights
-        into outputs that are themselves noise say nothing, which is why it is not a mean.) Where v are point estimates
+        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (It is no
+        mean, because weights into outputs that are noise themselves are not informative.) Where v are point estimates,
         this is the ratio of mean and standard deviation of the factor.
         """
         found = {name: torch.full_like(value, torch.inf) for name, value in self.loc.items()}
@@ -108,7 +124,7 @@ class NoisyUnits(Posterior):
             if site.name not in self.scale:
                 found.append(spread.rsqrt())
                 continue
-            ratios = [site.most_by_unit((self.loc[p.name] / self.scale[p.name]).square(), p) for p in site.places]
+            ratios = [site.max_by_unit((self.loc[p.name] / self.scale[p.name]).square(), p) for p in site.places]
             ratio = torch.stack(ratios).amax(0)  # of v: its largest squared mean over its variance
             found.append((ratio / (spread * ratio + 1 + spread)).sqrt())
         return found
@@ -116,9 +132,8 @@ class NoisyUnits(Posterior):
     # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        noises = {f"noise.{i}.{k}": v for i, noise in enumerate(self.noises) for k, v in noise.state_dict().items()}
-        parts = {"loc": self.loc, "scale": self.scale}
-        return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()} | noises
+        noises = [with_prefix(f"noise.{i}.", noise.state_dict()) for i, noise in enumerate(self.noises)]
+        return joined_params([with_prefix("loc.", self.loc), with_prefix("scale.", self.scale), *noises])
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -131,18 +146,16 @@ class NoisyUnits(Posterior):
         cls, model: Model, tensors: dict[str, Tensor], *, sites: list[dict[str, Any]], noises: list[dict[str, Any]],
         **common: Any,
     ) -> NoisyUnits:  # fmt: skip
-        def part(prefix: str) -> Params:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        places = [Site.from_json(site) for site in sites]
+        places = [DropoutSite.from_json(site) for site in sites]
         made = [
-            noise_from(settings, site.units, part(f"noise.{i}."))
+            noise_from(settings, site.units, without_prefix(f"noise.{i}.", tensors))
             for i, (site, settings) in enumerate(zip(places, noises, strict=True))
         ]
-        return cls(model, part("loc."), places, made, scale=part("scale."), **common)
+        loc, scale = without_prefix("loc.", tensors), without_prefix("scale.", tensors)
+        return cls(model, loc, places, made, scale=scale, **common)
 
 
-def times_noise(values: Params, sites: Sequence[Site], factors: Sequence[Tensor]) -> Params:
+def times_noise(values: Params, sites: Sequence[DropoutSite], factors: Sequence[Tensor]) -> Params:
     """Weights times the factors ``(..., units)`` of their sites; both may have a leading dimension of draws."""
     found = dict(values)
     for site, factor in zip(sites, factors, strict=True):
@@ -154,10 +167,192 @@ def times_noise(values: Params, sites: Sequence[Site], factors: Sequence[Tensor]
 
 
 def noise_from(settings: dict[str, Any], units: int, state: Params) -> GroupNoise:
-    """Factors as they were saved."""
+    """Restore saved factors."""
     like = state["loc"]
     kinds = {"log_uniform": LogUniformNoise, "horseshoe": HorseshoeNoise}
     own = {name: value for name, value in settings.items() if name != "prior"}
     noise = kinds[settings["prior"]](units, like=like, **own)
     noise.load_state_dict(state)
     return noise
+
+
+# --- distributions of the factors ------------------------------------------------------------------------------------
+
+
+class GroupNoise(nn.Module, ABC):
+    """The factors of one layer's inputs: how they are distributed, and how far that is from the prior."""
+
+    @abstractmethod
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)``, differentiable; from the global generator if none is given."""
+
+    def divergence(self) -> Tensor:
+        """KL(q ‖ p), summed over units."""
+        return self.total_divergence([self])
+
+    @classmethod
+    @abstractmethod
+    def total_divergence(cls, noises: Sequence[Any]) -> Tensor:
+        """KL(q ‖ p), summed over the units of several layers."""
+
+    @abstractmethod
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean of every factor, and its variance over the squared mean; both ``(units,)``."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Plain values that, with its tensors, restore it."""
+
+    def log_prior_scale(self) -> Tensor | None:
+        """Log standard deviations ``(units,)`` of the weights' prior, or None if the noise does not set them."""
+        return None
+
+    def clamp_parameters(self) -> None:
+        """Clamp parameters to their valid range; called after every step."""
+
+
+class LogUniformNoise(GroupNoise):
+    r"""Truncated log-normal factors in :math:`[e^{-a}, 1]`, under the log-uniform prior on the same interval.
+
+    Args:
+        units: How many there are.
+        span: a, the length of the interval: the factors' logarithm lies between -a and 0.
+        initial_scale: Standard deviation of the logarithm to begin with, at a location of 0.
+        like: A tensor of the type and device to use.
+    """
+
+    def __init__(self, units: int, *, span: float, initial_scale: float = 0.02, like: Tensor):
+        super().__init__()
+        self.span = span
+        self.loc = nn.Parameter(like.new_zeros(units))
+        self.log_scale = nn.Parameter(like.new_full((units,), math.log(initial_scale)))
+
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)``, by the inverse CDF."""
+        uniform = torch.rand(
+            (rows, len(self.loc)), generator=generator, dtype=torch.float64, device=self.loc.device
+        )  # fmt: skip
+        return draw_log_noise(self.loc, self.log_scale.exp(), -self.span, 0.0, uniform).exp()
+
+    @classmethod
+    def total_divergence(cls, noises: Sequence[LogUniformNoise]) -> Tensor:
+        """In closed form; all have the same interval."""
+        loc, log_scale = (torch.cat([getattr(each, part) for each in noises]) for part in ("loc", "log_scale"))
+        return divergence_from_log_uniform(loc, log_scale.exp(), -noises[0].span, 0.0).sum()
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """In closed form."""
+        return mean_and_relative_variance(self.loc, self.log_scale.exp(), -self.span, 0.0)
+
+    def settings(self) -> dict[str, Any]:
+        """The interval."""
+        return {"prior": "log_uniform", "span": self.span}
+
+    @torch.no_grad()
+    def clamp_parameters(self) -> None:
+        """Clamp the location to one length of the interval outside it, and the scale to ten lengths.
+
+        Beyond, the distribution is a point or the prior, and gradients vanish.
+        """
+        self.loc.clamp_(-2 * self.span, self.span)
+        self.log_scale.clamp_(math.log(_NARROWEST), math.log(_WIDEST * self.span))
+
+
+class HorseshoeNoise(GroupNoise):
+    r"""Factors that are products of two half-Cauchy scales, one of the layer and one of the unit.
+
+    .. math:: z_i = \tau_0 \sqrt{s_a s_b\, \alpha_i \beta_i}, \qquad s_a, \alpha_i \sim \mathrm{Gamma}(\tfrac12, 1),
+        \quad s_b, \beta_i \sim \mathrm{InverseGamma}(\tfrac12, 1)
+
+    with independent log-normal posteriors. All units of a draw share its :math:`s_a` and :math:`s_b`.
+
+    What is drawn is :math:`z_i / \bar z_i`, with the median :math:`\bar z_i` of the factor taken out and given to the
+    weights: :math:`w_{ij} = z_i v_{ij}` with :math:`v_{ij} \sim \mathcal{N}(0, 1)` a priori is
+    :math:`(z_i / \bar z_i)\, u_{ij}` with :math:`u_{ij} \sim \mathcal{N}(0, \bar z_i^2)`. It is the same distribution.
+    But in these coordinates the likelihood does not see the medians, and the divergence alone, which is exact, moves
+    them; else a factor and the width of its weights would have to move against each other in step.
+
+    Args:
+        units: How many there are.
+        global_scale: :math:`\tau_0`.
+        initial_scale: Standard deviation of the logarithm of every part to begin with.
+        initial_median: Where the medians begin.
+        like: A tensor of the type and device to use.
+    """
+
+    def __init__(
+        self, units: int, *, global_scale: float, initial_scale: float = 0.02, initial_median: float = 1.0, like: Tensor
+    ):
+        super().__init__()
+        self.global_scale = global_scale
+        lift = 2 * math.log(initial_median / global_scale)
+        begin = (
+            [0.0, lift] if lift > 0 else [lift, 0.0]
+        )  # the gamma part has its tail at 0, the inverse gamma part at infinity
+        self.global_loc = nn.Parameter(like.new_tensor(begin))  # of log s_a and log s_b
+        self.global_log_scale = nn.Parameter(like.new_full((2,), math.log(initial_scale)))
+        self.loc = nn.Parameter(like.new_zeros(2, units))  # of log α and log β
+        self.log_scale = nn.Parameter(like.new_full((2, units), math.log(initial_scale)))
+
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Factors ``(rows, units)`` over their medians: half the sum of all logarithms, which are normal."""
+        noise = torch.randn(
+            (rows, 1 + self.loc.shape[1]), generator=generator, dtype=self.loc.dtype, device=self.loc.device
+        )  # fmt: skip
+        of_layer, of_unit = self._log_variances()
+        return torch.exp(of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
+
+    @classmethod
+    def total_divergence(cls, noises: Sequence[HorseshoeNoise]) -> Tensor:
+        """In closed form, of all four parts."""
+        loc = torch.cat([part for each in noises for part in (each.global_loc.unsqueeze(1), each.loc)], 1)
+        log_scale = torch.cat(
+            [part for each in noises for part in (each.global_log_scale.unsqueeze(1), each.log_scale)], 1
+        )
+        found = divergence_from_gamma(loc[0], log_scale[0]) + divergence_from_inverse_gamma(loc[1], log_scale[1])
+        return found.sum()
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Of the log-normal product over its median."""
+        of_layer, of_unit = self._log_variances()
+        variance = of_layer + of_unit
+        return torch.exp(0.5 * variance), torch.expm1(variance)
+
+    def settings(self) -> dict[str, Any]:
+        """The scale of the global half-Cauchy distribution."""
+        return {"prior": "horseshoe", "global_scale": self.global_scale}
+
+    def log_prior_scale(self) -> Tensor:
+        """Log medians of the factors."""
+        return math.log(self.global_scale) + 0.5 * (self.global_loc.sum() + self.loc.sum(0))
+
+    def _log_variances(self) -> tuple[Tensor, Tensor]:
+        """Variances of log z: what the units share, and what each has of its own."""
+        return 0.25 * torch.exp(2 * self.global_log_scale).sum(), 0.25 * torch.exp(2 * self.log_scale).sum(0)
+
+
+# --- KL of log-normal distributions from the two parts of a squared half-Cauchy variable -----------------------------
+#
+# The square of a half-Cauchy variable is the product of a gamma and an inverse gamma variable (Louizos, Ullrich and
+# Welling, 2017; Neville, Ormerod and Wand, 2014):
+#
+# .. math:: \alpha \sim \mathrm{Gamma}(\tfrac12, 1),\; \beta \sim \mathrm{InverseGamma}(\tfrac12, 1)
+#     \quad\Rightarrow\quad \sqrt{\alpha\beta} \sim C^+(0, 1)
+#
+# With a log-normal posterior for each part, both divergences are in closed form.
+
+
+def divergence_from_gamma(loc: Tensor, log_scale: Tensor) -> Tensor:
+    r"""KL from Gamma(½, 1) of a log-normal whose log has this mean and log standard deviation, elementwise.
+
+    .. math:: e^{\mu + \sigma^2 / 2} - \tfrac12 \big(\mu + 2 \log\sigma + 1 + \log 2\big)
+    """
+    return torch.exp(loc + 0.5 * torch.exp(2 * log_scale)) - 0.5 * loc - log_scale - _GAMMA_CONSTANT
+
+
+def divergence_from_inverse_gamma(loc: Tensor, log_scale: Tensor) -> Tensor:
+    r"""KL from InverseGamma(½, 1), elementwise: that of the reciprocal from the gamma distribution.
+
+    .. math:: e^{-\mu + \sigma^2 / 2} - \tfrac12 \big(-\mu + 2 \log\sigma + 1 + \log 2\big)
+    """
+    return divergence_from_gamma(-loc, log_scale)

@@ -3,16 +3,16 @@
 Three cases:
 
 - The user names weights (``where``): their inputs are dropped. The network's own dropout layers are turned off.
-- The network has dropout of its own. One whose output goes to the input of a linear layer, a convolution or a
-  recurrent layer and nowhere else is moved there, which changes nothing (but see below), and becomes a distribution
-  over that layer's weights. The others, and calls of ``F.dropout`` in the network's own code, stay where they are and
-  are drawn as random numbers (see :mod:`~knowable.inference.dropout.shared_noise`).
+- The network has dropout layers of its own. A dropout layer that feeds only linear layers, convolutions or recurrent
+  layers is moved to their inputs, which is the same function (but see below), and becomes a distribution over their
+  weights. Other dropout layers, and calls of ``F.dropout`` in the network's own code, stay where they are and are drawn
+  as random numbers (:mod:`~knowable.inference.dropout.shared_noise`).
 - It has none: inputs of every linear layer, convolution, attention and recurrent layer are dropped, except those of the
   network's first layer.
 
 A weight that acts at several positions of an example (pixels, tokens, steps in time) has one mask for all of them:
 spatial dropout for convolutions, one mask for a sequence in recurrent networks. An ``nn.Dropout`` before such a layer,
-which would drop each position by itself, is read that way.
+which would drop each position independently, is replaced by one mask for all positions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from knowable.core.model.model import Model
 from knowable.core.network.network import Network
 from knowable.core.network.params import select_names
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.dropout.layer_trace import LayerCall, Output, Place, Site, Trace, trace_layers
+from knowable.inference.dropout.layer_trace import (
+    DropoutOutput,
+    DropoutSite,
+    LayerCall,
+    LayerTrace,
+    trace_layers,
+)
 from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
 
 DEFAULT_RATE = 0.1
@@ -45,14 +51,14 @@ class Placement:
         noisy: Whether something else in the network draws random numbers.
     """
 
-    sites: tuple[Site, ...]
+    sites: tuple[DropoutSite, ...]
     own_rates: dict[str, float]
     noisy: bool = False
 
     def network(self, model: Model, *, noise: bool = False) -> Network:
         """The model's network with its own dropout layers at their rates.
 
-        With ``noise``, what is random in it beside the sites is random in evaluation mode too.
+        With ``noise``, other random operations of the network are random in evaluation mode too.
         """
         network = model.network.copy()
         for training in (True, False):
@@ -70,7 +76,9 @@ class Placement:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Placement:
         """Back from plain values."""
-        return cls(tuple(Site.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"])
+        return cls(
+            tuple(DropoutSite.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"]
+        )
 
 
 def place_dropout(
@@ -120,8 +128,8 @@ def place_noise(model: Model, x: Tensor, *, where: str | Iterable[str] | None) -
     return Placement(tuple(_sites_at(_some(names), trace, 0.0)), dict.fromkeys(_own_rates(model.network), 0.0))
 
 
-def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str, float]) -> Placement:
-    """A placement, once it is known whether the network draws random numbers besides."""
+def _with_noise(model: Model, x: Tensor, sites: list[DropoutSite], own_rates: dict[str, float]) -> Placement:
+    """A placement that knows whether the network draws random numbers besides those of the sites."""
     noisy = Placement(tuple(sites), own_rates, noisy=True)
     params = model.network_params(model.params())
     found = random_axes(noisy.network(model, noise=True), params, x, model.buffers())
@@ -131,14 +139,14 @@ def _with_noise(model: Model, x: Tensor, sites: list[Site], own_rates: dict[str,
 # --- sites before layers ---------------------------------------------------------------------------------------------
 
 
-def _weights(trace: Trace, model: Model) -> list[str]:
+def _weights(trace: LayerTrace, model: Model) -> list[str]:
     """Random weights whose inputs can be dropped, in order of use."""
     random = set(model.random_names)
-    names = [place.name for call in trace.calls for place in call.places if place.name in random]
+    names = [name for call in trace.calls for name in call.axes if name in random]
     return list(dict.fromkeys(names))
 
 
-def _named_weights(where: str | Iterable[str], trace: Trace, model: Model) -> list[str]:
+def _named_weights(where: str | Iterable[str], trace: LayerTrace, model: Model) -> list[str]:
     names = _weights(trace, model)
     chosen = select_names("where", where, names, model.net)
     return [name for name in names if name in chosen]
@@ -153,31 +161,27 @@ def _some(names: list[str]) -> list[str]:
     return names
 
 
-def _channels_of_images(trace: Trace) -> tuple[str, ...]:
+def _channels_of_images(trace: LayerTrace) -> tuple[str, ...]:
     """The first convolution, if it is the first layer and takes few channels."""
     first = trace.calls[0] if trace.calls else None
-    few = first is not None and first.kind == "convolution" and first.inputs[0] < _FEWEST_CHANNELS
-    return first.entrance if first is not None and few else ()
+    few = first is not None and first.kind == "convolution" and min(first.inputs.values()) < _FEWEST_CHANNELS
+    return first.first if first is not None and few else ()
 
 
-def _default_weights(trace: Trace, model: Model) -> list[str]:
-    """All of them but those that take the network's input, unless there are no others."""
+def _default_weights(trace: LayerTrace, model: Model) -> list[str]:
+    """All random weights but those that take the network's input, unless there are no others."""
     names = _weights(trace, model)
-    first = trace.calls[0].entrance if trace.calls else ()
+    first = trace.calls[0].first if trace.calls else ()
     return [name for name in names if name not in first] or names
 
 
-def _sites_at(names: list[str], trace: Trace, rate: float) -> list[Site]:
+def _sites_at(names: list[str], trace: LayerTrace, rate: float) -> list[DropoutSite]:
     """A site of its own for every weight."""
     found = []
     for name in names:
-        place, inputs = _place_of(name, trace.calls_of(name)[0])
-        found.append(Site((place,), inputs, rate, by_example=trace.by_example(name)))
+        call = trace.calls_of(name)[0]
+        found.append(DropoutSite((call.axes[name],), call.inputs[name], rate, by_example=trace.by_example(name)))
     return found
-
-
-def _place_of(name: str, call: LayerCall) -> tuple[Place, int]:
-    return next((place, n) for place, n in zip(call.places, call.inputs, strict=True) if place.name == name)
 
 
 # --- the network's own dropout layers --------------------------------------------------------------------------------
@@ -189,14 +193,16 @@ def _own_rates(network: Network) -> dict[str, float]:
     rates = {path: _rate(module) for path, module in modules.items() if module.training}
     for path, rate in rates.items():
         if rate >= 1.0:
-            raise InvalidArgument(f"net drops everything at {path!r} (rate {rate:g}). Give it a rate below 1.")
+            raise InvalidArgument(
+                f"net has a dropout layer {path!r} with rate {rate:g}, which drops everything. Use a rate below 1."
+            )
     return {path: rate for path, rate in rates.items() if rate > 0.0}
 
 
-def _own_sites(trace: Trace, model: Model, rates: dict[str, float]) -> tuple[list[Site], set[str]]:
+def _own_sites(trace: LayerTrace, model: Model, rates: dict[str, float]) -> tuple[list[DropoutSite], set[str]]:
     """Sites for the network's own dropout layers, and which of the layers are replaced by them."""
     outputs = {path: [each for each in trace.outputs if each.path == path] for path in rates}
-    sites: list[Site] = []
+    sites: list[DropoutSite] = []
     moved = set()
     for path, rate in rates.items():
         if _between_recurrent_layers(path, model):
@@ -217,36 +223,36 @@ def _belongs(name: str, path: str) -> bool:
     return name.rpartition(".")[0] == path
 
 
-def _can_move(output: Output, trace: Trace) -> bool:
-    """Whether a mask on this output is a mask on the inputs of layers that do nothing else."""
+def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:
+    """Whether a mask on this output is the same as a mask on the inputs of the layers that take it."""
     calls = [call for call in trace.calls if call.source == output]
     return (
         bool(calls)
         and output not in trace.escaped
-        and all(len(trace.calls_of(name)) == 1 and name not in trace.other_uses for c in calls for name in c.entrance)
+        and all(len(trace.calls_of(name)) == 1 and name not in trace.other_uses for c in calls for name in c.first)
         and len({_units(call, output) for call in calls}) == 1
         and None not in {_units(call, output) for call in calls}
     )
 
 
-def _units(call: LayerCall, output: Output) -> tuple[int, int] | None:
-    """How many inputs of a layer are dropped independently, and how many neighbours together."""
-    inputs = _place_of(call.entrance[0], call)[1]
+def _units(call: LayerCall, output: DropoutOutput) -> tuple[int, int] | None:
+    """Number of inputs of a layer that are dropped independently, and number of neighbours dropped together."""
+    inputs = call.inputs[call.first[0]]
     if output.channels is None:
         return inputs, 1
     return (output.channels, inputs // output.channels) if inputs % output.channels == 0 else None
 
 
-def _site_of(output: Output, trace: Trace, model: Model, rate: float) -> list[Site]:
-    """The site of an output: one mask for all layers that take it. None where no weight of these is random."""
+def _site_of(output: DropoutOutput, trace: LayerTrace, model: Model, rate: float) -> list[DropoutSite]:
+    """The site of an output: one mask for all layers that take it. Empty if none of their weights is random."""
     calls = [call for call in trace.calls if call.source == output]
     random = set(model.random_names)
-    places = [_place_of(name, call)[0] for call in calls for name in call.entrance if name in random]
+    places = [call.axes[name] for call in calls for name in call.first if name in random]
     units = _units(calls[0], output)
     if not places or units is None:
         return []
     by_example = all(trace.by_example(place.name) for place in places)
-    return [Site(tuple(places), units[0], rate, units[1], by_example)]
+    return [DropoutSite(tuple(places), units[0], rate, units[1], by_example)]
 
 
 def _rate(module: nn.Module) -> float:

@@ -1,15 +1,16 @@
 """Random numbers inside a network, drawn once for all rows.
 
-Some dropout is no distribution over weights: that of attention, that before a residual connection, and calls of
-``F.dropout`` in code of one's own. A draw of such a network is a draw of its random numbers. So that a draw is one
-function of the input, like a draw of the weights, they must be the same for every row and whichever rows come along:
-under :class:`SharedNoise` random operations draw for a single row, and all rows share it.
+Some dropout is no distribution over weights: dropout of attention weights, dropout before a residual connection, and
+calls of ``F.dropout`` in the network's own code. A draw of such a network is a draw of its random numbers. So that a
+draw is one function of the input, like a draw of the weights, the random numbers must be the same for every row and not
+depend on the other rows of a batch: under :class:`SharedNoise` random operations draw for a single row, and all rows
+share the draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,40 +33,38 @@ _ALIKE = frozenset({_ATEN.rand_like.default, _ATEN.randn_like.default, _ATEN.ber
 
 
 def turn_on_noise(network: Network) -> None:
-    """Let the copy for evaluation draw its random numbers as in training; running statistics stay as they are."""
+    """Let the copy for evaluation draw random numbers as in training; it still uses running statistics."""
     in_training = network.modules(training=True)
     for path, module in network.modules(training=False).items():
         module.training = in_training[path].training and not isinstance(module, _NormBase)
 
 
 def random_axes(network: Network, params: Params, x: Tensor, buffers: Buffers) -> list[Axis | None]:
-    """For each random operation of a forward pass, in order, where the rows are; None where they are nowhere.
+    """The row axis of each random operation of a forward pass, in order; None where there is none.
 
     The list is empty if nothing in the network is random.
     """
     seen = []
     for rows in _ROWS:
-        watch = _Watch()
+        watch = _RandomShapes()
         with own_randomness(0), torch.no_grad(), plain_attention(), watch:
             network(params, x[torch.arange(rows, device=x.device) % len(x)], buffers=buffers)
         seen.append(watch.shapes)
     if len(seen[0]) != len(seen[1]):
-        return [None] * len(seen[1])  # what is drawn depends on the data: each row draws its own
+        return [None] * len(seen[1])  # the number of draws depends on the data: each row draws its own
     return [_axis(first, second) for first, second in zip(*seen, strict=True)]
 
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention as the operations it is made of, its dropout among them."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
+def plain_attention() -> AbstractContextManager[Any]:
+    """Inside this block, attention is computed by single operations, its dropout among them."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class SharedNoise(TorchDispatchMode):
-    """Inside this block, random operations draw what one row needs and give it to all rows.
+    """Inside this block, random operations draw for one row, and all rows share the draw.
 
     Args:
-        axes: Where the rows are, operation by operation, from :func:`random_axes`.
+        axes: The row axis of each random operation, from :func:`random_axes`.
     """
 
     def __init__(self, axes: Sequence[Axis | None]):
@@ -94,8 +93,8 @@ class SharedNoise(TorchDispatchMode):
         return func(*args, **kwargs)  # each row draws its own
 
 
-class _Watch(TorchDispatchMode):
-    """Notes the shapes that random operations draw."""
+class _RandomShapes(TorchDispatchMode):
+    """Records the shapes that random operations draw."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +135,7 @@ def _for_all_rows(value: Tensor, shape: torch.Size, axis: Axis) -> Tensor:
 
 
 def _shared_dropout(x: Tensor, rate: float, train: bool | None, *, axis: Axis) -> tuple[Tensor, Tensor]:
-    """``native_dropout``, which is what dropout is on a GPU, with one mask for all rows."""
+    """``native_dropout``, as dropout runs on a GPU, with one mask for all rows."""
     if train is False or rate in (0.0, 1.0):
         return _ATEN.native_dropout.default(x, rate, train)
     own = _for_one_row(x, axis).bernoulli_(1 - rate)

@@ -19,7 +19,7 @@ from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.dropout.mc_dropout import check_where
 from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.gaussian_weight import local_rule, local_weights
-from knowable.inference.variational.method import VariationalMethod, check_normals
+from knowable.inference.variational.method import VariationalMethod, check_normals, tempering_notes, warmup_notes
 from knowable.inference.variational.normals import FlatNormals, standard_noise
 from knowable.inference.variational.objective import (
     VariationalObjective,
@@ -32,39 +32,42 @@ from knowable.priors.log_uniform import LogUniform
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class SparseVariationalDropout(VariationalMethod):
-    r"""Gaussian noise of its own for every weight, learned under a log-uniform prior: most weights drown in it.
+    r"""Gaussian noise of learned variance on every weight, under a log-uniform prior that makes most weights noise.
 
     .. math:: q(w) = \prod_d \mathcal{N}(w_d \mid \theta_d, \sigma_d^2), \qquad p(w_d) \propto \frac{1}{|w_d|}, \qquad
         \alpha_d = \frac{\sigma_d^2}{\theta_d^2}
 
-    The prior does not change when a weight is rescaled, so that the KL is a function of α alone and falls as α grows
-    (:class:`~knowable.priors.log_uniform.LogUniform`). Weights that the data does not need end with log α above 3,
-    noise more than four times their size: they can be set to zero, which is what ``knowable.compress`` does. The
-    parameters are θ and log σ (the paper's additive noise), which keeps the gradient quiet where α is large.
+    The prior is scale-invariant, so that the KL is a function of α alone, which falls as α grows
+    (:class:`~knowable.priors.log_uniform.LogUniform`). Weights that the data does not need end with log α above 3
+    (noise of more than four times their size) and can be set to zero, as ``knowable.compress`` does. The parameters are
+    θ and log σ (additive noise), which keeps the variance of the gradient low where α is large.
 
-    The method puts the log-uniform prior on the weights that it makes noisy, whatever the model says of them. All other
-    parameters (biases, scales of normalisation, noise of the likelihood) become point estimates under their own prior.
+    The method replaces the model's prior of the noisy weights by the log-uniform one. All other parameters (biases,
+    scales of normalisation, noise of the likelihood) become point estimates under their own prior.
 
     Linear layers and convolutions are sampled by local reparameterisation, as in the paper; for convolutions and other
-    weights that act several times on an example that is an approximation, with independent noise at each place. All
+    weights that act several times on an example that is an approximation, with independent noise at each position. All
     other weights (recurrent, attention, embeddings, those used twice) are drawn once a step (Lobacheva, Chirkova and
     Vetrov, 2017). Prediction uses draws of the weights that all inputs share.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: How the optimisation loop works: ``kn.Training(optimiser, clip, patience, ...)``.
         beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target, and
-            without it a network that begins at random weights may drown before it has learned anything. None: about
-            2,000 steps, at most a third of the epochs.
-        start: ``"network"`` (the network's own weights are the first means: also the way to begin at a trained one),
-            ``"map"`` (a MAP fit under the model's own priors is), or a fitted posterior.
-        initial_scale: Standard deviation all weights start with; the default is log σ² = -9.2.
-        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target;
+            without it a network with random initial weights may prune them all before it has learned anything. None:
+            about 2,000 steps, at most a third of the epochs.
+        start: ``"network"`` (the network's own weights are the first means, also those of a trained network), ``"map"``
+            (those of a MAP fit under the model's own priors), or a fitted posterior.
+        initial_scale: Standard deviation of all weights at the start; the default is log σ² = -9.2.
+        temperature: T of the tempered posterior p(θ | D)^(1/T), as in the samplers: the entropy of q counts T times.
+            Anything but 1 is not the Bayes posterior.
         draws: Draws per step.
         where: Names or globs of the weights that are noisy, of those that are random in the model. None: all with two
             dimensions or more.
-        watch: Name of one noisy weight whose means and log α are kept after every epoch, in ``posterior.frames``.
+        watch: Name of one noisy weight whose means and log α are recorded after every epoch, in ``posterior.frames``.
 
     Example:
         >>> import torch
@@ -77,7 +80,7 @@ class SparseVariationalDropout(VariationalMethod):
     """
 
     family = "dropout"
-    summary = "noise of its own for every weight under a log-uniform prior, in which most weights drown"
+    summary = "noise of learned variance on every weight under a log-uniform prior: most weights can be pruned"
     aliases = ("svdo", "sparse_vd")
     references = ("molchanov2017", "kingma2015", "lobacheva2017")
 
@@ -97,24 +100,22 @@ class SparseVariationalDropout(VariationalMethod):
             raise InvalidType(f"watch must be the name of one weight or None, got {self.watch!r}.")
 
     def target(self, model: Model) -> Model:
-        """The model with the log-uniform prior on the noisy weights, and points elsewhere."""
-        names = noisy_names(model, self.where)
-        if self.watch is not None and self.watch not in names:
-            raise InvalidArgument(f"watch={self.watch!r} is not among the noisy weights: {', '.join(names[:12])}.")
-        return with_log_uniform(model, names)
+        """The model with log-uniform priors on the noisy weights; all other parameters are point estimates."""
+        target = with_log_uniform(model, self.where)
+        if self.watch is not None and self.watch not in target.random_names:
+            names = ", ".join(target.random_names[:12])
+            raise InvalidArgument(f"watch={self.watch!r} is not among the noisy weights: {names}.")
+        return target
 
     def objective(self, model: Model, x: Tensor, size: int, *, start: Params | None = None) -> SparseObjective:
-        """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``.
-
-        ``model`` is what :meth:`target` makes of the user's.
-        """
+        """The loss that :meth:`fit` minimises, for ``size`` rows of data; ``model`` is what :meth:`target` gives."""
         return SparseObjective(model, x, size, watch=self.watch, draws=self.draws, **self.elbo_settings(start))
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        return (*super()._notes(model, size, result), *prior_notes(model, noisy_names(model, self.where)))
+        return (*tempering_notes(self.beta, self.temperature), *noise_notes(self, model, result))
 
 
-# --- The bound of sparse variational dropout, what it records of sparsity, and the frames it keeps of one weight -----
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 
 class SparseObjective(VariationalObjective):
@@ -124,7 +125,7 @@ class SparseObjective(VariationalObjective):
         model: The model, with its log-uniform priors.
         x: Rows like those of the data.
         size: Number of training examples N.
-        watch: A weight whose mean and log alpha are kept after every epoch; None for none.
+        watch: A weight whose mean and log alpha are recorded after every epoch, or None.
         initial_scale: Standard deviation of all weights at the start.
         start: First means, where they are not the model's own.
         common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
@@ -159,8 +160,7 @@ class SparseObjective(VariationalObjective):
         points = self.point_params()
         noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q, recording=self.recording)
         kl, loc, variance, draws = self.normals.draw(self.q, noise, recording=self.recording)
-        local = [local_weights(loc, variance, local_rule, recording=self.recording) for _ in draws]
-        thetas = [{**draw, **own} for draw, own in zip(draws, local, strict=True)]
+        thetas = [{**draw, **local_weights(loc, variance, local_rule, recording=self.recording)} for draw in draws]
         return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
 
     def loc_and_scale(self) -> tuple[Params, Params]:
@@ -181,46 +181,41 @@ class SparseObjective(VariationalObjective):
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals, and the frames."""
-        frames = self.frames()
-        return NoisyWeights(
-            self.model, *self.loc_and_scale(), watched=self.watch, frames=frames, **self.shared(common)
-        )  # fmt: skip
+        own = {"watched": self.watch, "frames": torch.stack(self.snapshots) if self.snapshots else None}
+        return NoisyWeights(self.model, *self.loc_and_scale(), **own, **self.shared(common))
 
     def summary(self) -> dict[str, float]:
-        """The share of each weight's elements that are drowned in noise."""
+        """The share of each weight's elements whose log α is above the pruning threshold."""
         gone = (self.log_alpha() > Posterior.log_alpha_threshold).to(self.q.dtype)
         return {f"sparsity.{name}": part.mean().item() for name, part in self.layout.views(gone).items()}
 
     def log_alpha(self) -> Tensor:
-        """Log of noise over signal of all weights, ``(D,)``."""
+        """Log α of all weights, ``(D,)``."""
         loc, log_scale = self.q.detach()
         return 2.0 * (log_scale - loc.abs().log())
 
     def end_of_epoch(self) -> None:
-        """Keep a frame of the weight that is watched."""
+        """Record a frame of the watched weight."""
         if self.watch is not None:
             loc = self.layout.views(self.q.detach()[0])[self.watch]
             log_alpha = self.layout.views(self.log_alpha())[self.watch]
-            self.snapshots.append(torch.stack([loc, log_alpha]).to(torch.float16))  # infinite where it leaves the range
-
-    def frames(self) -> Tensor | None:
-        """All frames, ``(epochs, 2, *shape)``: means and log alphas."""
-        return torch.stack(self.snapshots) if self.snapshots else None
+            self.snapshots.append(
+                torch.stack([loc, log_alpha]).to(torch.float16)
+            )  # infinite beyond the range of float16
 
 
-# --- The posterior of dropout by noise: independent normals, and what was seen of one of them during training --------
+# --- the posterior ---------------------------------------------------------------------------------------------------
 
 
 class NoisyWeights(NormalPosterior):
     r"""Independent normals :math:`\mathcal{N}(\theta, \alpha \theta^2)` over the weights that have noise.
 
     Args:
-        model: The model, with the log-uniform priors that the method put on those weights.
+        model: The model, with the log-uniform priors of the method on these weights.
         loc: Means θ.
         scale: Standard deviations.
-        watched: The weight that was watched.
-        frames: Its means and log alphas after every epoch, ``(epochs, 2, *shape)`` in float16. They are saved with the
-            rest.
+        watched: Name of the weight that ``frames`` shows.
+        frames: Its means and log alphas after every epoch, ``(epochs, 2, *shape)`` in float16, saved with the rest.
         common: See :class:`~knowable.core.posterior.posterior.Posterior`.
     """
 
@@ -257,11 +252,11 @@ class NoisyWeights(NormalPosterior):
         return super()._from_tensors(model, tensors, frames=tensors.get("frames"), **common)  # type: ignore[return-value]
 
 
-# --- The model that dropout by noise is the inference of: log-uniform priors on the noisy weights, points elsewhere --
+# --- log-uniform priors on the noisy weights -------------------------------------------------------------------------
 
 
 def noisy_names(model: Model, where: str | tuple[str, ...] | None) -> list[str]:
-    """Which weights are to be noisy: those that ``where`` names among the random ones, or all of two dimensions."""
+    """The random weights of the network that ``where`` names; by default all with two dimensions or more."""
     start = model.params()
     weights = [name for name in model.network_params(start) if name in model.random_names]
     if where is not None:
@@ -276,14 +271,15 @@ def noisy_names(model: Model, where: str | tuple[str, ...] | None) -> list[str]:
     return found
 
 
-def with_log_uniform(model: Model, names: list[str]) -> Model:
-    """The same model, log-uniform in the ``names``, all else that is not frozen a point under its own prior."""
+def with_log_uniform(model: Model, where: str | tuple[str, ...] | None) -> Model:
+    """The same model with log-uniform priors on the noisy weights; all other parameters are point estimates."""
+    names = noisy_names(model, where)
     try:
-        target = model.believing({name: LogUniform() for name in names}, random=names)
+        target = model.with_priors({name: LogUniform() for name in names}, random=names)
     except Unsupported:
         raise Unsupported(
-            "model has a posterior as its prior, which dropout by noise would replace by the log-uniform prior. Give "
-            "the model an ordinary prior, and the posterior to the method as start=."
+            "model has a posterior as its prior, which this method would replace by the log-uniform prior. Give the "
+            "model an ordinary prior, and the posterior to the method as start=."
         ) from None
     if target.hyper_names:
         raise Unsupported(
@@ -294,10 +290,12 @@ def with_log_uniform(model: Model, names: list[str]) -> Model:
     return target
 
 
-def prior_notes(model: Model, names: list[str]) -> tuple[str, ...]:
-    """Which priors of the model were replaced."""
+def noise_notes(method: Any, model: Model, result: TrainingResult) -> tuple[str, ...]:
+    """Notes on the KL warm-up, and on which priors of the user's model were replaced."""
+    notes = warmup_notes(method.kl_warmup or 0, result)
+    names = noisy_names(model, method.where)
     replaced = [name for name in names if not isinstance(model.prior.prior_of(name), LogUniform)]
     if not replaced:
-        return ()
+        return notes
     which = f"{', '.join(replaced[:5])}{', ...' if len(replaced) > 5 else ''}"
-    return (f"The prior of {which} is log-uniform here, whatever the model says of them.",)
+    return (*notes, f"The method replaced the prior of {which} by the log-uniform prior.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,11 @@ from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.training.loop import TrainingResult
 from knowable.errors import Unsupported
-from knowable.inference.dropout.divergence import check_priors
+from knowable.inference.dropout.dropout_divergence import check_priors
 from knowable.inference.dropout.masked_weights import SiteMasks, masked_params
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.dropout.noisy_units import NoisyUnits, times_noise
+from knowable.inference.dropout.noisy_units import GroupNoise, HorseshoeNoise, LogUniformNoise, NoisyUnits, times_noise
 from knowable.inference.dropout.placement import Placement, place_noise
-from knowable.inference.dropout.unit_noise import GroupNoise, HorseshoeNoise, LogUniformNoise
 from knowable.inference.variational.gaussian_weight import GaussianWeight, local_rule, trace_usage
 from knowable.inference.variational.method import VariationalMethod, check_normals, final_elbo
 from knowable.inference.variational.objective import (
@@ -35,7 +34,7 @@ PRIORS = ("log_uniform", "horseshoe")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class StructuredDropout(VariationalMethod):
-    r"""Noise on whole inputs of layers, learned: neurons and channels that are all noise can be taken out.
+    r"""Learned noise on whole neurons and channels (the inputs of layers): those that are mostly noise can be pruned.
 
     .. math:: w_{ij} = z_i\, v_{ij}, \qquad \max_q\; E_q[\log p(D \mid w)] - \mathrm{KL}(q \,\|\, p)
 
@@ -49,26 +48,30 @@ class StructuredDropout(VariationalMethod):
     ``"horseshoe"``: :math:`z_i = s\, \tilde z_i` with half-Cauchy scales of the layer, :math:`s \sim C^+(0, \tau_0)`,
     and of the unit, :math:`\tilde z_i \sim C^+(0, 1)`, in log-normal parts, and :math:`v_{ij} \sim \mathcal{N}(0, 1)`
     with a normal q (Bayesian compression with group Horseshoe priors: Louizos, Ullrich and Welling, 2017). The model's
-    own prior of these weights is not used; the diagnostics say so.
+    own prior of these weights is not used, which a note in the diagnostics says.
 
-    All KLs are in closed form. Everything else (biases, scales of normalisation, noise of the likelihood) is a point
-    estimate under the model's own prior. The bound is one for given values of the point estimates, and so says nothing
-    of the evidence of the model as stated: ``log_evidence`` is None, and ``"elbo"`` is among the diagnostics.
+    All KLs are in closed form. All other parameters (biases, scales of normalisation, noise of the likelihood) are
+    point estimates under the model's own prior. The ELBO is conditional on the point estimates and so no bound on the
+    evidence of the model: ``log_evidence`` is None, and ``"elbo"`` is among the diagnostics.
 
-    Networks need no change; dropout layers that they have are off. Each example has its own factors in training, on the
+    Networks need no change; their own dropout layers are off. In training each example has its own factors, on the
     inputs of its layer; in recurrent and attention layers a step has one draw for all. In prediction all inputs share a
-    draw, as with every method. ``posterior.signal_to_noise()`` says which units are noise: those with a ratio below 1.
+    draw, as with every method. Units with ``posterior.signal_to_noise()`` below 1 are noise.
 
     Args:
-        prior: ``"log_uniform"`` or ``"horseshoe"``.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the bound is
-            maximised.
-        beta: This and the other fields of :class:`~knowable.inference.variational.method.VariationalMethod` say what is
-            maximised, and from where. ``initial_scale`` is the standard deviation of all logarithms of factors, and of
-            v, to begin with.
-        where: Names or globs of the weights whose inputs have factors. None: all weights of layers, those that take the
-            network's input too, so that irrelevant inputs are found; but the channels of images stay if there are fewer
-            than four of them.
+        prior: Prior of the factors: ``"log_uniform"`` or ``"horseshoe"``.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: How the optimisation loop works: ``kn.Training(optimiser, clip, patience, ...)``.
+        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
+        kl_warmup: Epochs over which that factor rises to its full value. It changes the path and not the target. None:
+            about 2,000 steps, at most a third of the epochs.
+        start: ``"network"``, ``"map"`` (a MAP fit under the model's own priors) or a fitted posterior.
+        initial_scale: Standard deviation of the log factors, and of v, at the start.
+        where: Names or globs of the weights whose inputs have factors. None: all weights of layers, including those
+            that take the network's input, so that irrelevant inputs are found; but no factors on the channels of images
+            with fewer than four.
         span: Length of the interval of the log-uniform prior: :math:`\log z` lies between -span and 0.
         global_scale: :math:`\tau_0` of the Horseshoe. The smaller, the fewer units stay.
         draws: Draws for each example in each step.
@@ -84,12 +87,12 @@ class StructuredDropout(VariationalMethod):
     """
 
     family = "dropout"
-    summary = "noise on whole neurons and channels, learned: those that are all noise can be taken out"
+    summary = "learned noise on whole neurons and channels: those that are mostly noise can be pruned"
     aliases = ("sbp", "group_horseshoe")
     references = ("neklyudov2017", "louizos2017")
 
-    initial_scale: float = 0.02
     prior: str = field(default="log_uniform", kw_only=False)
+    initial_scale: float = 0.02
     where: str | tuple[str, ...] | None = None
     span: float = 20.0
     global_scale: float = 1e-5
@@ -108,27 +111,23 @@ class StructuredDropout(VariationalMethod):
         self, model: Model, x: Tensor, size: int, *, start: Params | None = None
     ) -> StructuredDropoutObjective:
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
-        placement = place_noise(model, x, where=self.where)
-        make, local = self._log_uniform, None
+        placement, local = place_noise(model, x, where=self.where), None
         if self.prior == "horseshoe":
             _refuse_joint_prior(model)
             usage = trace_usage(model, x)
-            make, local = self._horseshoe, {name for name in model.random_names if usage.suits(name, "local")}
+            local = {name for name in model.random_names if usage.suits(name, "local")}
         check_priors(model, placement.sites if local is None else ())
-        noises = _noises(make, first_values(model, start), placement)
-        return StructuredDropoutObjective(
-            model, size, placement, noises, local=local, draws=self.draws, **self.elbo_settings(start)
-        )
+        first = first_values(model, start)
+        noises = [self._noise(site.units, first[site.name]) for site in placement.sites]
+        common = {"local": local, "draws": self.draws, **self.elbo_settings(start)}
+        return StructuredDropoutObjective(model, size, placement, noises, **common)
 
-    def _log_uniform(self, units: int, weight: Tensor) -> GroupNoise:
-        return LogUniformNoise(units, span=self.span, initial_scale=self.initial_scale, like=weight)
-
-    def _horseshoe(self, units: int, weight: Tensor) -> GroupNoise:
-        size = weight.square().mean().sqrt().item()  # what the weights begin with is likely under their prior
-        return HorseshoeNoise(
-            units, global_scale=self.global_scale, initial_scale=self.initial_scale, initial_median=size or 1.0,
-            like=weight,
-        )  # fmt: skip
+    def _noise(self, units: int, weight: Tensor) -> GroupNoise:
+        common = {"initial_scale": self.initial_scale, "like": weight}
+        if self.prior == "log_uniform":
+            return LogUniformNoise(units, span=self.span, **common)
+        median = weight.square().mean().sqrt().item() or 1.0  # so that the initial weights are likely under their prior
+        return HorseshoeNoise(units, global_scale=self.global_scale, initial_median=median, **common)
 
     def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
         _, terms = final_elbo(objective, rows, seed)
@@ -136,16 +135,13 @@ class StructuredDropout(VariationalMethod):
         return None, {**terms, **{f"kept.{name}": (each >= 1).double().mean().item() for name, each in units.items()}}
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
-        own = ()
-        if self.prior == "horseshoe":
-            own = (
-                "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",
-            )
-        return (*own, *super()._notes(model, size, result))
-
-
-def _noises(make: Callable[[int, Tensor], GroupNoise], start: Params, placement: Placement) -> list[GroupNoise]:
-    return [make(site.units, start[site.name]) for site in placement.sites]
+        notes = super()._notes(model, size, result)
+        if self.prior == "log_uniform":
+            return notes
+        return (
+            "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",
+            *notes,
+        )
 
 
 def _refuse_joint_prior(model: Model) -> None:
@@ -157,7 +153,7 @@ def _refuse_joint_prior(model: Model) -> None:
         )
 
 
-# --- The bound of weights that are multiplied by noise on whole units ------------------------------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 
 class StructuredDropoutObjective(VariationalObjective):
@@ -167,21 +163,18 @@ class StructuredDropoutObjective(VariationalObjective):
         - \mathrm{KL}(q(v) \,\|\, p(v)) + \log p(\text{point estimates})
 
     Every example has its own z, on the inputs of its layer; weights of recurrent and attention layers, which have no
-    such input, have one z for a step. Where v is random too, its part is drawn at the layer's output (local
-    reparameterisation), after the inputs were multiplied by z; in weights that are not used by one linear layer or
-    convolution, v itself is drawn.
+    such input, have one z for a step. Where v is random too, linear layers and convolutions whose inputs are multiplied
+    by z draw their outputs (local reparameterisation); other weights are drawn themselves.
 
     Args:
         model: The model.
         size: Number of training examples N.
         placement: Where noise acts.
         noises: The factors of each of its sites.
-        local: With random v, the weights whose part is drawn at the output; None where v are point estimates.
-        draws: Draws for each example in each step.
-        beta: Factor on the KL; 1 is Bayes.
-        kl_warmup: Epochs over which it rises to its full value.
-        initial_scale: Standard deviation of random v to begin with.
+        local: With random v, the weights whose layers draw their outputs; None where v are point estimates.
+        initial_scale: Standard deviation of random v at the start.
         start: Values to begin at, where they are not the model's own.
+        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         values: v, or its means, and all other random parameters of the model, which are point estimates here.
@@ -196,13 +189,11 @@ class StructuredDropoutObjective(VariationalObjective):
         noises: Sequence[GroupNoise],
         *,
         local: Collection[str] | None = None,
-        draws: int = 1,
-        beta: float = 1.0,
-        kl_warmup: int | None = 0,
         initial_scale: float = 0.02,
         start: Params | None = None,
+        **common: Any,
     ):
-        super().__init__(model, size, draws=draws, beta=beta, kl_warmup=kl_warmup, start=start)
+        super().__init__(model, size, start=start, **common)
         self.placement, self.local = placement, local
         self.network = placement.network(model)
         self.noises: Iterable[GroupNoise] = nn.ModuleList(noises)  # type: ignore[assignment]
@@ -215,7 +206,31 @@ class StructuredDropoutObjective(VariationalObjective):
             [nn.Parameter(torch.full_like(first[name], begin)) for name in self.random_names]
         )
 
-    # --- the variational distribution --------------------------------------------------------------------------------
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """-ELBO / N of a batch, and its terms."""
+        points, values = self.point_params(), self.means()
+        with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
+            kl = self.kl_divergence()
+            given = [self._under_noise(values) for _ in range(self.draws)]
+        log_likelihood = expected_log_likelihood(self, x, y, points, given)
+        fixed = {**points, **{name: value for name, value in values.items() if name not in self.random_names}}
+        return negative_elbo(self, log_likelihood, kl, fixed)
+
+    def _under_noise(self, values: Params) -> Params:
+        """The weights for one forward pass, which draws their noise for each example where possible."""
+        given = dict(values)
+        for name, scale in self.scales().items():
+            if name in (self.local or ()):
+                given[name] = GaussianWeight(values[name], scale.square(), local_rule)
+            else:
+                given[name] = torch.addcmul(values[name], scale, torch.randn_like(scale))
+        masks = [SiteMasks(site, noise.draw) for site, noise in zip(self.placement.sites, self.noises, strict=True)]
+        return masked_params(given, masks, by_example=True)
+
+    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+        """Log likelihood of each row of a batch, in training mode, the network's own dropout layers off."""
+        output = self.network(self.model.network_params(params), x, buffers=self.net_buffers, training=True)
+        return self.model.score(output, y, params)
 
     def means(self) -> Params:
         """v, or its means, and the other random parameters of the model."""
@@ -235,54 +250,24 @@ class StructuredDropoutObjective(VariationalObjective):
         return times_noise(drawn, self.placement.sites, [noise.draw(1)[0] for noise in self.noises])
 
     def posterior(self, **common: Any) -> NoisyUnits:
-        """The distribution as it is now."""
+        """The current distribution."""
+        noises = list(self.noises)
         return NoisyUnits(
-            self.model, self.means(), self.placement.sites, list(self.noises), scale=self.scales(),
-            points=self.point_params(), buffers=self.net_buffers, **common,
-        )  # fmt: skip
-
-    # --- the bound ---------------------------------------------------------------------------------------------------
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch and its terms."""
-        points, values = self.point_params(), self.means()
-        with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
-            kl = self.kl_divergence()
-            given = [self._under_noise(values) for _ in range(self.draws)]
-        log_likelihood = expected_log_likelihood(self, x, y, points, given)
-        fixed = {**points, **{name: value for name, value in values.items() if name not in self.random_names}}
-        return negative_elbo(self, log_likelihood, kl, fixed)
-
-    def _under_noise(self, values: Params) -> Params:
-        """The weights for one pass: their noise will be drawn by example where that can be."""
-        given = dict(values)
-        for name, scale in self.scales().items():
-            own = name in (self.local or ())
-            given[name] = (
-                GaussianWeight(values[name], scale.square(), local_rule)
-                if own
-                else torch.addcmul(values[name], scale, torch.randn_like(scale))
-            )
-        masks = [SiteMasks(site, noise.draw) for site, noise in zip(self.placement.sites, self.noises, strict=True)]
-        return masked_params(given, masks, by_example=True)
-
-    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log likelihood of each row of a batch, in training mode, the network's own dropout layers off."""
-        output = self.network(self.model.network_params(params), x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params)
+            self.model, self.means(), self.placement.sites, noises, scale=self.scales(), **self.shared(common)
+        )
 
     def kl_divergence(self) -> Tensor:
         """KL(q ‖ p) of the factors, and of v where it is random, in closed form."""
         noises = list(self.noises)
         total = type(noises[0]).total_divergence(noises)
         values, log_scales = self.means(), dict(zip(self.random_names, self.log_scales, strict=True))
-        for site, noise in zip(self.placement.sites, self.noises, strict=True):
-            of_prior = noise.log_prior_scale()
-            if of_prior is None:
+        for site, noise in zip(self.placement.sites, noises, strict=True):
+            log_prior_scale = noise.log_prior_scale()
+            if log_prior_scale is None:
                 continue
             for place in site.places:
                 value, log_scale = values[place.name], log_scales[place.name]
-                total = total + normal_divergence(value, log_scale, site.on_weight(of_prior, place, value)).sum()
+                total = total + normal_divergence(value, log_scale, site.on_weight(log_prior_scale, place, value)).sum()
         return total
 
     def log_prior_of_points(self, points: Params) -> Tensor:
@@ -290,10 +275,10 @@ class StructuredDropoutObjective(VariationalObjective):
         return self.model.log_prior(points)
 
     def update(self, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser's step; then distributions are put back into their range."""
+        """The optimiser's step; then the distributions' parameters are clamped to their range."""
         super().update(optimiser)
         for noise in self.noises:
-            noise.settle()
+            noise.clamp_parameters()
 
 
 def normal_divergence(loc: Tensor, log_scale: Tensor, log_prior_scale: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class EnsembleOf(Method):
             if fit.diagnostics.interrupted:
                 break
             if k == 0:
-                given = model.given(
+                given = model.with_fixed(
                     _shared_points(model, fits, hyper=False), fit.buffers if model.point_names else None
                 )
         return fits

@@ -77,7 +77,7 @@ class _Members:
                 trained = self._one(plain, "points")
             if trained.diagnostics.interrupted:
                 return trained
-            points, given = trained.points, model.given(trained.points, trained.buffers)
+            points, given = trained.points, model.with_fixed(trained.points, trained.buffers)
         starts = [given, *(given.starting_at(*fresh_start(given, seed, k)) for k in range(1, self.count))]
         objective = self._objective(given, rows, starts)
         if objective is None:

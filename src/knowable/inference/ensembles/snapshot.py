@@ -81,7 +81,7 @@ class SnapshotEnsemble(Trained, Method):
             if trained.diagnostics.interrupted:
                 return trained
             points = trained.points
-            given = model.given(points, trained.buffers).starting_at(trained.mean())
+            given = model.with_fixed(points, trained.buffers).starting_at(trained.mean())
         objective = SnapshotObjective(given, rows.size, self.cycles)
         cycles = job.part("cycles", model=given, validation=None)
         result = train(objective, rows, self.training_settings(cycles=self.cycles), **cycles.options)

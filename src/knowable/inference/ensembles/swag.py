@@ -107,7 +107,7 @@ class SWAG(Trained, Method):
         first = self._mode(job)
         if first.diagnostics.interrupted:
             return first
-        given = model.given({name: first.mean()[name] for name in model.point_names}, first.buffers)
+        given = model.with_fixed({name: first.mean()[name] for name in model.point_names}, first.buffers)
         given = given.starting_at(first.mean())
         objective = SWAGObjective(given, rows.size, self.rank)
         try:

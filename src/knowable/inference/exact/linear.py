@@ -29,7 +29,7 @@ from knowable.likelihoods import Gaussian
 _NOISE = "likelihood.log_noise"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class ExactLinear(Method):
     r"""The exact posterior, predictive distribution and evidence of a linear model with Gaussian noise.
 
@@ -40,12 +40,11 @@ class ExactLinear(Method):
     frozen features, a polynomial. The prior must be normal (or flat, where the data determine the weights by
     themselves). Cost: O(N D² + D³) time and O(D²) memory.
 
-    If the noise, or the prior's scale (``EmpiricalBayes``), is to be learned, it is set where the evidence times its
-    own prior is largest and then held: the posterior is exact given that value, and ``log_evidence`` is called an
-    estimate.
+    A noise or prior scale (``EmpiricalBayes``) that is learned is set to the maximum of the evidence times its own
+    prior: the posterior is exact given that value, and ``log_evidence`` is called an estimate.
 
     Args:
-        max_parameters: Refuse larger models: the covariance is a D by D matrix.
+        max_parameters: The largest number D of random parameters: the covariance is a D by D matrix.
 
     Example:
         >>> import torch
@@ -73,10 +72,9 @@ class ExactLinear(Method):
         with own_randomness(seed):  # a loader may draw
             statistics = _Statistics.gather(design, rows, model)
         points = _choose_points(model, layout, statistics)
-        loc, scale_tril = statistics.posterior(
-            *_prior(model, layout, points), _noise(model, points, statistics.outputs)
-        )
-        value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
+        prior, noise = _prior(model, layout, points), _noise(model, points, statistics.outputs)
+        loc, scale_tril = statistics.posterior(*prior, noise)
+        value = statistics.log_evidence(*prior, noise)
         evidence = None if value is None else LogEvidence(value.item(), "estimate" if points else "exact")
         terms = {name: point.mean().item() for name, point in points.items()}
         if evidence is not None:
@@ -104,7 +102,7 @@ class ExactLinear(Method):
         if layout.size > self.max_parameters:
             raise InvalidArgument(
                 f"ExactLinear would need a {layout.size:,} x {layout.size:,} matrix; max_parameters is "
-                f"{self.max_parameters:,}. Raise it, or make fewer parameters random."
+                f"{self.max_parameters:,}. Raise max_parameters, or make fewer parameters random."
             )
         return layout
 
@@ -125,13 +123,11 @@ class _Statistics:
     @classmethod
     def gather(cls, design: Design, data: Data, model: Model) -> _Statistics:
         separate = isinstance(model.likelihood, Gaussian) and model.likelihood.outputs > 1
-        checked = False
         total: list[Tensor] | None = None
         rows = 0
         for x, y in data:
-            if not checked:
+            if total is None:
                 design.check_linear(x)
-                checked = True
             for part, target in zip(design.chunks(x), y.split([len(c) for c in design.chunks(x)]), strict=True):
                 offset, matrix = design(part)  # (rows, outputs), (rows, outputs, D)
                 residual = target.double().flatten(1) - offset
@@ -162,16 +158,16 @@ class _Statistics:
         improper = (precision.diagonal() == 0).any()
         if failed or (improper and _nearly_singular(total)):
             raise InvalidArgument(
-                "The data do not determine all weights under a flat prior. Give them a Normal prior."
+                "The data do not determine all weights under a flat prior. Give the weights a Normal prior."
                 if improper
                 else "The noise is so small that the weights cannot be told apart from it. Fix it: Gaussian(noise=...)."
             )
         return chol, precision @ mean + torch.einsum("o,od->d", weight, self.cross)
 
     def log_evidence(self, mean: Tensor, precision: Tensor, noise: Tensor) -> Tensor | None:
-        """The log density of y, by the determinant and inversion lemmas; None if the prior is improper.
+        r"""The log marginal likelihood, by the determinant and inversion lemmas; None if the prior is improper.
 
-        log N(y | f0 + J m0, J Λ0⁻¹ Jᵀ + σ²)
+        .. math:: \log \mathcal{N}\big(y \mid f_0 + J m_0,\; J \Lambda_0^{-1} J^\top + \sigma^2 I\big)
         """
         prior_chol, improper = torch.linalg.cholesky_ex(precision)
         if improper:
@@ -290,7 +286,7 @@ class LinearNormal(NormalPosterior):
         return offset + matrix @ self.loc.double(), spread @ spread.mT
 
 
-# --- Networks that are linear in their parameters: the design matrix, and the proof that there is one ----------------
+# --- The design matrix of a network that is linear in its parameters, and the check that it is -----------------------
 
 _BLOCK = 256  # columns of the design matrix computed in one call
 _CHUNK_VALUES = 20_000_000  # elements of a design matrix held at once
@@ -321,9 +317,8 @@ class Design:
 
     def chunks(self, x: Tensor) -> Iterator[Tensor]:
         """Rows of ``x`` in chunks whose design matrix fits in memory."""
-        outputs = self.model.network.probe(x, self.model.network_params(self.model.params()), self.model.buffers())[
-            0
-        ].numel()
+        params = self.model.network_params(self.model.params())
+        outputs = self.model.network.probe(x, params, self.model.buffers())[0].numel()
         yield from x.split(max(1, _CHUNK_VALUES // (outputs * self.layout.size)))
 
     def check_linear(self, x: Tensor) -> None:

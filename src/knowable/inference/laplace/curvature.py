@@ -1,4 +1,4 @@
-"""What the curvature of a log likelihood must be able to do, whatever its structure."""
+"""The curvature of a log likelihood: what every structure of it provides, and the full matrix."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
-from knowable.core.model.kronecker import pack
 from knowable.core.model.output_information import OutputInformation
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.jacobian import BatchJacobian
+from knowable.core.network.params import Layout, Params, pack
+from knowable.core.network.weight_uses import WeightUse
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument
-from knowable.inference.laplace.expansion import Expansion, Rows
+from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.hessian import hessian
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.inference.laplace.weight_uses import Use, second_moment
 
 
 class Curvature(ABC):
     r"""The curvature H of the negative log likelihood at some weights, on the full-data scale, in some structure.
 
-    The posterior's precision is :math:`P = \sum_o w_o H_o + \Lambda_0`: the curvature of each noise with a factor
-    (inversely proportional to the noise's square) and the prior's precision. Both may change after the pass over the
-    data, which is what makes tuning them cheap.
+    The posterior's precision is :math:`P = \sum_o w_o H_o + \Lambda_0`: the curvature of each noise scale with a factor
+    (proportional to 1 / noise²), and the prior's precision. Both may change without another pass over the data, which
+    makes tuning them cheap.
 
     Attributes:
-        notes: What was done differently from what was asked for.
+        notes: Where the curvature is not of the structure that was asked for.
     """
 
     notes: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
-    def of(cls, expansion: Expansion, *, rank: int) -> Curvature:
-        """Go through the data once (or a few times)."""
+    def of(cls, expansion: ExpansionPoint, *, rank: int) -> Curvature:
+        """Compute the curvature in one or a few passes over the data."""
 
     @abstractmethod
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
@@ -50,19 +50,19 @@ class Curvature(ABC):
         """P⁻¹ v for a vector over the weights ``(D,)``."""
 
     @abstractmethod
-    def posterior(self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
+    def posterior(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
         """The normal distribution with precision P around the expansion's weights."""
 
 
 def undetermined() -> InvalidArgument:
     """The error where P is not positive definite."""
     return InvalidArgument(
-        "The data do not determine all weights under this prior (a flat one, or one without curvature). Give them a "
-        "Normal prior."
+        "The posterior precision is not positive definite: the data do not determine all weights under this prior (a "
+        "flat one, or one without curvature). Give the weights a Normal prior."
     )
 
 
-# --- The whole curvature matrix: for up to some thousand weights -----------------------------------------------------
+# --- the full matrix: for up to some thousand weights ----------------------------------------------------------------
 
 
 class FullCurvature(Curvature):
@@ -77,7 +77,7 @@ class FullCurvature(Curvature):
         self.matrices, self.notes = matrices, notes
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int = 0) -> FullCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> FullCurvature:
         """Sums of outer products of the rows' gradients."""
         if expansion.kind == "hessian":
             return cls(*_hessian(expansion))
@@ -108,7 +108,7 @@ class FullCurvature(Curvature):
         return factor
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
@@ -118,28 +118,28 @@ class FullCurvature(Curvature):
 
 
 class _Sums:
-    """Outer products of gradients, as they come in.
+    """Sums of outer products of gradients.
 
-    Where the one random layer is the network's head they are Λ ⊗ aaᵀ: inputs are multiplied with inputs only, which
-    takes far fewer products than gradients in the whole layer do. These are kept output by output, the lower half.
+    Where the one random layer is the network's output layer they are Λ ⊗ aaᵀ: inputs are multiplied with inputs only,
+    which takes far fewer products than gradients in the whole layer do. They are kept output by output, the lower half.
     """
 
-    def __init__(self, expansion: Expansion):
+    def __init__(self, expansion: ExpansionPoint):
         self.expansion, size = expansion, expansion.layout.size
-        self.layer = expansion.anatomy.layers[0] if expansion.anatomy.is_one_layer else None
+        self.layer = expansion.layers.only
         self.sums = torch.zeros((expansion.groups, size, size), dtype=torch.float64, device=expansion.model.device)
         self.by_output = False
 
     @property
     def row_bytes(self) -> int:
-        """What the gradients of one row take."""
+        """Memory of the gradients of one row."""
         positions = 1 if self.layer is None else self.layer.positions
         return 4 * positions * self.expansion.layout.size * self.expansion.model.dtype.itemsize
 
-    def add(self, rows: Rows, y: Tensor, number: int) -> None:
-        """Take a batch."""
+    def add(self, rows: BatchJacobian, y: Tensor, number: int) -> None:
+        """Add a batch."""
         for group, information in enumerate(self.expansion.informations(rows.output, y)):
-            head = None if self.layer is None else rows.head(0, information)
+            head = None if self.layer is None else head_use(rows, self.layer, information)
             if head is not None:
                 self._add_head(rows, head, group, information)
                 continue
@@ -147,14 +147,16 @@ class _Sums:
                 flat = rows.flat(columns, self.expansion.layout).flatten(0, 1)
                 self.sums[group] += second_moment(flat)
 
-    def _add_head(self, rows: Rows, head: Use, group: int, information: OutputInformation) -> None:
+    def _add_head(self, rows: BatchJacobian, head: WeightUse, group: int, information: OutputInformation) -> None:
         self.by_output = True
         a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
         width, like = a.shape[1], information.diagonal()
         for number in range(head.output.shape[head.feature_dim]):
             unit = torch.zeros_like(like)
             unit.select(head.feature_dim, number).fill_(1.0)
-            column = rows.in_place(0, head.in_front(information.times(unit))).flatten(0, 1)  # (rows and positions, out)
+            column = rows.at_rows(self.layer, head.in_front(information.times(unit))).flatten(
+                0, 1
+            )  # (rows and positions, out)
             weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)
             here = slice(number * width, (number + 1) * width)
             self.sums[group, here, : here.stop] += a.T @ weighted.flatten(1)
@@ -172,8 +174,8 @@ class _Sums:
         return sums[:, order][:, :, order]
 
 
-def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:
-    """Second derivatives of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
+def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
+    """The Hessian of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
     model, layout = expansion.model, expansion.layout
 
     def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -189,11 +191,11 @@ def _hessian(expansion: Expansion) -> tuple[Tensor, tuple[str, ...]]:
     if not negative:
         return total.unsqueeze(0), ()
     positive = (vectors * values.clamp_min(0.0)) @ vectors.T
-    note = f"The Hessian curves down in {negative} of {layout.size} directions, where only the prior is kept."
+    note = f"The Hessian has {negative} negative eigenvalues of {layout.size}, which were set to 0."
     return positive.unsqueeze(0), (note,)
 
 
-# --- How sharply the prior holds the weights -------------------------------------------------------------------------
+# --- the precision of the prior --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class PriorPrecision:
         by_name: For each its precision: one number, or one for each element. Of a prior with correlations it is the
             diagonal.
         joint: The prior as a normal distribution, if it has correlations.
-        notes: What is not exact about it.
+        notes: Where it is an approximation.
     """
 
     layout: Layout
@@ -224,7 +226,7 @@ class PriorPrecision:
         return self.flat.diag() if self.joint is None else self.joint.dense(self.layout)[1].double()
 
 
-def prior_precision(expansion: Expansion, settings: Params | None = None) -> PriorPrecision:
+def prior_precision(expansion: ExpansionPoint, settings: Params | None = None) -> PriorPrecision:
     """The prior's precision at the expansion's weights; ``settings`` may hold other values of its hyperparameters."""
     params = {**expansion.params, **(settings or {})}
     layout, prior = expansion.layout, conditional_prior(expansion)
@@ -238,13 +240,13 @@ def prior_precision(expansion: Expansion, settings: Params | None = None) -> Pri
         moments = each.normal_moments()
         if moments is None:
             found[name] = touching_precision(each, params[name].double())
-            notes.append(f"{type(each).__name__} is not normal: {name} has the normal that touches it at the mode.")
+            notes.append(f"{type(each).__name__} is not normal: {name} has the normal with its slope at the mode.")
         else:
             found[name] = torch.as_tensor(moments[1], dtype=torch.float64, device=expansion.model.device)
     return PriorPrecision(layout, found, None, tuple(notes))
 
 
-def conditional_prior(expansion: Expansion):
+def conditional_prior(expansion: ExpansionPoint):
     """The model's prior, given the likelihood's parameters where it ties them to the weights."""
     prior = expansion.model.prior
     if not (isinstance(prior, PosteriorPrior) and prior.correlated):
@@ -256,11 +258,43 @@ def conditional_prior(expansion: Expansion):
 def touching_precision(prior: Prior, value: Tensor) -> Tensor:
     r"""The precision of the centred normal with the prior's slope at ``value``: :math:`-\psi'(w) / w`.
 
-    For priors that are scale mixtures of normals (Laplace, Student-t, horseshoe) it is the one that touches the prior's
-    density from below (Palmer et al., 2006): never negative, and defined where the density has a kink.
+    For priors that are scale mixtures of normals (Laplace, Student-t, horseshoe) it is the tightest normal lower bound
+    of the prior's density (Palmer et al., 2006): never negative, and defined where the density has a kink.
     """
     with torch.enable_grad():
         place = value.detach().requires_grad_()
         (slope,) = torch.autograd.grad(prior.log_prob(place).sum(), place, create_graph=True)
     tiny = torch.finfo(value.dtype).tiny ** 0.5
     return (-slope / torch.where(value.abs() > tiny, value, torch.full_like(value, tiny))).clamp_min(0.0)
+
+
+# --- Second moments -----------------------------------------------------------------------------------------------
+
+_NARROWEST_BLOCK = 128  # products of thinner matrices are slow
+_MOST_BLOCKS = 8
+
+
+def second_moment(values: Tensor) -> Tensor:
+    r"""The sum of :math:`v v^\top` over vectors v that are ``values[..., :]``: ``(n, n)``.
+
+    Args:
+        values: ``(..., n)``; with three dimensions or more, the one before the last holds positions.
+    """
+    count = values.shape[-1]
+    if values.dim() > 2 and values.shape[-2] > count:  # positions: many small matrices, none of which is copied
+        return (values.mT @ values).flatten(0, -3).sum(0)
+    in_order = values.stride(-1) == 1  # otherwise features come first in memory, as convolutions have them
+    return _gram(values.reshape(-1, count).T if in_order else values.movedim(-1, 0).reshape(count, -1))
+
+
+def _gram(wide: Tensor) -> Tensor:
+    """``wide`` ``(n, vectors)`` times its transpose, of which only blocks on and below the diagonal are computed."""
+    count = len(wide)
+    found = wide.new_empty((count, count))
+    start = 0
+    for rows in wide.tensor_split(min(_MOST_BLOCKS, max(1, count // _NARROWEST_BLOCK))):
+        stop = start + len(rows)
+        torch.mm(rows, wide[:stop].T, out=found[start:stop, :stop])
+        found[:start, start:stop] = found[start:stop, :start].T
+        start = stop
+    return found

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import IndependentNormal
-from knowable.core.model.output_information import OutputInformation
+from knowable.core.network.jacobian import BatchJacobian
+from knowable.core.network.params import unpack
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
-from knowable.inference.laplace.expansion import Expansion, Rows
+from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.posteriors import LaplacePosterior
 
 
@@ -26,19 +27,14 @@ class DiagonalCurvature(Curvature):
         self.diagonals, self.notes = diagonals, notes
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int = 0) -> DiagonalCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> DiagonalCurvature:
         """Sums of squares of the rows' gradients."""
         if expansion.kind == "hessian":
             full = FullCurvature.of(expansion)
             return cls(full.matrices.diagonal(dim1=1, dim2=2).clone(), full.notes)
-        totals = [_Sums(expansion) for _ in range(expansion.groups)]
-
-        def add(rows: Rows, y: Tensor, number: int) -> None:
-            for group, information in enumerate(expansion.informations(rows.output, y)):
-                totals[group].add(rows, information, number)
-
-        expansion.sweep(add, _row_bytes(expansion))
-        return cls(torch.stack([total.flat() for total in totals]))
+        sums = _Sums(expansion)
+        expansion.sweep(sums.add, sums.row_bytes)
+        return cls(sums.flat())
 
     def precision(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
         """Diagonal of P, ``(D,)``."""
@@ -56,7 +52,7 @@ class DiagonalCurvature(Curvature):
         return vector / self.precision(prior, weights)
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
         """Independent normals."""
         scale = expansion.layout.views(self.precision(prior, weights).rsqrt().to(expansion.model.dtype))
@@ -64,37 +60,46 @@ class DiagonalCurvature(Curvature):
 
 
 class _Sums:
-    """Sums of squared gradients of all parameters."""
+    """Sums of squared gradients: for each layer ``(groups, out, in)``, for other parameters ``(groups, *shape)``."""
 
-    def __init__(self, expansion: Expansion):
-        self.expansion, self.anatomy = expansion, expansion.anatomy
+    def __init__(self, expansion: ExpansionPoint):
+        self.expansion, groups = expansion, expansion.groups
         like = {"dtype": torch.float64, "device": expansion.model.device}
-        self.layers = [torch.zeros((layer.out, layer.width), **like) for layer in self.anatomy.layers]
-        self.others = {name: torch.zeros(expansion.params[name].shape, **like) for name in self.anatomy.others}
+        self.matrices = [torch.zeros((groups, layer.out, layer.width), **like) for layer in expansion.layers]
+        shapes = {name: expansion.params[name].shape for name in expansion.layers.others}
+        self.vectors = {name: torch.zeros((groups, *shape), **like) for name, shape in shapes.items()}
 
-    def add(self, rows: Rows, information: OutputInformation, number: int) -> None:
-        """Take a batch."""
-        heads = [rows.head(layer, information) for layer in range(len(self.layers))]
-        for layer, use in enumerate(heads):
-            if use is not None:
-                diagonal = rows.in_place(layer, use.in_front(information.diagonal()))
-                self.layers[layer] += _products(diagonal, rows.activations[layer].square())
-        if all(use is not None for use in heads) and not self.others:
-            return
-        for columns in self.expansion.columns(information, number, _row_bytes(self.expansion)):
-            for layer, gradients in enumerate(rows.gradients(columns)):
-                if heads[layer] is None:
-                    self.layers[layer] += _squares(gradients, rows.activations[layer])
-            for name, gradients in rows.others(columns).items():
-                self.others[name] += gradients.square().sum((0, 1))
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row's gradients where they have to be formed: of the largest layer, and of the others."""
+        formed = [layer.out * layer.width for layer in self.expansion.layers if layer.positions > 1]
+        others = sum(total[0].numel() for total in self.vectors.values())
+        return 2 * self.expansion.model.dtype.itemsize * (max(formed, default=0) + others)
+
+    def add(self, jacobian: BatchJacobian, y: Tensor, number: int) -> None:
+        """Add a batch."""
+        layers = self.expansion.layers.layers
+        for group, information in enumerate(self.expansion.informations(jacobian.output, y)):
+            heads = [head_use(jacobian, layer, information) for layer in layers]
+            for layer, use, a, total in zip(layers, heads, jacobian.activations, self.matrices, strict=True):
+                if use is not None:
+                    diagonal = jacobian.at_rows(layer, use.in_front(information.diagonal()))
+                    total[group] += _products(diagonal, a.square())
+            if None not in heads and not self.vectors:
+                continue
+            for columns in self.expansion.columns(information, number, self.row_bytes):
+                gradients = jacobian.gradients(columns)
+                for use, a, g, total in zip(heads, jacobian.activations, gradients, self.matrices, strict=True):
+                    if use is None:
+                        total[group] += _squares(g, a)
+                for name, each in jacobian.others(columns).items():
+                    self.vectors[name][group] += each.square().sum((0, 1))
 
     def flat(self) -> Tensor:
-        """All of them, in the order of the weights."""
-        found = dict(self.others)
-        for layer, total in zip(self.anatomy.layers, self.layers, strict=True):
-            if len(layer.names) == 2:
-                found[layer.names[1]], total = total[:, -1], total[:, :-1]
-            found[layer.names[0]] = total.reshape(layer.shapes[0])
+        """All sums, ``(groups, D)``."""
+        found = dict(self.vectors)
+        for layer, total in zip(self.expansion.layers, self.matrices, strict=True):
+            found |= unpack(total, layer.names, layer.shapes)
         return self.expansion.layout.flatten(found)
 
 
@@ -108,11 +113,3 @@ def _squares(gradients: Tensor, activations: Tensor) -> Tensor:
     if activations.shape[1] == 1:
         return _products(gradients.square().sum(0), activations.square())
     return (gradients.mT @ activations).square().sum((0, 1))
-
-
-def _row_bytes(expansion: Expansion) -> int:
-    """What the gradients of one row take where they have to be formed: of the largest layer, and of the others."""
-    size = expansion.model.dtype.itemsize
-    shared = [layer.out * layer.width for layer in expansion.anatomy.layers if layer.positions > 1]
-    others = sum(expansion.params[name].numel() for name in expansion.anatomy.others)
-    return 2 * size * (max(shared, default=0) + others)

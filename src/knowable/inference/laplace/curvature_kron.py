@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored, pack
-from knowable.core.model.output_information import OutputInformation
-from knowable.core.network.params import Params
-from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
-from knowable.inference.laplace.expansion import Expansion, Rows
-from knowable.inference.laplace.layers import Layer
+from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.network.jacobian import BatchJacobian
+from knowable.core.network.layers import Layer
+from knowable.core.network.params import pack
+from knowable.core.network.weight_uses import WeightUse
+from knowable.inference.laplace.curvature import Curvature, PriorPrecision, second_moment, undetermined
+from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.inference.laplace.weight_uses import second_moment
 
-_LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, it gets a diagonal
+_LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, its curvature is diagonal
 
 
 class KroneckerCurvature(Curvature):
@@ -27,9 +27,9 @@ class KroneckerCurvature(Curvature):
     .. math:: H \approx \frac1M \Big(\sum_{n,t,k} g_{ntk} g_{ntk}^\top\Big) \otimes \Big(\sum_{n,t} a_{nt}
         a_{nt}^\top\Big)
 
-    over rows n and positions t, M in all (positions count as rows: the "expand" setting of Eschenhagen et al., 2023).
-    Inputs have a 1 at the end for the bias. Parameters that are no weight matrices have the whole matrix of their own,
-    or its diagonal where they are large.
+    over M rows n and positions t (positions count as rows: the "expand" setting of Eschenhagen et al., 2023). Inputs
+    have a 1 at the end for the bias. A parameter that is no weight matrix has its full curvature matrix, or its
+    diagonal where it is large.
 
     Args:
         factors: One for each layer and other parameter.
@@ -40,10 +40,10 @@ class KroneckerCurvature(Curvature):
         self.factors, self.notes = factors, notes
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int = 0) -> KroneckerCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> KroneckerCurvature:
         """One pass over the data."""
-        sums = _Sums(expansion)
-        expansion.sweep(sums.add, sums.row_bytes)
+        sums = KroneckerSums(expansion)
+        expansion.sweep(partial(kfac_update, sums), sums.row_bytes)
         return cls(sums.factors(), sums.notes())
 
     def blocks(self, prior: PriorPrecision, weights: Tensor) -> list[KroneckerBlock]:
@@ -65,7 +65,7 @@ class KroneckerCurvature(Curvature):
         return prior.layout.flatten(found)
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
         """Independent layers."""
         blocks = [block.mapped(lambda value: value.to(expansion.model.dtype)) for block in self.blocks(prior, weights)]
@@ -184,55 +184,30 @@ class VectorFactors(Factors):
         return self._with_prior(KroneckerBlock(self.names, self.shapes, precision, basis), prior)
 
 
-class _Sums:
-    """Second moments, as they come in."""
+class KroneckerSums:
+    """What :func:`kfac_update` sums up.
 
-    def __init__(self, expansion: Expansion):
-        self.expansion, self.anatomy = expansion, expansion.anatomy
+    Attributes:
+        inputs: For each layer A, ``(in, in)``.
+        outputs: For each layer G, ``(groups, out, out)``.
+        counts: For each layer M, the number of rows and positions.
+        vectors: For each other parameter its curvature, ``(groups, n, n)``, or the diagonal, ``(groups, n)``.
+    """
+
+    def __init__(self, expansion: ExpansionPoint):
         groups, like = expansion.groups, {"dtype": torch.float64, "device": expansion.model.device}
-        layers = self.anatomy.layers
-        self.inputs = [torch.zeros((layer.width, layer.width), **like) for layer in layers]
-        self.outputs = [torch.zeros((groups, layer.out, layer.out), **like) for layer in layers]
-        self.count = [0 for _ in layers]
-        self.vectors: Params = {}
-        for name in self.anatomy.others:
-            size = expansion.params[name].numel()
-            shape = (groups, size, size) if size <= _LARGEST_MATRIX else (groups, size)
-            self.vectors[name] = torch.zeros(shape, **like)
-
-    @property
-    def row_bytes(self) -> int:
-        """What the gradients of the other parameters take for one row."""
-        sizes = [self.expansion.params[name].numel() for name in self.anatomy.others]
-        return 2 * sum(sizes) * self.expansion.model.dtype.itemsize
-
-    def add(self, rows: Rows, y: Tensor, number: int) -> None:
-        """Take a batch."""
-        for place, layer in enumerate(self.anatomy.layers):
-            for use in (rows.recording.uses[each] for each in layer.uses):
-                self.inputs[place] += use.second_moment()
-                self.count[place] += use.count
-        for group, information in enumerate(self.expansion.informations(rows.output, y)):
-            self._add_outputs(rows, group, information, number)
-
-    def _add_outputs(self, rows: Rows, group: int, information: OutputInformation, number: int) -> None:
-        heads = [rows.head(layer, information) for layer in range(len(self.inputs))]
-        for layer, use in enumerate(heads):
-            if use is not None:
-                self.outputs[layer][group] += information.total(use.feature_dim)
-        if all(use is not None for use in heads) and not self.vectors:
-            return
-        for columns in self.expansion.columns(information, number, self.row_bytes):
-            for layer, gradients in enumerate(rows.gradients(columns)):
-                if heads[layer] is None:
-                    self.outputs[layer][group] += second_moment(gradients)
-            for name, gradients in rows.others(columns).items():
-                flat, total = gradients.flatten(0, 1).flatten(1), self.vectors[name][group]
-                total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
+        self.expansion, self.layers = expansion, expansion.layers.layers
+        self.inputs = [torch.zeros((layer.width, layer.width), **like) for layer in self.layers]
+        self.outputs = [torch.zeros((groups, layer.out, layer.out), **like) for layer in self.layers]
+        self.counts = [0 for _ in self.layers]
+        sizes = {name: expansion.params[name].numel() for name in expansion.layers.others}
+        shapes = {name: (size, size) if size <= _LARGEST_MATRIX else (size,) for name, size in sizes.items()}
+        self.vectors = {name: torch.zeros((groups, *shape), **like) for name, shape in shapes.items()}
+        self.row_bytes = 2 * sum(sizes.values()) * expansion.model.dtype.itemsize  # gradients of the other parameters
 
     def factors(self) -> list[Factors]:
-        """What was summed up."""
-        layers = zip(self.anatomy.layers, self.inputs, self.outputs, self.count, strict=True)
+        """The curvature of each layer and each other parameter."""
+        layers = zip(self.layers, self.inputs, self.outputs, self.counts, strict=True)
         found: list[Factors] = [LayerFactors(layer, a, g / max(1, count)) for layer, a, g, count in layers]
         shapes = {name: self.expansion.params[name].shape for name in self.vectors}
         return found + [VectorFactors(name, shapes[name], total) for name, total in self.vectors.items()]
@@ -240,16 +215,60 @@ class _Sums:
     def notes(self) -> tuple[str, ...]:
         """Which parameters have no Kronecker factors."""
         kinds = {3: "their own full matrices", 2: "a diagonal"}
-        said = []
-        for dims, what in kinds.items():
-            names = [name for name, total in self.vectors.items() if total.dim() == dims]
-            if names:
-                said.append(f"No Kronecker factors for {', '.join(names)}: {what} instead.")
-        return tuple(said)
+        names = {dims: [name for name, total in self.vectors.items() if total.dim() == dims] for dims in kinds}
+        return tuple(
+            f"No Kronecker factors for {', '.join(names[dims])}: {what} instead."
+            for dims, what in kinds.items() if names[dims]
+        )  # fmt: skip
+
+
+def kfac_update(sums: KroneckerSums, jacobian: BatchJacobian, y: Tensor, number: int) -> None:
+    r"""Add a batch to the Kronecker factors.
+
+    .. math:: A \mathrel{+}= \sum_{n,t} a_{nt} a_{nt}^\top, \qquad
+        G_o \mathrel{+}= \sum_{n,t,k} g_{ntk} g_{ntk}^\top, \qquad
+        g_{ntk} = \Big(\frac{\partial f_n}{\partial s_{nt}}\Big)^{\!\top} v_{nk}
+
+    over rows n, positions t, and columns k of a root of the Fisher information in the outputs,
+    :math:`\Lambda_{n,o} = \sum_k v_{nk} v_{nk}^\top`, for each noise scale o. Where the layer's outputs s are the
+    network's outputs f, G is the sum of the Λ, without a backward pass.
+    """
+    expansion = sums.expansion
+    for place, layer in enumerate(sums.layers):
+        for use in (jacobian.trace.uses[each] for each in layer.uses):
+            sums.inputs[place] += input_moment(use)
+            sums.counts[place] += use.count
+    for group, information in enumerate(expansion.informations(jacobian.output, y)):
+        heads = [head_use(jacobian, layer, information) for layer in sums.layers]
+        for use, total in zip(heads, sums.outputs, strict=True):
+            if use is not None:
+                total[group] += information.total(use.feature_dim)
+        if None not in heads and not sums.vectors:
+            continue
+        for columns in expansion.columns(information, number, sums.row_bytes):
+            for use, g, total in zip(heads, jacobian.gradients(columns), sums.outputs, strict=True):
+                if use is None:
+                    total[group] += second_moment(g)
+            for name, each in jacobian.others(columns).items():
+                flat, total = each.flatten(0, 1).flatten(1), sums.vectors[name][group]
+                total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
+
+
+@torch.no_grad()
+def input_moment(use: WeightUse) -> Tensor:
+    """Sum over rows and positions of a aᵀ for a use's activations a (a 1 at the end for the bias), ``(in, in)``."""
+    if use.weight is None:
+        return use.output.new_full((1, 1), use.count)
+    inputs = use.inputs_in_front()
+    square = second_moment(inputs)
+    if use.bias is None:
+        return square
+    sums, count = inputs.sum(tuple(range(inputs.dim() - 1))), inputs.new_full((1, 1), use.count)
+    return torch.cat([torch.cat([square, sums.unsqueeze(1)], 1), torch.cat([sums.unsqueeze(0), count], 1)])
 
 
 def _along(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Diagonal of Vᵀ M V, no smaller than zero."""
+    """The diagonal of Vᵀ M V, no smaller than zero."""
     return ((matrix @ basis) * basis).sum(0).clamp_min(0.0)
 
 

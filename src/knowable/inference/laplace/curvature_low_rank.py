@@ -1,4 +1,4 @@
-"""The leading directions of the curvature matrix, found by products with it (Tropp et al., 2017)."""
+"""The leading eigenvectors of the curvature matrix, found by products with it (Tropp et al., 2017)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.output_information import OutputInformation
+from knowable.core.network.jacobian import jacobian_vector_products, vector_jacobian_product
 from knowable.core.network.params import Params
 from knowable.core.support.randomness import generator_for
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.inference.laplace.tangents import pulled_back, pushed_forward
 
-_EXTRA = 10  # directions more than asked for, which make the others precise
-_PASSES = 3  # over the data: each makes the leading directions stand out more
+_EXTRA = 10  # directions beyond the rank, which make the leading ones precise (oversampling)
+_PASSES = 3  # over the data: subspace iterations
 _VECTORISE_BELOW = 20_000  # weights; beyond it directions go through the network one by one
 
 
@@ -32,7 +32,7 @@ class LowRankCurvature(Curvature):
         self.factors = factors
 
     @classmethod
-    def of(cls, expansion: Expansion, *, rank: int) -> LowRankCurvature:
+    def of(cls, expansion: ExpansionPoint, *, rank: int) -> LowRankCurvature:
         """By a randomised Nyström approximation."""
         return cls(torch.stack([_leading(expansion, group, rank) for group in range(expansion.groups)]))
 
@@ -47,7 +47,7 @@ class LowRankCurvature(Curvature):
         return diagonal.double(), torch.cat([factor, own.double()], dim=1)
 
     def log_det(self, prior: PriorPrecision, weights: Tensor) -> Tensor:
-        """By the determinant lemma: log det(I + Fᵀ Λ₀⁻¹ F) + log det Λ₀."""
+        """By the matrix determinant lemma: log det(I + Fᵀ Λ₀⁻¹ F) + log det Λ₀."""
         diagonal, factor = self.parts(prior, weights)
         if not (diagonal > 0).all():
             raise undetermined()
@@ -56,7 +56,7 @@ class LowRankCurvature(Curvature):
         return torch.linalg.slogdet(identity + inner).logabsdet + diagonal.log().sum()
 
     def solve(self, prior: PriorPrecision, weights: Tensor, vector: Tensor) -> Tensor:
-        """By the inversion lemma."""
+        """By the Woodbury identity."""
         diagonal, factor = self.parts(prior, weights)
         scaled = factor / diagonal.unsqueeze(1)
         inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device) + factor.T @ scaled
@@ -64,9 +64,9 @@ class LowRankCurvature(Curvature):
         return first - scaled @ torch.linalg.solve(inner, factor.T @ first)
 
     def posterior(
-        self, expansion: Expansion, prior: PriorPrecision, weights: Tensor, **common: Any
+        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
     ) -> LaplacePosterior:
-        """The prior's diagonal, and the leading directions."""
+        """The prior's diagonal, and the leading eigenvectors."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
         if not (diagonal > 0).all():
             raise undetermined()
@@ -75,7 +75,7 @@ class LowRankCurvature(Curvature):
         return LaplacePosterior(expansion.model, normal, **common)
 
 
-def _leading(expansion: Expansion, group: int, rank: int) -> Tensor:
+def _leading(expansion: ExpansionPoint, group: int, rank: int) -> Tensor:
     r"""F with :math:`F F^\top` the best approximation of H from the span of a few products with it.
 
     .. math:: H \approx Y (\Omega^\top Y)^{-1} Y^\top, \qquad Y = H \Omega
@@ -102,7 +102,7 @@ def _leading(expansion: Expansion, group: int, rank: int) -> Tensor:
     return found
 
 
-def _times(expansion: Expansion, group: int, directions: Tensor) -> Tensor:
+def _times(expansion: ExpansionPoint, group: int, directions: Tensor) -> Tensor:
     """H times some directions ``(D, k)``: Σ over rows of Jᵀ Λ J v."""
     layout, total = expansion.layout, torch.zeros_like(directions)
     vectorise = layout.size < _VECTORISE_BELOW
@@ -116,8 +116,8 @@ def _times(expansion: Expansion, group: int, directions: Tensor) -> Tensor:
 
         with torch.no_grad():
             output = outputs(at)
-            pushed = pushed_forward(outputs, at, stack, vectorise=vectorise)  # (k, rows, ...)
+            pushed = jacobian_vector_products(outputs, at, stack, vectorise=vectorise)  # (k, rows, ...)
         information: OutputInformation = expansion.informations(output, y)[group]
         for k, each in enumerate(pushed):
-            total[:, k] += layout.flatten(pulled_back(outputs, at, information.times(each))).double()
+            total[:, k] += layout.flatten(vector_jacobian_product(outputs, at, information.times(each))).double()
     return total

@@ -1,9 +1,9 @@
-r"""The Laplace estimate of the evidence, and the noise and prior scale that maximise it (MacKay, 1992).
+r"""The Laplace estimate of the log marginal likelihood, and the noise and prior scale that maximise it (MacKay, 1992).
 
 .. math:: \log p(D) \approx \log p(D \mid \hat\theta) + \log p(\hat\theta) + \tfrac{D}{2} \log 2\pi
     - \tfrac12 \log\det P
 
-With the weights held, noise and prior scale enter through the two densities and through P, whose curvature part is
+At fixed weights, noise and prior scale enter through the two densities and through P, whose curvature part is
 proportional to 1 / noise²: the estimate can be maximised over them without another pass over the data.
 """
 
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,22 +23,22 @@ from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, conditional_prior, prior_precision
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.point.point import PointObjective
 
-_WIDEST = 12.0  # logarithms of scales are searched between minus and plus this
+_LARGEST = 12.0  # logarithms of scales are searched between minus and plus this
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """log p(D) as a function of the noise and the prior's hyperparameters, given weights and curvature.
+    """The log marginal likelihood log p(D) as a function of noise and prior hyperparameters, at given weights.
 
     Attributes:
         expansion: The weights, and the values of everything else where the curvature was computed.
         curvature: The curvature there.
     """
 
-    expansion: Expansion
+    expansion: ExpansionPoint
     curvature: Curvature
 
     def __call__(self, settings: Params) -> Tensor:
@@ -59,9 +60,9 @@ class Evidence:
         return prior_precision(self.expansion, settings)
 
     def log_likelihood(self, settings: Params) -> Tensor:
-        """Log p(D | θ) at the weights."""
+        """The log likelihood log p(D | θ) at the weights."""
         if not any(name.startswith("likelihood.") for name in settings):
-            return self.expansion.slope[0]
+            return self.expansion.log_likelihood()[0]
         return self._score(self._outputs, settings)
 
     @cached_property
@@ -74,7 +75,7 @@ class Evidence:
         return torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
 
     def log_prior(self, settings: Params) -> Tensor:
-        """Log p(θ) of the random weights."""
+        """The log prior log p(θ) of the random weights."""
         params = {name: value.double() for name, value in self.expansion.params.items()} | settings
         names, prior = self.expansion.layout.names, conditional_prior(self.expansion)
         if isinstance(prior, PosteriorPrior) and prior.correlated:
@@ -90,36 +91,25 @@ class Evidence:
         each = [prior.prior_of(name) for name in self.expansion.layout.names]
         return all(one is None or one.proper for one in each)
 
-    def maximised(self, names: Iterable[str], *, steps: int = 100) -> Params:
-        """The values of ``names`` that maximise the estimate times their own prior, by L-BFGS."""
+    def maximised(self, names: Iterable[str], *, steps: int = 100) -> tuple[Params, float]:
+        """The values of ``names`` that maximise the estimate times their own prior, by L-BFGS, and the gain in nats."""
         start = {name: self.expansion.params[name].double().clone() for name in names}
         if not start:
-            return {}
-        free = {name: value.clone().requires_grad_() for name, value in start.items()}
-        optimiser = torch.optim.LBFGS(
-            list(free.values()),
-            max_iter=steps,
-            tolerance_grad=1e-8,
-            tolerance_change=1e-14,
-            line_search_fn="strong_wolfe",
-        )
+            return {}, 0.0
 
-        def loss() -> Tensor:
-            optimiser.zero_grad()
-            with torch.enable_grad():
-                value = -self._objective({name: each.clamp(-_WIDEST, _WIDEST) for name, each in free.items()})
-                value.backward()
-            return value
+        def objective(free: Params) -> Tensor:
+            return self._objective({name: value.clamp(-_LARGEST, _LARGEST) for name, value in free.items()})
 
         try:
-            optimiser.step(loss)
+            found = _maximise(objective, start, max_iter=steps, tolerance_grad=1e-8, tolerance_change=1e-14)
         except InvalidArgument:  # a step into where P is singular
-            return start
-        found = {name: value.detach().clamp(-_WIDEST, _WIDEST) for name, value in free.items()}
-        return found if self.gain(found) >= 0 else start
+            return start, 0.0
+        found = {name: value.clamp(-_LARGEST, _LARGEST) for name, value in found.items()}
+        gain = self.gain(found)
+        return (found, gain) if gain >= 0 else (start, 0.0)
 
     def gain(self, settings: Params) -> float:
-        """By how much ``settings`` are better than what they are now, in nats."""
+        """How much larger the objective is at ``settings`` than at the present values, in nats."""
         now = {name: self.expansion.params[name].double() for name in settings}
         with torch.no_grad():
             return (self._objective(settings) - self._objective(now)).item()
@@ -135,7 +125,7 @@ class Evidence:
         return total
 
 
-def _outputs_of(expansion: Expansion) -> Iterable[tuple[Tensor, Tensor]]:
+def _outputs_of(expansion: ExpansionPoint) -> Iterable[tuple[Tensor, Tensor]]:
     """The network's outputs with their targets, in double precision."""
     for x, y in expansion.data:
         with torch.no_grad():
@@ -143,20 +133,30 @@ def _outputs_of(expansion: Expansion) -> Iterable[tuple[Tensor, Tensor]]:
         yield output.double(), y.double() if y.is_floating_point() else y
 
 
-def likeliest(expansion: Expansion, names: list[str]) -> Params:
-    """The likelihood's own parameters where they are most probable, the weights held."""
+def most_probable(expansion: ExpansionPoint, names: list[str]) -> Params:
+    """The most probable values of the likelihood's own parameters at fixed weights."""
     model, outputs = expansion.model, list(_outputs_of(expansion))
-    free = {name: expansion.params[name].double().clone().requires_grad_() for name in names}
-    optimiser = torch.optim.LBFGS(list(free.values()), max_iter=100, line_search_fn="strong_wolfe")
+
+    def log_joint(free: Params) -> Tensor:
+        params = {name: value.double() for name, value in expansion.params.items()} | free
+        value = torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
+        for name in names:
+            prior = model.prior.bound(name, params)
+            value = value if prior is None else value + prior.log_prob(free[name]).sum()
+        return value
+
+    return _maximise(log_joint, {name: expansion.params[name].double() for name in names}, max_iter=100)
+
+
+def _maximise(objective: Callable[[Params], Tensor], start: Params, **settings: Any) -> Params:
+    """The values that maximise ``objective``, by L-BFGS."""
+    free = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+    optimiser = torch.optim.LBFGS(list(free.values()), line_search_fn="strong_wolfe", **settings)
 
     def loss() -> Tensor:
         optimiser.zero_grad()
         with torch.enable_grad():
-            params = {name: value.double() for name, value in expansion.params.items()} | free
-            value = -torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
-            for name in names:
-                prior = model.prior.bound(name, params)
-                value = value if prior is None else value - prior.log_prob(free[name]).sum()
+            value = -objective(free)
             value.backward()
         return value
 
@@ -164,20 +164,20 @@ def likeliest(expansion: Expansion, names: list[str]) -> Params:
     return {name: value.detach() for name, value in free.items()}
 
 
-# --- Training in which the evidence chooses noise and prior scale as it goes (Immer et al., 2021) --------------------
+# --- Training with a noise and prior scale that maximise the evidence every few epochs (Immer et al., 2021) ----------
 
-_FIRST = 500  # steps before the first choice: the weights should have found the data
-_STEPS, _EPOCHS = 200, 4  # at the least, from one choice to the next
-_FARTHEST = 0.5  # that the logarithm of a scale moves at once
-_SETTLED = 0.1  # nats: a gain that is not worth waiting for
-_LONGEST = 10_000  # steps for which the loss is not called settled because of the scales
+_FIRST = 500  # steps before the first choice: the weights should fit the data by then
+_STEPS, _EPOCHS = 200, 4  # the fewest from one choice to the next
+_LARGEST_MOVE = 0.5  # of the logarithm of a scale in one choice
+_SETTLED = 0.1  # nats: training goes on while a choice gains more
+_LONGEST = 10_000  # steps after which training may stop although a choice gains more
 
 Choose = Callable[[Params, Buffers], tuple[Params, float]]
 """``(params, buffers) -> values of the scales that maximise the evidence there, gain in nats``."""
 
 
 class TuningObjective(PointObjective):
-    """-log p(D, θ) / N at a noise and a prior scale that are chosen anew every few epochs.
+    """The loss -log p(D, θ) / N, with a noise and a prior scale that are chosen again every few epochs.
 
     Args:
         model: The model.
@@ -195,7 +195,7 @@ class TuningObjective(PointObjective):
 
     @property
     def settles_from(self) -> float:
-        """Not while the scales still have something to gain."""
+        """Infinite while the scales still gain from being chosen again."""
         return math.inf if self._gain > _SETTLED and self._steps < _LONGEST else 0.0
 
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -204,7 +204,7 @@ class TuningObjective(PointObjective):
         return super().forward(x, y, weights)
 
     def end_of_epoch(self) -> None:
-        """Choose the scales, if it is time."""
+        """Choose the scales, if enough steps and epochs have passed."""
         self._epochs += 1
         since = torch.stack([self._steps, self._epochs]) - self._last
         if self._steps < _FIRST or since[0] < _STEPS or since[1] < _EPOCHS:
@@ -212,7 +212,7 @@ class TuningObjective(PointObjective):
         params = {name: value.detach() for name, value in self.params().items()}
         chosen, gain = self._choose(params, self.net_buffers)
         for name, value in chosen.items():
-            params[name] += (value.to(params[name]) - params[name]).clamp(-_FARTHEST, _FARTHEST)
+            params[name] += (value.to(params[name]) - params[name]).clamp(-_LARGEST_MOVE, _LARGEST_MOVE)
         self._gain.fill_(gain)
         self._last.copy_(torch.stack([self._steps, self._epochs]))
 

@@ -1,4 +1,4 @@
-r"""How sure a normal posterior is of a linearised network's outputs: :math:`J \Sigma J^\top` of each row.
+r"""The covariance of a linearised network's outputs under a normal posterior: :math:`J \Sigma J^\top` of each row.
 
 For factored posteriors the Jacobian is never formed: where a layer acts once on a row, its part of the covariance of
 outputs o and p is
@@ -14,43 +14,36 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FullCovarianceNormal
-from knowable.core.model.kronecker import KroneckerBlock, pack
+from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.model.low_rank import DiagonalPlusLowRank
-from knowable.core.network.params import Params
-from knowable.inference.laplace.expansion import Rows
-from knowable.inference.laplace.layers import Anatomy, Layer
+from knowable.core.network.jacobian import BatchJacobian, unit_directions
+from knowable.core.network.layers import Layer, NetworkLayers
+from knowable.core.network.params import Params, pack
 
-_TOGETHER = 8  # outputs whose gradients in all weights are formed at a time
-_COLUMNS = 512  # of a full covariance's factor that are used at a time
-
-
-def units(output: Tensor) -> Tensor:
-    """One direction for each output of a row, ``(outputs, *output)``."""
-    count = output[0].numel()
-    each = torch.eye(count, dtype=output.dtype, device=output.device).view(count, 1, *output.shape[1:])
-    return each.expand(count, *output.shape)
+_TOGETHER = 8  # outputs whose gradients in all weights are formed at once
+_COLUMNS = 512  # of a full covariance's Cholesky factor per block
 
 
 # --- posteriors made of blocks ---------------------------------------------------------------------------------------
 
 
-def diagonal_blocks(anatomy: Anatomy, precision: Params) -> list[KroneckerBlock]:
+def diagonal_blocks(layers: NetworkLayers, precision: Params) -> list[KroneckerBlock]:
     """Independent weights as blocks without bases, cut along the network's layers."""
     found = []
-    for layer in anatomy.layers:
+    for layer in layers:
         found.append(KroneckerBlock(layer.names, layer.shapes, pack(precision, layer.names, layer.shapes, layer.out)))
-    for name in anatomy.others:
+    for name in layers.others:
         value = precision[name]
         found.append(KroneckerBlock((name,), (value.shape,), value.reshape(-1, 1)))
     return found
 
 
-def block_covariance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor:
+def block_covariance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor:
     """Covariance of each row's outputs under independent blocks, ``(rows, outputs, outputs)``."""
     by_names = {block.names: block for block in blocks}
-    directions = units(rows.output)
+    directions = unit_directions(rows.output)
     total = rows.output.new_zeros((len(rows.x), len(directions), len(directions)))
-    for layer, a, g in zip(rows.anatomy.layers, rows.activations, rows.gradients(directions), strict=True):
+    for layer, a, g in zip(rows.layers, rows.activations, rows.gradients(directions), strict=True):
         total += _layer_covariance(g.movedim(0, 1), a, by_names[layer.names])
     for name, gradients in rows.others(directions).items():
         block = by_names[(name,)]
@@ -76,34 +69,28 @@ def _gram(values: Tensor) -> Tensor:
     return flat @ flat.mT
 
 
-def head_variance(rows: Rows, blocks: list[KroneckerBlock]) -> Tensor | None:
-    """Variances of the outputs, ``(rows, ...)``, where the one random layer is the network's head; None otherwise.
+def head_variance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor | None:
+    """Variances of the outputs, ``(rows, ...)``, where the one random layer is the output layer; else None.
 
-    Then the outputs' gradients are unit vectors, and even for thousands of outputs none is followed back.
+    Then the outputs' gradients are unit vectors, so that even thousands of outputs need no backward pass.
     """
-    anatomy = rows.anatomy
-    if not (anatomy.is_one_layer and anatomy.is_head(rows.recording, anatomy.layers[0])):
+    layer = rows.layers.only
+    if layer is None or not rows.is_head(layer) or rows.layers.axes[layer.uses[0]].dim != 0:
         return None
     (block,) = blocks
     a = rows.activations[0]  # (rows, positions, in)
     a = a if block.in_basis is None else a @ block.in_basis
     variance = a.square() @ block.precision.reciprocal().T  # (rows, positions, out)
     variance = variance if block.out_basis is None else variance @ block.out_basis.square().T
-    use = rows.recording.uses[anatomy.layers[0].uses[0]]
-    if anatomy.axes[anatomy.layers[0].uses[0]].dim != 0:
-        return None
-    return (
-        variance.movedim(-1, 1).reshape(rows.output.shape)
-        if use.feature_dim == 1
-        else variance.reshape(rows.output.shape)
-    )
+    channels_first = rows.trace.uses[layer.uses[0]].feature_dim == 1
+    return (variance.movedim(-1, 1) if channels_first else variance).reshape(rows.output.shape)
 
 
-def block_row_bytes(anatomy: Anatomy, outputs: int, params: Params, itemsize: int) -> int:
+def block_row_bytes(layers: NetworkLayers, outputs: int, params: Params, itemsize: int) -> int:
     """Working memory of :func:`block_covariance` for one row."""
-    layers = sum(_layer_numbers(layer, outputs) for layer in anatomy.layers)
-    others = outputs * sum(params[name].numel() for name in anatomy.others)
-    return 2 * itemsize * (layers + others)
+    factored = sum(_layer_numbers(layer, outputs) for layer in layers)
+    others = outputs * sum(params[name].numel() for name in layers.others)
+    return 2 * itemsize * (factored + others)
 
 
 def _layer_numbers(layer: Layer, outputs: int) -> int:
@@ -114,12 +101,12 @@ def _layer_numbers(layer: Layer, outputs: int) -> int:
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------
 
 
-def full_covariance(rows: Rows, normal: FullCovarianceNormal) -> Tensor:
+def full_covariance(rows: BatchJacobian, normal: FullCovarianceNormal) -> Tensor:
     """Covariance of each row's outputs under correlations between all weights, ``(rows, outputs, outputs)``."""
-    anatomy, layout = rows.anatomy, normal.layout
-    layer = anatomy.layers[0] if anatomy.is_one_layer else None
-    if layer is None or layer.positions > 1 or not anatomy.is_head(rows.recording, layer):
-        jacobian = rows.flat(units(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
+    layers, layout = rows.layers, normal.layout
+    layer = layers.only
+    if layer is None or layer.positions > 1 or not rows.is_head(layer):
+        jacobian = rows.flat(unit_directions(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
         return _gram(jacobian @ normal.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
     places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
@@ -144,16 +131,18 @@ def full_row_bytes(outputs: int, size: int, itemsize: int) -> int:
     return 3 * outputs * size * itemsize
 
 
-def low_rank_covariance(rows: Rows, normal: DiagonalPlusLowRank) -> Tensor:
-    """The same under independent weights with a few directions of their own; the Jacobian goes by a few outputs."""
+def low_rank_covariance(rows: BatchJacobian, normal: DiagonalPlusLowRank) -> Tensor:
+    """The same under a diagonal-plus-low-rank covariance; the Jacobian is formed a few outputs at a time."""
     layout = normal.layout
-    blocks = diagonal_blocks(rows.anatomy, layout.views(normal.scale**-2))
+    blocks = diagonal_blocks(rows.layers, layout.views(normal.scale**-2))
     basis = normal.basis * normal.scale.unsqueeze(1)
-    along = torch.cat([rows.flat(some, layout) @ basis for some in units(rows.output).split(_TOGETHER)]).movedim(0, 1)
+    along = torch.cat(
+        [rows.flat(some, layout) @ basis for some in unit_directions(rows.output).split(_TOGETHER)]
+    ).movedim(0, 1)
     return block_covariance(rows, blocks) + (along * (normal.basis_variance - 1.0)) @ along.mT
 
 
-def low_rank_row_bytes(anatomy: Anatomy, outputs: int, params: Params, itemsize: int) -> int:
+def low_rank_row_bytes(layers: NetworkLayers, outputs: int, params: Params, itemsize: int) -> int:
     """Working memory of :func:`low_rank_covariance` for one row."""
     size = sum(value.numel() for value in params.values())
-    return full_row_bytes(min(outputs, _TOGETHER), size, itemsize) + block_row_bytes(anatomy, outputs, params, itemsize)
+    return full_row_bytes(min(outputs, _TOGETHER), size, itemsize) + block_row_bytes(layers, outputs, params, itemsize)

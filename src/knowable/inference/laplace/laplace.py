@@ -25,8 +25,8 @@ from knowable.inference.laplace.curvature import Curvature, FullCurvature
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
-from knowable.inference.laplace.evidence import Evidence, TuningObjective, likeliest
-from knowable.inference.laplace.expansion import CURVATURES, Expansion, random_weights
+from knowable.inference.laplace.evidence import Evidence, TuningObjective, most_probable
+from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.newton import log_joint_and_gradient, polished
 from knowable.inference.laplace.posteriors import PREDICTIONS
 from knowable.inference.point.point import PointObjective, fit_point
@@ -38,46 +38,48 @@ STRUCTURES: dict[str, type[Curvature]] = {
     "diag": DiagonalCurvature,
     "lowrank": LowRankCurvature,
 }
-_ROUNDS = 20  # of Newton steps and tuning in turn, at the most
-_FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, beyond which a note says so
+_MAX_ROUNDS = 20  # of Newton steps and tuning in turn
+_FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, above which a note says so
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Laplace(Trained, Method):
-    r"""A normal distribution around the most probable weights, as wide as the curvature there says.
+    r"""A normal distribution around the most probable weights, with the inverse curvature there as its covariance.
 
     .. math:: p(\theta \mid D) \approx \mathcal{N}\big(\hat\theta,\ (H + \Lambda_0)^{-1}\big)
 
     with H the curvature of the negative log likelihood at the mode, on the full-data scale, and Λ₀ the precision of the
-    prior. The mode is found by training, or given (``fit(..., start=)``). Which weights are random is said by the
-    model: ``random="last_layer"`` gives the last-layer Laplace approximation.
+    prior. The mode is found by training, unless ``start`` is trained already. The model determines which weights are
+    random: ``random="last_layer"`` gives the last-layer Laplace approximation.
 
-    The scales that the model leaves open are set where the evidence is largest: a learned noise (``Gaussian()``), and
-    prior scales under ``EmpiricalBayes`` (one for a glob of names, for each tensor, or for each weight). A prior that
-    is itself a Laplace posterior makes this online Laplace.
+    The scales that the model leaves open maximise the log marginal likelihood (evidence): a learned noise
+    (``Gaussian()``), and prior scales under ``EmpiricalBayes`` (one for a glob of names, for each tensor, or for each
+    weight). A prior that is itself a Laplace posterior makes this online Laplace.
 
     Args:
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how the mode is
-            found.
-        structure: What of the curvature is kept. ``"full"``: all of it, for up to ``max_parameters`` weights.
-            ``"kron"``: a Kronecker product for each layer. ``"diag"``: its diagonal. ``"lowrank"``: its leading
-            directions, beside the prior.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024, and 128 beyond.
+        training: How the optimisation loop works: optimiser, gradient clipping, early stopping, divergence.
+        structure: Which part of the curvature is kept. ``"full"``: all of it, for up to ``max_parameters`` weights.
+            ``"kron"``: a Kronecker product for each layer (K-FAC). ``"diag"``: its diagonal. ``"lowrank"``: its leading
+            eigenvectors, beside the prior.
         curvature: ``"ggn"``: the generalised Gauss-Newton matrix, which is the Fisher information.
             ``"empirical_fisher"``: outer products of gradients at the targets. ``"hessian"``: second derivatives, for
             small networks (``"full"`` and ``"diag"``).
         prediction: ``"linearised"``: the network linearised in its weights, in closed form (probit for classes).
             ``"linearised_sampling"``: draws of linearised functions. ``"sampling"``: the network at drawn weights.
-        tune: When open scales are chosen: ``"during"`` training, again and again; ``"after"`` it, with the weights
-            held; or ``"never"``: the noise at its most probable value, prior scales as they begin.
-        rank: Directions kept by ``"lowrank"``.
-        max_columns: Networks with more outputs than this (pixels) have that many random combinations of them followed
-            back instead of each, which gives the right curvature on average.
-        max_parameters: Refuse a ``"full"`` matrix of more.
-        polish: Newton steps after training, to be at the mode exactly; None is up to 20 for ``"full"`` (without
-            validation data, on which training may stop early for a reason) and none for the others.
+        tune: When open scales are chosen: ``"during"`` training, every few epochs; ``"after"`` it, at fixed weights; or
+            ``"never"``: the noise at its most probable value, prior scales at their initial values.
+        rank: Number of eigenvectors kept by ``"lowrank"``.
+        max_columns: For networks with more outputs than this (pixels), that many random combinations of the outputs are
+            differentiated instead of each output: an unbiased estimate of the curvature.
+        max_parameters: The largest number of random weights for which a ``"full"`` matrix is formed.
+        polish: Newton steps after training, to reach the mode exactly; None is up to 20 for ``"full"`` (none with
+            validation data, where training stops early on purpose) and none for the other structures.
         start: Weights that are trained already: ``"network"`` (the model's own network), a posterior (its means), a
-            network or its ``state_dict()``. None trains first. Without the likelihood's own parameters, these are set
-            where they are most probable.
+            network or its ``state_dict()``. None trains first. Parameters of the likelihood that are missing from it
+            are set to their most probable values.
 
     Example:
         >>> import torch
@@ -90,7 +92,7 @@ class Laplace(Trained, Method):
     """
 
     family = "laplace"
-    summary = "a normal around the most probable weights, as wide as the curvature there says"
+    summary = "a normal around the most probable weights, with the inverse curvature there as its covariance"
     references = ("mackay1992", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023")
 
     structure: str = "kron"
@@ -123,7 +125,7 @@ class Laplace(Trained, Method):
         """Find the mode and the curvature there."""
         started = time.monotonic()
         self._check(job.model)
-        point = self._train(job) if self.start is None else self._given(job.model, job.rows, self.start, job.seed)
+        point = self._train(job) if self.start is None else self._from_start(job.model, job.rows, self.start, job.seed)
         if point.diagnostics.interrupted:
             return point
         try:
@@ -132,7 +134,11 @@ class Laplace(Trained, Method):
                 polish = self._newton_steps if at_mode else self.polish or 0
                 return self._around(point, job.rows, job.seed, polish, started)
         except KeyboardInterrupt:
-            warnings.warn("Stopped before the curvature was known: this is the mode alone.", Interrupted, stacklevel=2)
+            warnings.warn(
+                "Interrupted before the curvature was computed: this posterior is the mode alone.",
+                Interrupted,
+                stacklevel=2,
+            )
             return point
 
     # --- the mode ----------------------------------------------------------------------------------------------------
@@ -140,32 +146,27 @@ class Laplace(Trained, Method):
     def _train(self, job: FitJob) -> Particles:
         model, rows, seed = job.model, job.rows, job.seed
         open_scales = self._open_scales(model) if self.tune == "during" else []
+
+        def choose(params: Params, buffers: Buffers) -> tuple[Params, float]:
+            with own_randomness(derive_seed(seed, "tuning")):
+                return self._evidence(self._point(model, rows, params, buffers, seed)).maximised(open_scales)
+
         if open_scales:
-            objective = TuningObjective(
-                model, rows.size, names=open_scales, choose=lambda p, b: self._chosen(model, rows, p, b, seed)
-            )
+            objective = TuningObjective(model, rows.size, names=open_scales, choose=choose)
         else:
             objective = PointObjective(model, rows.size, use_prior=True, held=model.hyper_names)
         with share_of_time(0.75):  # the rest is for the curvature
             return fit_point(job, self.training_settings(), objective=objective)
 
-    def _chosen(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> tuple[Params, float]:
-        """The scales that maximise the evidence at weights on the way, and what is gained by them."""
-        with own_randomness(derive_seed(seed, "tuning")):
-            expansion = self._expansion(model, rows, params, buffers, seed)
-            evidence = Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
-            found = evidence.maximised(self._open_scales(model))
-            return found, evidence.gain(found)
-
-    def _given(self, model: Model, rows: Data, start: Any, seed: int) -> Particles:
-        """Weights of the user's as a posterior with one atom."""
+    def _from_start(self, model: Model, rows: Data, start: Any, seed: int) -> Particles:
+        """The given weights as a posterior of one particle."""
         values = start_values("start", model, start)
         params = dict(values.params)
         own = [name for name in values.unset if name not in model.hyper_names]
         if own:
             with own_randomness(derive_seed(seed, "own")):
-                expansion = self._expansion(model, rows, params, values.buffers, seed)
-                params |= _cast(likeliest(expansion, own), params)
+                point = self._point(model, rows, params, values.buffers, seed)
+                params |= _cast(most_probable(point, own), params)
         random = {name: params[name].unsqueeze(0) for name in model.random_names}
         points = {name: params[name] for name in model.point_names}
         diagnostics = Diagnostics(repr(self), message="expanded around the given weights")
@@ -175,8 +176,7 @@ class Laplace(Trained, Method):
 
     def _around(self, point: Particles, rows: Data, seed: int, polish: int, started: float) -> Posterior:
         model = point.model
-        expansion = self._expansion(model, rows, point.mean(), point.buffers, seed)
-        evidence, settings = self._settled(expansion, polish)
+        evidence, settings = self._tuned(self._point(model, rows, point.mean(), point.buffers, seed), polish)
         expansion = evidence.expansion
         params = {**expansion.params, **_cast(settings, expansion.params)}
         prior, names = evidence.precision(settings), expansion.layout.names
@@ -196,29 +196,32 @@ class Laplace(Trained, Method):
         )  # fmt: skip
         return posterior
 
-    def _settled(self, expansion: Expansion, polish: int) -> tuple[Evidence, Params]:
+    def _tuned(self, expansion: ExpansionPoint, polish: int) -> tuple[Evidence, Params]:
         """Newton steps and tuning in turn until neither moves; one round where there are no Newton steps."""
         names = [] if self.tune == "never" else self._open_scales(expansion.model)
-        for number in range(_ROUNDS):
+        for number in range(_MAX_ROUNDS):
             expansion = polished(expansion, polish)
-            evidence = Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
-            settings = evidence.maximised(names)
+            evidence = self._evidence(expansion)
+            settings, _ = evidence.maximised(names)
             moves = [(value - expansion.params[name].double()).abs().max().item() for name, value in settings.items()]
-            if not polish or self.tune != "during" or max(moves, default=0.0) < 1e-7 or number == _ROUNDS - 1:
+            if not polish or self.tune != "during" or max(moves, default=0.0) < 1e-7 or number == _MAX_ROUNDS - 1:
                 break
             expansion = expansion.at(_cast(settings, expansion.params))
         return evidence, settings
 
-    def _expansion(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> Expansion:
-        return Expansion(model, rows, params, buffers, self.curvature, self.max_columns, seed)
+    def _point(self, model: Model, rows: Data, params: Params, buffers: Buffers, seed: int) -> ExpansionPoint:
+        return ExpansionPoint(model, rows, params, buffers, self.curvature, self.max_columns, seed)
+
+    def _evidence(self, expansion: ExpansionPoint) -> Evidence:
+        return Evidence(expansion, STRUCTURES[self.structure].of(expansion, rank=self.rank))
 
     def _open_scales(self, model: Model) -> list[str]:
-        """What the evidence chooses: the prior's hyperparameters, and the noise if the curvature scales with it."""
+        """What maximises the evidence: the prior's hyperparameters, and the noise if the curvature scales with it."""
         noise = model.likelihood.noise_name if self.curvature == "ggn" else None
         names = [*model.hyper_names, *([f"likelihood.{noise}"] if noise is not None else [])]
         return [name for name in names if name in model.params()]
 
-    # --- checks and words --------------------------------------------------------------------------------------------
+    # --- checks and notes --------------------------------------------------------------------------------------------
 
     @property
     def _newton_steps(self) -> int:
@@ -232,22 +235,23 @@ class Laplace(Trained, Method):
             raise InvalidArgument(
                 f"Laplace(structure={self.structure!r}, curvature={self.curvature!r}) would need a {size:,} x {size:,} "
                 f"matrix; max_parameters is {self.max_parameters:,}. Use structure='kron', make fewer parameters "
-                f"random, or raise it."
+                f"random, or raise max_parameters."
             )
 
-    def _notes(self, expansion: Expansion) -> tuple[str, ...]:
+    def _notes(self, expansion: ExpansionPoint) -> tuple[str, ...]:
         notes = []
-        if expansion.probes:
+        if expansion.has_random_columns:
             notes.append(
-                f"The network has more outputs than max_columns={self.max_columns}: random combinations of them."
+                f"The network has more outputs than max_columns={self.max_columns}: the curvature is estimated from "
+                f"random combinations of them."
             )
         if self.tune == "never" and expansion.model.hyper_names:
-            notes.append("tune='never': the prior's scale is where it began.")
+            notes.append("tune='never': the prior's scale has its initial value.")
         return tuple(notes)
 
 
 def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: Tensor) -> tuple[dict[str, float], list]:
-    """Terms of the estimate, and how far the weights are from the mode."""
+    """Terms of the log marginal likelihood, and a note if the weights are far from the mode."""
     expansion = evidence.expansion
     names = expansion.layout.names
     variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()

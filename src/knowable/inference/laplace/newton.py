@@ -1,4 +1,4 @@
-"""The last steps to the mode, by Newton's method: for small networks, where the curvature is known as a whole."""
+"""The last steps to the mode, by Newton's method: for small networks, with the full curvature matrix."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from knowable.inference.laplace.curvature import FullCurvature, prior_precision
-from knowable.inference.laplace.expansion import Expansion
+from knowable.inference.laplace.expansion import ExpansionPoint
 
-_SHORTEST = 1e-3  # of a step
-_LEAST = 0.2  # of what the slope promises
+_SHORTEST_STEP = 1e-3  # as a fraction of the Newton step
+_ARMIJO = 0.2  # the least gain, as a fraction of what the gradient promises
 
 
-def polished(expansion: Expansion, most: int) -> Expansion:
-    """Up to ``most`` damped steps uphill, the last of which is one that promises next to nothing.
+def polished(expansion: ExpansionPoint, most: int) -> ExpansionPoint:
+    """The point after up to ``most`` damped Newton steps that increase the log joint.
 
-    A step is to the top of the parabola: with the generalised Gauss-Newton curvature it is that of Levenberg and
-    Marquardt, in which the prior keeps the matrix definite. Where it is Newton's, the digits that are right double with
-    each: the last step is the one after which all are. In single precision it is not taken, being rounding error.
+    With the generalised Gauss-Newton curvature they are Levenberg-Marquardt steps, in which the prior keeps the matrix
+    positive definite. Newton's method converges quadratically: one more step after the gain has become negligible makes
+    all digits right. In single precision that step is rounding error, and not taken.
     """
     double = expansion.model.dtype == torch.float64
     little = 1e-10 if double else 1e-6  # nats
@@ -26,7 +26,7 @@ def polished(expansion: Expansion, most: int) -> Expansion:
         value, gradient = log_joint_and_gradient(expansion)
         ones = torch.ones(expansion.groups, dtype=torch.float64, device=gradient.device)
         step = curvature.solve(prior_precision(expansion), ones, gradient)
-        slope = gradient @ step  # twice what the parabola promises
+        slope = gradient @ step  # twice the gain that the quadratic approximation promises
         last = not 0.5 * slope > little
         if last and not (double and slope > 0):
             break
@@ -39,31 +39,31 @@ def polished(expansion: Expansion, most: int) -> Expansion:
     return expansion
 
 
-def _search(expansion: Expansion, value: Tensor, step: Tensor, slope: Tensor) -> Expansion | None:
-    """The longest of the step, its half, its quarter, ... that gains a good part of what it should."""
+def _search(expansion: ExpansionPoint, value: Tensor, step: Tensor, slope: Tensor) -> ExpansionPoint | None:
+    """Backtracking line search: the longest of the step, its half, its quarter, ... with enough gain (Armijo)."""
     layout = expansion.layout
     flat = layout.flatten(expansion.params)
     slack = 10 * torch.finfo(flat.dtype).eps * value.abs()
     length = 1.0
-    while length > _SHORTEST:
+    while length > _SHORTEST_STEP:
         there = expansion.at(layout.views(flat + (length * step).to(flat)))
-        if log_joint(there) >= value + _LEAST * length * slope - slack:
+        if log_joint(there) >= value + _ARMIJO * length * slope - slack:
             return there
         length /= 2
     return None
 
 
-def log_joint(expansion: Expansion) -> Tensor:
-    """Log p(D, θ) of all rows, in double precision."""
+def log_joint(expansion: ExpansionPoint) -> Tensor:
+    """The log joint log p(D, θ) of all rows, in double precision."""
     model, params, buffers = expansion.model, expansion.params, expansion.buffers
     with torch.no_grad():
         parts = [model.score(model.forward(params, x, buffers=buffers), y, params) for x, y in expansion.data]
         return torch.cat(parts).double().sum() + model.log_prior(params)
 
 
-def log_joint_and_gradient(expansion: Expansion) -> tuple[Tensor, Tensor]:
-    """Log p(D, θ) of all rows and its gradient in the random weights, ``(D,)``, in double precision."""
-    value, gradient = expansion.slope
+def log_joint_and_gradient(expansion: ExpansionPoint) -> tuple[Tensor, Tensor]:
+    """The log joint log p(D, θ) and its gradient in the random weights, ``(D,)``, in double precision."""
+    value, gradient = expansion.log_likelihood()
     with torch.enable_grad():
         flat = expansion.layout.flatten(expansion.params).detach().requires_grad_()
         prior = expansion.model.log_prior({**expansion.params, **expansion.layout.views(flat)})

@@ -22,6 +22,8 @@ from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, J
 from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
 from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
+from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_products
+from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
 from knowable.core.posterior.posterior import Posterior
@@ -30,7 +32,7 @@ from knowable.core.prediction.normal_outputs import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import generator_for
-from knowable.inference.laplace.expansion import Rows, random_weights
+from knowable.inference.laplace.expansion import random_weights
 from knowable.inference.laplace.function_covariance import (
     block_covariance,
     block_row_bytes,
@@ -41,8 +43,6 @@ from knowable.inference.laplace.function_covariance import (
     low_rank_covariance,
     low_rank_row_bytes,
 )
-from knowable.inference.laplace.layers import Anatomy
-from knowable.inference.laplace.tangents import pushed_forward
 
 PREDICTIONS = ("linearised", "linearised_sampling", "sampling")
 _MOST_OUTPUTS = 100  # of a row, for a covariance in closed form; beyond, linear functions are drawn
@@ -64,7 +64,7 @@ class LaplacePosterior(NormalPosterior):
         super().__init__(model, normal, **common)
         self.family = f"laplace_{normal.kind}"  # type: ignore[misc]
         self.prediction = check_choice("prediction", prediction, PREDICTIONS)
-        self._anatomy: Anatomy | None = None
+        self._layers: NetworkLayers | None = None
 
     def with_prediction(self, prediction: str) -> LaplacePosterior:
         """The same posterior, predicting in another way."""
@@ -75,32 +75,32 @@ class LaplacePosterior(NormalPosterior):
 
     # --- what depends on the structure of the covariance -------------------------------------------------------------
 
-    def _covariance(self, rows: Rows) -> Tensor:
+    def _covariance(self, rows: BatchJacobian) -> Tensor:
         """Covariance of the linearised outputs of some rows, ``(rows, outputs, outputs)``."""
         if isinstance(self.normal, FullCovarianceNormal):
             return full_covariance(rows, self.normal)
         if isinstance(self.normal, DiagonalPlusLowRank):
             return low_rank_covariance(rows, self.normal)
-        return block_covariance(rows, self._blocks(rows.anatomy))
+        return block_covariance(rows, self._blocks(rows.layers))
 
-    def _row_bytes(self, anatomy: Anatomy, outputs: int) -> int:
+    def _row_bytes(self, layers: NetworkLayers, outputs: int) -> int:
         """Working memory that :meth:`_covariance` takes for one row."""
         itemsize = self.model.dtype.itemsize
         if isinstance(self.normal, FullCovarianceNormal):
             return full_row_bytes(outputs, self.normal.layout.size, itemsize)
         bytes_of = low_rank_row_bytes if isinstance(self.normal, DiagonalPlusLowRank) else block_row_bytes
-        return bytes_of(anatomy, outputs, self.normal.means, itemsize)
+        return bytes_of(layers, outputs, self.normal.means, itemsize)
 
-    def _head_variance(self, rows: Rows) -> Tensor | None:
+    def _head_variance(self, rows: BatchJacobian) -> Tensor | None:
         """Variances of very many outputs, where they are cheap; None elsewhere."""
         if isinstance(self.normal, FlatNormal):
             return None
-        return head_variance(rows, self._blocks(rows.anatomy))
+        return head_variance(rows, self._blocks(rows.layers))
 
-    def _blocks(self, anatomy: Anatomy) -> list[KroneckerBlock]:
+    def _blocks(self, layers: NetworkLayers) -> list[KroneckerBlock]:
         if isinstance(self.normal, KroneckerFactored):
             return list(self.normal.blocks)
-        return diagonal_blocks(anatomy, self.normal.precision_diagonal())
+        return diagonal_blocks(layers, self.normal.precision_diagonal())
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
@@ -128,12 +128,12 @@ class LaplacePosterior(NormalPosterior):
             return self.model.network({**network, **weights}, x, buffers=self.buffers)
 
         directions = {name: stack[name] - at[name] for name in at}
-        return function(at) + pushed_forward(function, at, directions, vectorise=vectorise)
+        return function(at) + jacobian_vector_products(function, at, directions, vectorise=vectorise)
 
     def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs:
         check_result_fits(self, x, samples, memory)
         outputs = self._outputs_of(x)
-        row_bytes = self._row_bytes(self._anatomy_at(x), outputs)
+        row_bytes = self._row_bytes(self._layers_at(x), outputs)
         mean, covariance = self._moments(x, self._covariance, row_bytes, memory)
         generator = generator_for(seed, "predict", device=self.model.device)
         noise = torch.randn((samples, outputs), generator=generator, dtype=mean.dtype, device=mean.device)
@@ -141,22 +141,22 @@ class LaplacePosterior(NormalPosterior):
 
     def _with_drawn_functions(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs | None:
         """Draws of functions with exact variances, for a random head with many outputs; None for other networks."""
-        if self._head_variance(Rows(self.model, self._anatomy_at(x), self.mean(), x[:1], self.buffers)) is None:
+        if self._head_variance(self._jacobian(x[:1], self._layers_at(x))) is None:
             return None
         draws, _, _ = predict_outputs(self, x, samples, seed, memory)
         mean, variance = self._moments(x, self._head_variance, 0, memory)
         return NormalOutputs(mean, variance, None, draws)
 
     def _moments(
-        self, x: Tensor, function: Callable[[Rows], Tensor | None], row_bytes: int, memory: int | None
+        self, x: Tensor, function: Callable[[BatchJacobian], Tensor | None], row_bytes: int, memory: int | None
     ) -> tuple[Tensor, Tensor]:
         """Outputs at the mean and a ``function`` of the rows, which takes ``row_bytes`` for each, in batches."""
-        anatomy, params = self._anatomy_at(x), self.mean()
+        layers = self._layers_at(x)
         known = 3 * bytes_per_row(self.model, x, self.buffers) + row_bytes
         count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // known)
 
         def of(part: Tensor) -> tuple[Tensor, Tensor]:
-            rows = Rows(self.model, anatomy, params, part, self.buffers)
+            rows = self._jacobian(part, layers)
             found = function(rows)
             assert found is not None
             return rows.output, found
@@ -164,14 +164,19 @@ class LaplacePosterior(NormalPosterior):
         means, values = zip(*map(of, x.split(count)), strict=True)
         return torch.cat(means), torch.cat(values)
 
+    def _jacobian(self, x: Tensor, layers: NetworkLayers) -> BatchJacobian:
+        return BatchJacobian(self.model.network, layers, self.model.network_params(self.mean()), x, self.buffers)
+
     def _outputs_of(self, x: Tensor) -> int:
         return self.model.network(self.model.network_params(self.mean()), x[:1], buffers=self.buffers)[0].numel()
 
-    def _anatomy_at(self, x: Tensor) -> Anatomy:
-        if self._anatomy is None:
+    def _layers_at(self, x: Tensor) -> NetworkLayers:
+        if self._layers is None:
             names = random_weights(self.model)
-            self._anatomy = Anatomy.of(self.model, names, self.mean(), x, self.buffers)
-        return self._anatomy
+            self._layers = NetworkLayers.of(
+                self.model.network, names, self.model.network_params(self.mean()), x, self.buffers
+            )
+        return self._layers
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
-from knowable.core.chains.kernel import State
+from torch import Tensor
+
 from knowable.core.chains.settings import ChainResult, Mixing
+from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_count, check_number
-from knowable.inference.sampling.sgld import SGLD, SGLDKernel
-from knowable.inference.sampling.stochastic_gradient import Stage, StochasticGradientSampler
+from knowable.inference.sampling.sampler import Sampler
+from knowable.inference.sampling.sgld import SGLD, SGLDKernel, SGLDState
+from knowable.inference.sampling.stochastic_gradient import Stage, check_settings, mass_for
 
 _SEGMENT = 10  # steps of the same size
 
 
-@dataclass(frozen=True, repr=False)
-class CyclicalSGMCMC(StochasticGradientSampler):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class CyclicalSGMCMC(Sampler):
     r"""Langevin dynamics whose step falls along a cosine and rises again, so that each cycle can find another mode.
 
     .. math:: \epsilon(r) = \tfrac{\epsilon_0}{2} (\cos \pi r + 1), \qquad r \in (0, 1]
@@ -32,11 +36,19 @@ class CyclicalSGMCMC(StochasticGradientSampler):
     and not by their mass. With noise, the default, explorations are themselves near the posterior.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains that advance together.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: ε₀ at the top of a cycle, or None to tune it in the warm-up.
         steps: Steps of a transition in the warm-up.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.
-        mass: See :class:`~knowable.SGLD`.
+        mass: Σ of SGLD: ``"dense"``, ``"diagonal"`` or ``"identity"``; ``"auto"`` is dense up to 100 dimensions and
+            diagonal beyond, and the identity where ``step_size`` is given.
         cycles: Cycles of each chain, or None to go on until the chains have mixed.
         cycle_steps: L.
         proportion: β.
@@ -57,6 +69,10 @@ class CyclicalSGMCMC(StochasticGradientSampler):
     aliases = ("csgmcmc",)
     references = ("zhang2020",)
 
+    step_size: float | None = None
+    steps: int = 10
+    batch_size: int | None = None
+    mass: str = "auto"
     cycles: int | None = None
     cycle_steps: int = 500
     proportion: float = 0.5
@@ -68,6 +84,7 @@ class CyclicalSGMCMC(StochasticGradientSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_settings(self)
         if self.cycles is not None:
             check_count("cycles", self.cycles)
         check_count("draws_per_cycle", self.draws_per_cycle)
@@ -75,34 +92,28 @@ class CyclicalSGMCMC(StochasticGradientSampler):
         check_number("exploration_noise", self.exploration_noise, at_least=0, at_most=1)
         check_number("proportion", self.proportion, at_least=0, at_most=0.9)
 
-    def kernel(self, dimension: int) -> CyclicalKernel:
+    def kernel(self, dimension: int) -> SGLDKernel:
         """The transition."""
         plain = SGLD(
             step_size=self.step_size, steps=self.steps, batch_size=self.batch_size, temperature=self.temperature
         )
-        return CyclicalKernel(plain, self.mass_for(dimension), cycle=self)
+        return SGLDKernel(plain, mass_for(self, dimension), partial(cycle_steps, self))
 
-    def _run(self, *arguments: Any) -> ChainResult:
+    def _run(self, target: Target, start: Tensor, **options: Any) -> ChainResult:
         if self.cycles is None or self.draws is not None:
-            return super()._run(*arguments)
-        return replace(self, draws=self.cycles * self.draws_per_cycle)._run(*arguments)
+            return super()._run(target, start, **options)
+        return replace(self, draws=self.cycles * self.draws_per_cycle)._run(target, start, **options)
 
 
-@dataclass
-class CyclicalKernel(SGLDKernel):
-    """A transition goes on to the next draw of the cycle, or through the exploration of the next to its first."""
-
-    cycle: CyclicalSGMCMC = CyclicalSGMCMC()
-
-    def plan(self, state: State) -> list[Stage]:
-        """Pieces of the cycle up to the next draw."""
-        cycle, number = self.cycle, int(state["drawn"]) % self.cycle.draws_per_cycle
-        stops, sampling_from = draw_stops(cycle), exploration_steps(cycle)
-        stages = []
-        for a, b in _segments(0 if number == 0 else stops[number - 1], stops[number], sampling_from):
-            noise = 1.0 if a >= sampling_from else cycle.exploration_noise
-            stages.append((b - a, height((a + b) / 2 / cycle.cycle_steps), noise))
-        return stages
+def cycle_steps(sampler: CyclicalSGMCMC, state: SGLDState) -> list[Stage]:
+    """Pieces of the cycle up to the next draw, or through the exploration of the next cycle to its first draw."""
+    number = state.drawn % sampler.draws_per_cycle
+    stops, sampling_from = draw_stops(sampler), exploration_steps(sampler)
+    stages = []
+    for a, b in _segments(0 if number == 0 else stops[number - 1], stops[number], sampling_from):
+        noise = 1.0 if a >= sampling_from else sampler.exploration_noise
+        stages.append((b - a, height((a + b) / 2 / sampler.cycle_steps), noise))
+    return stages
 
 
 def height(r: float) -> float:

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.kernel import Block, Kernel, WarmUp
 from knowable.core.chains.target import Target
-from knowable.core.support.checks import check_choice, check_count, check_number
-from knowable.inference.sampling import warmup_covariance as spread
-from knowable.inference.sampling.moves import Moves, RandomWalk
+from knowable.core.support.checks import check_choice
 from knowable.inference.sampling.sampler import Sampler
+from knowable.inference.sampling.tempered_moves import (
+    SHAPES,
+    Moves,
+    MoveState,
+    RandomWalk,
+    check_random_walk,
+    is_dense,
+)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Metropolis(Sampler):
     r"""Chains that take random steps and keep to where the density is: no gradients needed.
 
@@ -25,14 +31,21 @@ class Metropolis(Sampler):
     In the warm-up :math:`L L^\top` becomes the covariance of the posterior (Haario, Saksman and Tamminen, 2001), from
     the spread within chains pooled over all of them, and the scale s is tuned to the acceptance that is best for random
     walks (Roberts, Gelman and Gilks, 1997). Both stay as they are from the first draw on. A walk needs some 3 D steps
-    to forget where it was, where :class:`HMC` needs a few gradients: this is the sampler for densities whose gradient
+    to decorrelate, where :class:`HMC` needs a few gradients: this is the sampler for densities whose gradient
     is of no use, and for few dimensions. It is slow to enter necks and to follow sharp bends; R-hat says so.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains that advance together.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         proposal: Shape of the proposals: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200 dimensions).
         steps: Random-walk steps of one transition; None is one for every two dimensions, from 10 to 200.
-        target_acceptance: Share of steps to accept; None is 0.234, and 0.44 in one dimension.
+        target_acceptance: Acceptance rate of the steps; None is 0.234, and 0.44 in one dimension.
 
     Example:
         >>> import torch
@@ -54,15 +67,12 @@ class Metropolis(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("proposal", self.proposal, spread.KINDS)
-        if self.steps is not None:
-            check_count("steps", self.steps)
-        if self.target_acceptance is not None:
-            check_number("target_acceptance", self.target_acceptance, above=0, below=1)
+        check_choice("proposal", self.proposal, SHAPES)
+        check_random_walk(self)
 
     def kernel(self, dimension: int) -> MetropolisKernel:
         """The transition."""
-        dense = spread.is_dense(self.proposal, dimension)
+        dense = is_dense(self.proposal, dimension)
         return MetropolisKernel(RandomWalk(1, dense, self.steps, self.target_acceptance))
 
 
@@ -72,23 +82,24 @@ class MetropolisKernel(Kernel):
 
     moves: Moves
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+    state_type = MoveState
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> MoveState:
         """Where the chains begin, before any tuning."""
         return self.moves.init(target, position)
 
     def advance(
-        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
-    ) -> tuple[State, Block]:
+        self, target: Target, state: MoveState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[MoveState, Block]:
         """``n`` transitions of every chain."""
-        state, found = dict(state), []
-        temperature = torch.ones_like(state["value"])
+        temperature, tuning, found = torch.ones_like(state.value), warmup is not None, []
         for i in target.in_time(n):
-            info = self.moves.transition(target, state, temperature, generator=generator, tuning=warmup is not None)
+            state, info = self.moves.transition(target, state, temperature, generator=generator, tuning=tuning)
             if warmup is not None:
-                self.moves.learn(state, warmup.first + i, warmup.total)
-            found.append((state["position"], state["value"], info))
+                state = self.moves.learn(state, warmup.first + i, warmup.total)
+            found.append((state, info))
         return state, Block.stack(found)
 
-    def tuned(self, state: State) -> dict[str, float]:
-        """Scale of the proposals, in units of the posterior's spread."""
-        return {"step_size": state["log_scale"].exp().item()}
+    def tuned(self, state: MoveState) -> dict[str, float]:
+        """Step size of the proposals, in standard deviations of the posterior."""
+        return {"step_size": state.log_scale.exp().item()}

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import State
 from knowable.core.chains.target import ModelTarget, Recordable, Target
 from knowable.core.compiling.recorder import BatchedGradient
 from knowable.core.model.data import Batch, Data
-from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.errors import InvalidData
+from knowable.core.support.randomness import generator_for
 
 _WHOLE = 1024  # rows up to which a step takes all of them
 _ROWS = 128  # rows of a step beyond
@@ -27,11 +25,9 @@ def rows_per_step(batch_size: int | None, size: int) -> int:
     return min(size, batch_size or (size if size <= _WHOLE else _ROWS))
 
 
-def begin(state: State, generator: torch.Generator) -> None:
-    """Put the seed of all batches and the number of the next step into a kernel's state."""
-    high = torch.randint(2**62, (), generator=generator, device=generator.device)
-    state["batch.seed"] = high.cpu()
-    state["batch.step"] = torch.zeros((), dtype=torch.int64)
+def batch_seed(generator: torch.Generator) -> int:
+    """The seed of all batches of a run, for a kernel's state."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 class BatchTarget(Target):
@@ -80,10 +76,9 @@ class MiniBatches:
 
     .. math:: \nabla \log p(\theta) + \frac{N}{B} \sum_{n \in B_t} \nabla \log p(y_n \mid x_n, \theta)
 
-    Rows in memory are drawn independently for every step, with replacement: the noise of the gradient is then as fresh
-    as the noise that the samplers inject, and its effect on the draws is known. A loader keeps its own batches and is
-    read one batch at a time. Its shuffling is fixed by the seed and the epoch, unless it was given a generator of its
-    own, whose order only it knows. Where there are no rows, or all of them fit in one batch, gradients are exact.
+    Rows are drawn independently for every step, with replacement: the noise of the gradient is then as independent as
+    the noise that the samplers inject, and its effect on the draws is known. Where there are no rows, or all of them
+    fit in one batch, gradients are exact.
 
     Args:
         target: The log density.
@@ -92,16 +87,14 @@ class MiniBatches:
 
     Attributes:
         exact: Whether the gradient is that of all rows.
-        independent: Whether batches are drawn independently of each other.
-        current: The log density as the batch last used sees it.
+        current: The log density of the batch last used.
     """
 
     def __init__(self, target: Target, batch_size: int | None, seed: int):
         self.target, self.seed = target, seed
         self.data: Data | None = target.data if isinstance(target, ModelTarget) else None
         self.rows = 0 if self.data is None else rows_per_step(batch_size, self.data.size)
-        self.exact = self.data is None or (self.data.in_memory and self.rows >= self.data.size)
-        self.independent = self.data is not None and self.data.in_memory and not self.exact
+        self.exact = self.data is None or self.rows >= self.data.size
         self.per_epoch = 1 if self.data is None or self.exact else self.data.batches_per_epoch(self.rows)
         self._at = -1  # the step whose batch comes next from the iterator
         self._iterator: Iterator[Batch] = iter(())
@@ -110,17 +103,12 @@ class MiniBatches:
             assert isinstance(target, ModelTarget)
             self.current = BatchTarget(target)
 
-    @classmethod
-    def of(cls, target: Target, batch_size: int | None, state: State) -> MiniBatches:
-        """For the seed in a kernel's state."""
-        return cls(target, batch_size, int(state["batch.seed"]))
-
-    def serves(self, target: Target, state: State) -> bool:
-        """Whether these are the batches of that target and that state."""
-        return self.target is target and self.seed == int(state["batch.seed"])
+    def serves(self, target: Target, seed: int) -> bool:
+        """Whether these are the batches of that target and that seed."""
+        return self.target is target and self.seed == seed
 
     def of_step(self, step: int) -> Target:
-        """The log density as the batch of ``step`` sees it; one object, which the next call changes."""
+        """The log density of the batch of ``step``; one object, which the next call changes."""
         if isinstance(self.current, BatchTarget):
             self.current.batch = self.batch(step)
         return self.current
@@ -131,26 +119,13 @@ class MiniBatches:
 
     def batch(self, step: int) -> Batch:
         """The rows of ``step``."""
-        if step != self._at or step % self.per_epoch == 0:
-            self._open(step)
-        try:
-            found = next(self._iterator)
-        except StopIteration:
-            raise InvalidData(
-                f"the loader gave fewer than the {self.per_epoch} batches it has in an epoch. Pass one whose number of "
-                f"batches does not change."
-            ) from None
-        self._at = step + 1
-        return found
-
-    def _open(self, step: int) -> None:
-        """Begin the epoch of ``step`` and pass over the batches before it."""
         assert self.data is not None
         epoch, number = divmod(step, self.per_epoch)
-        if self.data.in_memory:
-            self._iterator = _independent(self.data, self.rows, self.per_epoch, generator_for(self.seed, epoch), number)
-        else:
-            self._iterator = _shuffled(self.data, derive_seed(self.seed, epoch), number)
+        if step != self._at or number == 0:
+            generator = generator_for(self.seed, epoch)
+            self._iterator = _independent(self.data, self.rows, self.per_epoch, generator, number)
+        self._at = step + 1
+        return next(self._iterator)
 
 
 def _independent(data: Data, rows: int, count: int, generator: torch.Generator, skip: int) -> Iterator[Batch]:
@@ -159,15 +134,3 @@ def _independent(data: Data, rows: int, count: int, generator: torch.Generator, 
     chosen = torch.randint(data.size, (count, rows), generator=generator).to(x.device)
     for each in chosen[skip:]:
         yield x.index_select(0, each), y.index_select(0, each)
-
-
-def _shuffled(data: Data, seed: int, skip: int) -> Iterator[Batch]:
-    """An epoch of a loader, whose sampler takes its seed from the global generator when the first batch is read."""
-    batches = data.batches(1)
-    with own_randomness(seed):
-        for _ in range(skip):
-            next(batches, None)
-        first = next(batches, None)
-    if first is not None:
-        yield first
-        yield from batches

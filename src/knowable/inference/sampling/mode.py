@@ -16,7 +16,7 @@ from torch import Tensor
 
 from knowable.core.chains.target import ModelTarget, NormalDensity, Target
 from knowable.inference.laplace.hessian import hessian
-from knowable.inference.sampling.pareto import smooth_weights
+from knowable.inference.sampling.importance_weights import effective_sample_size, smooth_weights
 
 _SEARCH = 1000  # steps of L-BFGS
 _POLISH = 20  # Newton steps for small problems, fewer for large ones
@@ -198,8 +198,8 @@ def refitted(
 ) -> StudentTProposal:
     """The proposal moved to the weighted mean and covariance of its own draws, as long as that makes it better.
 
-    Weights that a few draws dominate are flattened (raised to a power below one) until they are worth enough draws
-    for a covariance.
+    Weights that a few draws dominate are flattened (raised to a power below one) until their effective sample size is
+    enough for a covariance.
     """
     dimension = len(proposal.loc)
     if rounds == 0 or dimension >= _REFIT_BELOW:
@@ -212,10 +212,10 @@ def refitted(
         if log_weights.max() == -math.inf:
             break
         smoothed, k = smooth_weights(log_weights)
-        worth = (k <= 0.7, effective_size(smoothed) * (0.5 if number == 0 else 1.0))
-        if worth > most:  # the first one counts half: a narrow proposal looks good until its tails are seen
-            best, most = proposal, worth
-        if k < 0.2 and worth[1] > 0.1 * pilot:
+        quality = (k <= 0.7, effective_sample_size(smoothed) * (0.5 if number == 0 else 1.0))
+        if quality > most:  # the first one counts half: a narrow proposal looks good until its tails are seen
+            best, most = proposal, quality
+        if k < 0.2 and quality[1] > 0.1 * pilot:
             break
         weights = _flattened(log_weights, max(0.1 * pilot, 5.0 * dimension))
         loc = weights @ position
@@ -227,19 +227,14 @@ def refitted(
     return best
 
 
-def effective_size(log_weights: Tensor) -> float:
-    r"""How many equal weights these are worth (Kish, 1965): :math:`1 / \sum_s \bar w_s^2`."""
-    return (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp().item()
-
-
-def _flattened(log_weights: Tensor, worth: float) -> Tensor:
-    """Normalised weights, raised to the largest power up to one at which they are worth that many draws."""
+def _flattened(log_weights: Tensor, wanted: float) -> Tensor:
+    """Normalised weights, raised to the largest power up to one at which their effective sample size is as wanted."""
     power, low = 1.0, 0.0
-    if effective_size(log_weights) < worth:
+    if effective_sample_size(log_weights) < wanted:
         finite = log_weights.clamp_min(log_weights[torch.isfinite(log_weights)].min())
         high = 1.0
         for _ in range(40):
             power = 0.5 * (low + high)
-            low, high = (power, high) if effective_size(power * finite) > worth else (low, power)
+            low, high = (power, high) if effective_sample_size(power * finite) > wanted else (low, power)
         power = low
     return (power * log_weights).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.kernel import Block, Info, Kernel, WarmUp
 from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_count
 from knowable.inference.sampling import metric as metrics
-from knowable.inference.sampling import step_size as steps
+from knowable.inference.sampling.metric import Metric, MetricState
+from knowable.inference.sampling.sampler import Sampler
 from knowable.inference.sampling.trees import Trees
-from knowable.inference.sampling.tuning import TunedSampler, begin, sensible_step
+from knowable.inference.sampling.tuning import (
+    DualAveraging,
+    begin,
+    check_tuning,
+    harmonic_mean,
+    initial_step_size,
+    tunes,
+    tunes_at_modes,
+)
 
 
-@dataclass(frozen=True, repr=False)
-class NUTS(TunedSampler):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class NUTS(Sampler):
     r"""Hamiltonian trajectories that grow until they turn back, each chain at its own pace.
 
     A trajectory doubles, forwards or backwards at random, until its two ends begin to approach each other:
@@ -28,12 +37,19 @@ class NUTS(TunedSampler):
 
     or the same holds in a part of it. The next draw is one of its points, with probability proportional to
     :math:`e^{-H}` and a bias towards the later half. Step size and mass are tuned in the warm-up from all chains
-    together; then every fifth trajectory has steps of a quarter of the size, and no more of them than usual, so that no
+    together; then every fifth trajectory has a quarter of the step size, and no more steps than usual, so that no
     chain is stuck for long where the density is narrow. Chains do not wait for each other: one that has finished its
     trajectory begins the next at once, so that every gradient of the batch is used.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains that advance together.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 300.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: Leapfrog step, or None to tune it.
         mass: ``"diagonal"``, ``"dense"``, ``"identity"``, or ``"auto"``: dense up to 100 dimensions, diagonal beyond.
         target_acceptance: Mean acceptance along a trajectory that the step size is tuned to, as a harmonic mean over
@@ -53,6 +69,8 @@ class NUTS(TunedSampler):
     summary = "Hamiltonian trajectories that stop where they turn back: the reference for small networks"
     references = ("hoffman2014", "betancourt2017")
 
+    step_size: float | None = None
+    mass: str = "auto"
     target_acceptance: float = 0.9
     max_depth: int = 10
 
@@ -60,14 +78,32 @@ class NUTS(TunedSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_tuning(self)
         check_count("max_depth", self.max_depth, at_most=15)
 
     def kernel(self, dimension: int) -> NUTSKernel:
         """The transition."""
-        return NUTSKernel(self, self.mass_for(dimension))
+        return NUTSKernel(self, metrics.kind_for(self.mass, dimension))
+
+    def begins_near_modes(self, dimension: int) -> bool:
+        """Where step size and a dense mass matrix are tuned."""
+        return tunes_at_modes(self, dimension)
 
 
-_EARLY_DEPTH = 7  # at most, while chains still look for the typical set and nothing is known of scales
+_EARLY_DEPTH = 7  # largest depth while chains have not reached the typical set and scales are unknown
+
+
+@dataclass(frozen=True)
+class NUTSState(MetricState):
+    """The state of NUTS.
+
+    Attributes:
+        step: The step size.
+        depth: Doublings of a usual trajectory.
+    """
+
+    step: DualAveraging
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -77,57 +113,58 @@ class NUTSKernel(Kernel):
     settings: NUTS
     mass: str
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+    state_type = NUTSState
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> NUTSState:
         """Where the chains begin, before any tuning."""
-        state = begin(target, position, self.settings, generator=generator)
-        first = self.settings.step_size or sensible_step(target, state, generator)
-        depth = torch.tensor(self.settings.max_depth)  # doublings of a usual trajectory
-        return {**state, "step": steps.begin(first), "depth": depth}
+        common = begin(target, position, self.settings, self.mass, generator=generator)
+        step = self.settings.step_size or initial_step_size(
+            target, position, Metric(common["inverse_mass"]), generator=generator
+        )
+        return NUTSState(**common, step=DualAveraging.begin(step), depth=self.settings.max_depth)
 
     def advance(
-        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
-    ) -> tuple[State, Block]:
+        self, target: Target, state: NUTSState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[NUTSState, Block]:
         """``n`` trajectories of every chain."""
-        state = dict(state)
         blocks = []
         tunable = self.settings.step_size is None
-        careful = int(state["depth"]) if warmup is None and tunable else None
+        small_step_depth = state.depth if warmup is None and tunable else None
         for first, count in _pieces(n, warmup):
-            depth = self._most_doublings(first, warmup)
-            trees = Trees(target, state, count, depth, generator=generator, careful_depth=careful)
-            self._run(trees, state, tuning=steps.tunes(warmup) and tunable)
-            state |= trees.ends()
+            early = warmup is not None and first < metrics.window_opens(warmup.total)
+            depth = min(self.settings.max_depth, _EARLY_DEPTH) if early else self.settings.max_depth
+            trees = Trees(target, state, count, depth, generator=generator, small_step_depth=small_step_depth)
+            step = self._run(trees, state.step, tuning=tunes(warmup) and tunable)
+            draw, before = trees.tree, state.inverse_mass
+            state = replace(state, position=draw.position, value=draw.value, gradient=draw.gradient, step=step)
             blocks.append(trees.block())
             if warmup is not None:
-                state["depth"] = _usual_doublings(blocks[-1].info["steps"])
-                if metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total):
-                    state["step"] = steps.begin(sensible_step(target, state, generator), boldness=2.0)
+                state = replace(state, depth=_usual_doublings(blocks[-1].info.steps))
+                state = metrics.learn(state, self.mass, blocks[-1].positions, first, warmup.total)
+            if state.inverse_mass is not before:
+                found = initial_step_size(target, state.position, Metric(state.inverse_mass), generator=generator)
+                state = replace(state, step=DualAveraging.begin(found, initial_factor=2.0))
         return state, _joined(blocks)
 
-    def _most_doublings(self, first: int, warmup: WarmUp | None) -> int:
-        early = warmup is not None and first < metrics.window_opens(warmup.total)
-        return min(self.settings.max_depth, _EARLY_DEPTH) if early else self.settings.max_depth
+    def _run(self, trees: Trees, tuned: DualAveraging, *, tuning: bool) -> DualAveraging:
+        """All transitions of the trees. One update of the step size for as many trajectories as there are chains.
 
-    def _run(self, trees: Trees, state: State, *, tuning: bool) -> None:
-        """All transitions of the trees. One update of the step for as many trajectories as there are chains.
-
-        Trajectories that fail end sooner and report first, so that the mean of all chains is what the step follows.
+        Trajectories that diverge end sooner and report first, so that the step size follows the mean of all chains.
         """
-        heard: list[float] = []
-        step = self.settings.step_size or (steps.current if tuning else steps.final)(state["step"])
+        acceptances: list[float] = []
+        step = self.settings.step_size or (tuned.current if tuning else tuned.final)
         while not trees.finished:
-            heard += trees.tick(step)
-            while tuning and len(heard) >= trees.chains:
-                mean = steps.harmonic_mean(torch.tensor(heard[: trees.chains]))
-                state["step"] = steps.update(
-                    state["step"], [mean], self.settings.target_acceptance, chains=trees.chains
-                )
-                step = steps.current(state["step"])
-                del heard[: trees.chains]
+            acceptances += trees.advance(step)
+            while tuning and len(acceptances) >= trees.chains:
+                mean = harmonic_mean(torch.tensor(acceptances[: trees.chains]))
+                tuned = tuned.update([mean], self.settings.target_acceptance, chains=trees.chains)
+                step = tuned.current
+                del acceptances[: trees.chains]
+        return tuned
 
-    def tuned(self, state: State) -> dict[str, float]:
+    def tuned(self, state: NUTSState) -> dict[str, float]:
         """The step size."""
-        return {"step_size": self.settings.step_size or steps.final(state["step"])}
+        return {"step_size": self.settings.step_size or state.step.final}
 
 
 def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
@@ -140,14 +177,15 @@ def _pieces(n: int, warmup: WarmUp | None) -> list[tuple[int, int]]:
     return [(begun, end - begun) for begun, end in itertools.pairwise(cuts)]
 
 
-def _usual_doublings(taken: Tensor) -> Tensor:
-    """How often a trajectory doubled whose steps are the mean of those ``taken``."""
-    return (taken.double().mean() + 1).log2().round().clamp_min(1).long().cpu()
+def _usual_doublings(steps: Tensor | None) -> int:
+    """How often a trajectory doubled that has the mean number of steps."""
+    assert steps is not None
+    return int((steps.double().mean() + 1).log2().round().clamp_min(1))
 
 
 def _joined(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
-    info = {name: torch.cat([block.info[name] for block in blocks]) for name in blocks[0].info}
-    positions, values = [torch.cat(each) for each in zip(*((b.positions, b.values) for b in blocks), strict=True)]
-    return Block(positions, values, info)
+    infos = [block.info.tensors() for block in blocks]
+    info = Info(**{name: torch.cat([each[name] for each in infos]) for name in infos[0]})
+    return Block(torch.cat([b.positions for b in blocks]), torch.cat([b.values for b in blocks]), info)

@@ -10,18 +10,24 @@ import torch
 from torch import Tensor
 
 from knowable.core.chains.fused_step import Gradient
-from knowable.core.chains.kernel import State
-from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_number
 from knowable.core.support.randomness import noise_from
 from knowable.inference.sampling.metric import Metric, pull, spread
-from knowable.inference.sampling.stochastic_gradient import LangevinKernel, Run, StochasticGradientSampler, repeated
+from knowable.inference.sampling.sampler import Sampler
+from knowable.inference.sampling.stochastic_gradient import (
+    LangevinKernel,
+    LangevinState,
+    Run,
+    check_settings,
+    mass_for,
+    repeated,
+)
 
 _STEEPEST = 10.0  # change of a tuned step's momentum, in standard deviations of the momentum
 
 
-@dataclass(frozen=True, repr=False)
-class SGHMC(StochasticGradientSampler):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class SGHMC(Sampler):
     r"""Gradient steps with momentum, friction, and noise that makes up for the friction.
 
     .. math:: d\theta = \Sigma p\, dt, \qquad
@@ -46,7 +52,14 @@ class SGHMC(StochasticGradientSampler):
     (``diagnostics.terms["batch_noise"]``), kept to a fifth of the noise and taken off the noise injected.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains that advance together.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: h, or None to tune it in the warm-up.
         steps: Steps of a transition; its last position is the draw.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.
@@ -67,29 +80,40 @@ class SGHMC(StochasticGradientSampler):
     summary = "the same with momentum and friction"
     references = ("chen2014",)
 
+    step_size: float | None = None
+    steps: int = 10
+    batch_size: int | None = None
+    mass: str = "auto"
     friction: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_settings(self)
         check_number("friction", self.friction, above=0)
 
     def kernel(self, dimension: int) -> SGHMCKernel:
         """The transition."""
-        return SGHMCKernel(self, self.mass_for(dimension))
+        return SGHMCKernel(self, mass_for(self, dimension))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGHMCState(LangevinState):
+    """Also the momenta, in coordinates of unit standard deviation."""
+
+    momentum: Tensor
 
 
 @dataclass
 class SGHMCKernel(LangevinKernel):
-    """Steps of underdamped Langevin dynamics, one gradient each; momenta are kept in coordinates of unit width."""
+    """Steps of underdamped Langevin dynamics, one gradient each."""
 
     settings: SGHMC
-    widest: ClassVar[float] = 0.5
+    largest: ClassVar[float] = 0.5
+    state_type = SGHMCState
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
-        """Where the chains begin, at rest and before any tuning."""
-        state = super().init(target, position, generator=generator)
-        state["momentum"] = torch.zeros_like(position)
-        return state
+    def own_state(self, position: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """Momenta of zero."""
+        return {"momentum": torch.zeros_like(position)}
 
     def given(self, step_size: float) -> float:
         """The step h √T: on the density p^(1/T), whose gradient is 1/T times as large, that is h at temperature T."""
@@ -100,7 +124,7 @@ class SGHMCKernel(LangevinKernel):
         return leapfrog / (1.0 if self.settings.step_size is None else math.sqrt(self.settings.temperature))
 
     def kept(self, leapfrog: float) -> float:
-        """C, the part of the momentum that friction leaves."""
+        """The part c of the momentum that friction leaves."""
         return math.exp(-self.settings.friction * self.reported(leapfrog))
 
     def batch_noise(self, variance: Tensor, leapfrog: float) -> Tensor:
@@ -108,32 +132,26 @@ class SGHMCKernel(LangevinKernel):
         kept = self.kept(leapfrog)
         return variance * leapfrog**2 * (1 + kept) / (4 * (1 - kept))
 
-    def quiet(self, variance: float, share: float) -> float:
+    def step_for_noise(self, variance: float, share: float) -> float:
         """The step at which that is at most ``share``: (1 + c) / (1 - c) is at most 1 + 2 / γh."""
         reach = 1 / self.settings.friction
         return 4 * share / max(variance, 1e-300) / (reach + math.sqrt(reach**2 + 4 * share / max(variance, 1e-300)))
 
-    def dynamics(self, state: State, factor: float = 1.0, *, noise: float = 1.0, leapfrog: float | None = None) -> Run:
+    def dynamics(
+        self, state: SGHMCState, factor: float = 1.0, *, noise: float = 1.0, leapfrog: float | None = None
+    ) -> Run:
         """Steps of h times √factor."""
         leapfrog = math.sqrt(factor) * (leapfrog or self.leapfrog(state))
         kept = self.kept(leapfrog)
         fresh = math.sqrt(1 - kept**2) * noise
-        if self.kind == "identity" and not int(state["noise.count"]):
-            return _plain(leapfrog, kept, fresh)
+        carried = ("position", "momentum", "gradient")
+        if self.kind == "identity" and not state.noise_count:
+            return repeated(plain_step, (leapfrog, kept, fresh), carried)
         injected = fresh * self.injected(state, leapfrog).sqrt()  # (D,)
-        return _whitened(Metric(state["inverse_mass"]), leapfrog, kept, injected)
+        return repeated(whitened_step, (leapfrog, kept, Metric(state.inverse_mass).factor, injected), carried)
 
 
 # --- the steps themselves --------------------------------------------------------------------------------------------
-
-
-def _plain(leapfrog: float, kept: float, fresh: float) -> Run:
-    return repeated(plain_step, (leapfrog, kept, fresh), ("position", "momentum", "gradient"))
-
-
-def _whitened(metric: Metric, leapfrog: float, kept: float, fresh: Tensor) -> Run:
-    shared = (leapfrog, kept, metric.factor, fresh)
-    return repeated(whitened_step, shared, ("position", "momentum", "gradient"))
 
 
 def plain_step(
@@ -153,7 +171,7 @@ def whitened_step(
     value_and_grad: Gradient, position: Tensor, momentum: Tensor, _: Tensor, raw: Tensor,
     leapfrog: Tensor, kept: Tensor, factor: Tensor, fresh: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The same with momenta Lᵀ p; their change is cut where it is absurd."""
+    """The same with momenta Lᵀ p; their change is clipped."""
     before, momentum = momentum, torch.addcmul(momentum * kept, noise_from(raw), fresh)
     position = position + spread((before + momentum) * (0.5 * leapfrog), factor)
     value, gradient = value_and_grad(position)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from knowable.core.chains.fused_step import Gradient
-from knowable.core.chains.kernel import State
-from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_choice, check_number, check_type
 from knowable.core.support.randomness import noise_from, raw_noise
 from knowable.errors import InvalidArgument
 from knowable.inference.sampling.metric import Metric, pull
 from knowable.inference.sampling.metric import spread as move_by
 from knowable.inference.sampling.mini_batches import MiniBatches
+from knowable.inference.sampling.sampler import Sampler
 from knowable.inference.sampling.stochastic_gradient import (
     LangevinKernel,
+    LangevinState,
     Run,
     Stage,
-    StochasticGradientSampler,
+    check_settings,
+    mass_for,
     repeated,
 )
 
@@ -31,8 +33,8 @@ _DELAY = 1000.0  # steps after which a decreasing step begins to fall
 _STEEPEST = 10.0  # drift of a tuned step, in standard deviations of its noise
 
 
-@dataclass(frozen=True, repr=False)
-class SGLD(StochasticGradientSampler):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class SGLD(Sampler):
     r"""Gradient steps with noise that makes the iterates draws from the posterior.
 
     .. math:: \theta' = \theta + \tfrac{\epsilon}{2} \Sigma \nabla \log p(D, \theta)
@@ -48,9 +50,9 @@ class SGLD(StochasticGradientSampler):
     finds Σ, an estimate of the posterior covariance, and the step: at most 0.1, which makes variances 2.5% too large
     where the posterior is normal, and less where a Metropolis test would refuse more than one step in fifty. What
     batches bring is measured (``diagnostics.terms["batch_noise"]``), kept to a fifth of the noise and taken off the
-    noise injected. A drift of more than ten standard deviations of the noise is cut to that, so that a chain in a
-    narrow place is not thrown out. Posteriors with narrow tails lose part of them: in the neck of Neal's funnel (scale
-    1.5) the lowest tenth of v gets 7.4% of the draws, and 47% are below its median.
+    noise injected. A drift of more than ten standard deviations of the noise is clipped, so that a chain where the
+    density is narrow is not thrown out. Posteriors with narrow tails lose part of them: in the neck of Neal's funnel
+    (scale 1.5) the lowest tenth of v gets 7.4% of the draws, and 47% are below its median.
 
     Draws are ``steps`` steps apart. With the schedule ``"decreasing"``,
 
@@ -70,7 +72,14 @@ class SGLD(StochasticGradientSampler):
     noise of batches is not corrected here.
 
     Args:
-        chains: This and the other fields of :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains that advance together.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: ε, or None to tune it in the warm-up.
         steps: Steps of a transition; its last position is the draw.
         batch_size: Rows of a step, or None for all rows up to 1,024 and 128 beyond.
@@ -92,12 +101,17 @@ class SGLD(StochasticGradientSampler):
     summary = "mini-batch gradient steps with noise that makes them draws"
     references = ("welling2011", "li2016")
 
+    step_size: float | None = None
+    steps: int = 10
+    batch_size: int | None = None
+    mass: str = "auto"
     schedule: str = "constant"
     decay: float = 1 / 3
     preconditioned: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_settings(self)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_number("decay", self.decay, above=0, at_most=1)
         check_type("preconditioned", self.preconditioned, bool, "True or False")
@@ -108,8 +122,15 @@ class SGLD(StochasticGradientSampler):
 
     def kernel(self, dimension: int) -> SGLDKernel:
         """The transition."""
-        kind = "diagonal" if self.preconditioned else self.mass_for(dimension)
-        return SGLDKernel(self, kind)
+        kind = "diagonal" if self.preconditioned else mass_for(self, dimension)
+        return SGLDKernel(self, kind, None if self.schedule == "constant" else partial(decreasing_steps, self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLDState(LangevinState):
+    """With a preconditioner that follows the gradients: also the running mean of their squares, ``(D,)``."""
+
+    squares: Tensor | None = None
 
 
 @dataclass
@@ -119,14 +140,12 @@ class SGLDKernel(LangevinKernel):
     settings: SGLD
     memory: float = 0.99  # of the preconditioner that follows the gradients
     damping: float = 1e-5
-    widest: ClassVar[float] = math.sqrt(0.1)
+    largest: ClassVar[float] = math.sqrt(0.1)
+    state_type = SGLDState
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
-        """Where the chains begin, before any tuning."""
-        state = super().init(target, position, generator=generator)
-        if self.settings.preconditioned:
-            state["squares"] = state["gradient"].square().mean(0)
-        return state
+    def own_state(self, position: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """The squares of the gradients, for the preconditioner that follows them."""
+        return {"squares": gradient.square().mean(0)} if self.settings.preconditioned else {}
 
     def given(self, step_size: float) -> float:
         """√(ε T): on the density p^(1/T), whose gradient is 1/T times as large, that is the step ε at temperature T."""
@@ -140,32 +159,27 @@ class SGLDKernel(LangevinKernel):
         """ε V / 4, of the noise ε."""
         return leapfrog**2 * variance / 4
 
-    def quiet(self, variance: float, share: float) -> float:
+    def step_for_noise(self, variance: float, share: float) -> float:
         """The step at which that is ``share``."""
         return math.sqrt(4 * share / max(variance, 1e-300))
 
-    def plan(self, state: State) -> list[Stage]:
-        """As many steps as cover the time of a transition."""
-        if self.settings.schedule == "constant":
-            return super().plan(state)
-        factor = decreasing(int(state["taken"]), self.settings.decay)
-        return [(round(self.settings.steps / factor), factor, 1.0)]
-
-    def learned(self, state: State) -> Tensor | None:
+    def learned(self, state: SGLDState) -> Tensor | None:
         """The inverse mass at the end of a window."""
-        return _rms_mass(state, self.damping) if self.settings.preconditioned else super().learned(state)
+        return super().learned(state) if state.squares is None else _rms_mass(state.squares, self.damping)
 
-    def dynamics(self, state: State, factor: float = 1.0, *, noise: float = 1.0, leapfrog: float | None = None) -> Run:
+    def dynamics(
+        self, state: SGLDState, factor: float = 1.0, *, noise: float = 1.0, leapfrog: float | None = None
+    ) -> Run:
         """Steps of ε times ``factor``."""
         epsilon = factor * (leapfrog or self.leapfrog(state)) ** 2
         if self.settings.preconditioned:
             return _following(epsilon, self.memory, self.damping)
-        spread = (
-            epsilon * self.injected(state, math.sqrt(epsilon))
-        ).sqrt() * noise  # (D,), in coordinates of unit width
+        spread = (epsilon * self.injected(state, math.sqrt(epsilon))).sqrt() * noise  # (D,), in units of Σ
         if self.kind == "identity":
-            return _plain(epsilon, math.sqrt(epsilon) * noise if not int(state["noise.count"]) else spread)
-        return _whitened(Metric(state["inverse_mass"]), epsilon, spread)
+            own = spread if state.noise_count else math.sqrt(epsilon) * noise
+            return repeated(plain_step, (0.5 * epsilon, own), ("position", "gradient"))
+        shared = (0.5 * epsilon, _STEEPEST * math.sqrt(epsilon), Metric(state.inverse_mass).factor, spread)
+        return repeated(whitened_step, shared, ("position", "gradient"))
 
 
 def decreasing(step: int, decay: float) -> float:
@@ -173,16 +187,13 @@ def decreasing(step: int, decay: float) -> float:
     return (1 + step / _DELAY) ** -decay
 
 
+def decreasing_steps(sampler: SGLD, state: SGLDState) -> list[Stage]:
+    """As many steps as cover the time of a transition."""
+    factor = decreasing(state.taken, sampler.decay)
+    return [(round(sampler.steps / factor), factor, 1.0)]
+
+
 # --- the steps themselves --------------------------------------------------------------------------------------------
-
-
-def _plain(epsilon: float, spread: float | Tensor) -> Run:
-    return repeated(plain_step, (0.5 * epsilon, spread), ("position", "gradient"))
-
-
-def _whitened(metric: Metric, epsilon: float, spread: Tensor) -> Run:
-    shared = (0.5 * epsilon, _STEEPEST * math.sqrt(epsilon), metric.factor, spread)
-    return repeated(whitened_step, shared, ("position", "gradient"))
 
 
 def plain_step(
@@ -198,7 +209,7 @@ def whitened_step(
     value_and_grad: Gradient, position: Tensor, gradient: Tensor, raw: Tensor,
     half: Tensor, steepest: Tensor, factor: Tensor, spread: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """θ + L (ε/2 Lᵀ g + spread ξ), the drift cut where it is absurd."""
+    """θ + L (ε/2 Lᵀ g + spread ξ), the drift clipped."""
     drift = (pull(gradient, factor) * half).clamp(-steepest, steepest)
     position = position + move_by(torch.addcmul(drift, noise_from(raw), spread), factor)
     value, gradient = value_and_grad(position)
@@ -208,19 +219,21 @@ def whitened_step(
 def _following(epsilon: float, memory: float, damping: float) -> Run:
     """θ + ε/2 Σ g + √(ε Σ) ξ with Σ from the running squares of the gradients."""
 
-    def run(state: State, batches: MiniBatches, first: int, count: int) -> None:
-        position, gradient, value, squares = state["position"], state["gradient"], state["value"], state["squares"]
+    def run(state: SGLDState, batches: MiniBatches, first: int, count: int) -> SGLDState:
+        gradient, value = state.gradient, state.value
+        assert state.squares is not None
+        position, squares = state.position.clone(), state.squares.clone()
         for step in range(first, first + count):
             squares.lerp_(gradient.square().mean(0), 1 - memory)
-            mass = _rms_mass(state, damping)
+            mass = _rms_mass(squares, damping)
             position.addcmul_(gradient, mass, value=0.5 * epsilon)
             noise = noise_from(raw_noise(*position.shape, like=position))
             position.addcmul_(noise, mass.sqrt_(), value=math.sqrt(epsilon))
             value, gradient = batches.gradient(position, step)
-        state["gradient"], state["value"] = gradient, value
+        return replace(state, position=position, gradient=gradient, value=value, squares=squares)
 
     return run
 
 
-def _rms_mass(state: State, damping: float) -> Tensor:
-    return state["squares"].sqrt().add_(damping).reciprocal_()
+def _rms_mass(squares: Tensor, damping: float) -> Tensor:
+    return squares.sqrt().add_(damping).reciprocal_()

@@ -10,24 +10,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.kernel import Block, Info, Kernel, State, WarmUp
 from knowable.core.chains.settings import ChainResult
 from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_count, check_number
 from knowable.errors import ConvergenceWarning, InvalidArgument
-from knowable.inference.sampling import mini_batches
-from knowable.inference.sampling.mini_batches import MiniBatches
-from knowable.inference.sampling.normal_start import BeginsNearModes
+from knowable.inference.sampling.initial_positions import searches_modes
+from knowable.inference.sampling.mini_batches import MiniBatches, batch_seed
+from knowable.inference.sampling.sampler import Sampler
 
-_LOOK, _LOOK_AT_BATCHES = 50, 200  # updates between two looks at the force, longer where that is noisy
+_CHECK, _CHECK_BATCHES = 50, 200  # updates between two checks of the force, more where that is noisy
 _SMALL = 0.01  # force, over what pulls and pushes, at which particles count as at rest
 _GAIN = 0.95  # what is left of the force after that many updates, if it still falls
 _HALVINGS = 6  # of the step before the search ends
 _AT_REST = 0.2  # force that may be left then; a larger one says that particles are stuck
 
 
-@dataclass(frozen=True, repr=False)
-class SVGD(BeginsNearModes):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class SVGD(Sampler):
     r"""Particles that climb the density and push each other apart, until they stand like draws from it.
 
     .. math:: \theta_i \mathrel{+}= \eta\, \frac1n \sum_j \Big[ k(\theta_j, \theta_i) \nabla \log p(D, \theta_j)
@@ -47,9 +47,13 @@ class SVGD(BeginsNearModes):
 
     Args:
         chains: Particles.
-        warmup: Most updates; None is 2,000.
-        start: This and the other fields of :class:`~knowable.core.chains.settings.Sampling`: see there. ``draws``
-            is 1 and ``thin`` too.
+        draws: Must be 1: one draw for each particle.
+        warmup: Largest number of updates; None is 2,000.
+        start: Where the particles of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all
+            at one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How particles are kept (:class:`~knowable.ChainStorage`); ``thin`` must be 1.
         bandwidth: h in units of the particles' spread, or None for the median.
         learning_rate: First step η, in units of the particles' spread.
         batch_size: Rows of an update, or None for all rows up to 1,024 and 128 beyond.
@@ -77,10 +81,10 @@ class SVGD(BeginsNearModes):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("chains", self.chains, at_least=2)
-        if self.draws != 1 or self.thin != 1:
+        if self.draws != 1 or self.storage.thin != 1:
             raise InvalidArgument(
-                f"SVGD has one draw for each particle: draws and thin must be 1, got draws={self.draws} and "
-                f"thin={self.thin}. Ask for more particles with chains=."
+                f"SVGD has one draw for each particle: draws and storage.thin must be 1, got draws={self.draws} and "
+                f"thin={self.storage.thin}. Ask for more particles with chains=."
             )
         if self.bandwidth is not None:
             check_number("bandwidth", self.bandwidth, above=0)
@@ -92,12 +96,16 @@ class SVGD(BeginsNearModes):
         """The update of all particles."""
         return SVGDKernel(self)
 
-    def _run(self, *arguments: Any) -> ChainResult:
-        result = super()._run(*arguments)
+    def begins_near_modes(self, dimension: int) -> bool:
+        """In few dimensions."""
+        return searches_modes(dimension)
+
+    def _run(self, target: Target, start: Tensor, **options: Any) -> ChainResult:
+        result = super()._run(target, start, **options)
         if result.interrupted:
             return result
-        force, updates = result.terms["force"], int(result.state["updates"])
-        ended, exact = bool(result.state["settled"]), len(result.state["forces"]) == _LOOK
+        force, updates = result.terms["force"], result.state.updates
+        ended, exact = result.state.settled, len(result.state.forces) == _CHECK
         settled = ended and (force <= _AT_REST or not exact)
         message = f"{'settled' if settled else 'not settled'} after {updates} updates of {self.chains} particles"
         if not settled and (ended or self.warmup is None):  # who asks for a number of updates gets it without remark
@@ -114,6 +122,33 @@ class SVGD(BeginsNearModes):
         return replace(result, converged=settled, message=message)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SVGDState(State):
+    """The state of SVGD.
+
+    Attributes:
+        batch_seed: Seed of all batches.
+        first: Running mean of the forces (Adam), ``(n, D)``.
+        second: Running mean of their squares.
+        forces: Size of the force at each update since the last check, over the sizes of pull and push.
+        before: Mean of them at the last check.
+        rate: The step η.
+        halvings: How often it was halved.
+        updates: Made so far.
+        settled: Whether updates have ended.
+    """
+
+    batch_seed: int
+    first: Tensor
+    second: Tensor
+    forces: Tensor
+    before: float = math.inf
+    rate: float
+    halvings: int = 0
+    updates: int = 0
+    settled: bool = False
+
+
 @dataclass
 class SVGDKernel(Kernel):
     """One update of all particles for each transition, and none once the force has settled."""
@@ -121,81 +156,72 @@ class SVGDKernel(Kernel):
     settings: SVGD
     _batches: MiniBatches | None = field(default=None, init=False, repr=False)
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+    state_type = SVGDState
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> SVGDState:
         """Where the particles begin; those that all stand in one place are moved apart a little."""
         if (position == position[:1]).all():
             noise = torch.randn(position.shape, generator=generator, dtype=position.dtype, device=position.device)
             position = position + 1e-2 * noise * position.abs().clamp_min(0.1)
-        state: State = {}
-        mini_batches.begin(state, generator)
-        batches = self._stream(target, state)
-        look = _LOOK if batches.exact else _LOOK_AT_BATCHES
-        state |= {
-            "position": position.clone(), "first": torch.zeros_like(position), "second": torch.zeros_like(position),
-            "forces": torch.zeros(look, dtype=torch.float64), "before": torch.tensor(math.inf, dtype=torch.float64),
-            "rate": torch.tensor(self.settings.learning_rate, dtype=torch.float64),
-            "halvings": torch.zeros((), dtype=torch.int64), "updates": torch.zeros((), dtype=torch.int64),
-            "settled": torch.zeros((), dtype=torch.bool),
-        }  # fmt: skip
-        state["value"] = batches.gradient(position, 0)[0]
-        return state
+        seed = batch_seed(generator)
+        batches = self._stream(target, seed)
+        return SVGDState(
+            position=position, value=batches.gradient(position, 0)[0], batch_seed=seed,
+            first=torch.zeros_like(position), second=torch.zeros_like(position),
+            rate=float(self.settings.learning_rate),
+            forces=torch.zeros(_CHECK if batches.exact else _CHECK_BATCHES, dtype=torch.float64),
+        )  # fmt: skip
 
     def advance(
-        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
-    ) -> tuple[State, Block]:
+        self, target: Target, state: SVGDState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[SVGDState, Block]:
         """``n`` updates in the warm-up; where it has ended the particles stay."""
-        state = {name: value.clone() for name, value in state.items()}
-        batches = self._stream(target, state)
-        positions, values = [], []
+        batches, found = self._stream(target, state.batch_seed), []
         for _ in target.in_time(n):
-            if warmup is not None and not state["settled"]:
-                self._update(state, batches)
+            if warmup is not None and not state.settled:
+                state = self._updated(state, batches)
             elif warmup is None and batches.exact:
-                state["value"] = target.value(state["position"])
-            positions.append(state["position"].clone() if not state["settled"] else state["position"])
-            values.append(state["value"])
-        return state, Block(torch.stack(positions), torch.stack(values), {})
+                state = replace(state, value=target.value(state.position))
+            found.append((state, Info()))
+        return state, Block.stack(found)
 
-    def tuned(self, state: State) -> dict[str, float]:
-        """How far pull and push are from cancelling, lately, and the updates made."""
-        made, look = int(state["updates"]), len(state["forces"])
-        lately = state["forces"][: made % look] if made % look else state["forces"]
-        return {"force": lately.mean().item(), "updates": float(made)}
+    def tuned(self, state: SVGDState) -> dict[str, float]:
+        """How far pull and push are from cancelling, over the last updates, and the updates made."""
+        since = state.updates % len(state.forces)
+        lately = state.forces[:since] if since else state.forces
+        return {"force": lately.mean().item(), "updates": float(state.updates)}
 
-    def _stream(self, target: Target, state: State) -> MiniBatches:
-        if self._batches is None or not self._batches.serves(target, state):
-            self._batches = MiniBatches.of(target, self.settings.batch_size, state)
+    def _stream(self, target: Target, seed: int) -> MiniBatches:
+        if self._batches is None or not self._batches.serves(target, seed):
+            self._batches = MiniBatches(target, self.settings.batch_size, seed)
         return self._batches
 
-    def _update(self, state: State, batches: MiniBatches) -> None:
-        number, look = int(state["updates"]), len(state["forces"])
-        state["value"], gradient = batches.gradient(state["position"], number)
-        scale = state["position"].std(0).clamp_min(1e-30)  # (D,)
-        pull, push = stein_forces(state["position"] / scale, gradient * scale, self.settings.bandwidth)
+    def _updated(self, state: SVGDState, batches: MiniBatches) -> SVGDState:
+        number, position = state.updates + 1, state.position
+        value, gradient = batches.gradient(position, state.updates)
+        scale = position.std(0).clamp_min(1e-30)  # (D,)
+        pull, push = stein_forces(position / scale, gradient * scale, self.settings.bandwidth)
         force = pull + push
-        state["forces"][number % look] = (force.norm() / (pull.norm() + push.norm()).clamp_min(1e-30)).double()
-        state["position"] += state["rate"].item() * scale * self._direction(state, force, number + 1)
-        state["updates"] += 1
-        if (number + 1) % look == 0:
-            _look(state)
-
-    @staticmethod
-    def _direction(state: State, force: Tensor, number: int) -> Tensor:
-        """Adam (Kingma and Ba, 2015)."""
-        state["first"].lerp_(force, 0.1)
-        state["second"].lerp_(force.square(), 0.01)
-        return (state["first"] / (1 - 0.9**number)) / ((state["second"] / (1 - 0.99**number)).sqrt() + 1e-8)
+        forces = state.forces.clone()
+        forces[state.updates % len(forces)] = (force.norm() / (pull.norm() + push.norm()).clamp_min(1e-30)).double()
+        first, second = state.first.lerp(force, 0.1), state.second.lerp(force.square(), 0.01)
+        # Adam (Kingma and Ba, 2015)
+        direction = (first / (1 - 0.9**number)) / ((second / (1 - 0.99**number)).sqrt() + 1e-8)
+        state = replace(
+            state, position=position + state.rate * scale * direction, value=value, first=first, second=second,
+            forces=forces, updates=number,
+        )  # fmt: skip
+        return _checked(state) if number % len(forces) == 0 else state
 
 
-def _look(state: State) -> None:
-    """Has the force settled? Where it no longer falls the step is halved, a few times, before that is believed."""
-    force = state["forces"].mean()
-    if force < _SMALL or int(state["halvings"]) >= _HALVINGS:
-        state["settled"].fill_(True)
-    elif force > _GAIN * state["before"]:
-        state["rate"] *= 0.5
-        state["halvings"] += 1
-    state["before"] = force
+def _checked(state: SVGDState) -> SVGDState:
+    """Has the force settled? Where it no longer falls the step is halved, a few times, before updates end."""
+    force = state.forces.mean().item()
+    if force < _SMALL or state.halvings >= _HALVINGS:
+        return replace(state, settled=True, before=force)
+    if force > _GAIN * state.before:
+        return replace(state, rate=0.5 * state.rate, halvings=state.halvings + 1, before=force)
+    return replace(state, before=force)
 
 
 def stein_forces(particles: Tensor, gradient: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from knowable.core.chains.kernel import Block, Kernel, State, WarmUp
+from knowable.core.chains.kernel import Block, Info, Kernel, State, WarmUp
 from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.sampling.moves import MovedSampler, Moves
+from knowable.inference.sampling.sampler import Sampler
+from knowable.inference.sampling.tempered_moves import Moves, MoveState, check_moves, moves_of
 
-_REPLICA = "replica."  # prefix of what the moves keep of all replicas
 _FEWEST, _MOST = 4, 12  # rungs that are chosen without being asked for
 
 
-@dataclass(frozen=True, repr=False)
-class TemperedChains(MovedSampler):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TemperedChains(Sampler):
     r"""Chains with a ladder of hotter replicas each, neighbours of which now and then change places.
 
     .. math:: \prod_r p(\theta_r)^{1/T_r}, \quad 1 = T_1 < \dots < T_R, \qquad
@@ -30,18 +29,24 @@ class TemperedChains(MovedSampler):
     Replicas at high temperature cross between modes, and what they find comes down the ladder: chains at temperature 1
     visit all modes in the right proportion. Pairs with an even and an odd lower rung swap in turn. Only the chains at
     temperature 1 are draws, but every one of them costs as many gradients as there are rungs. In the warm-up each rung
-    learns its own steps and shape, and the temperatures between the first and the last move until all neighbours swap
-    equally often (Kofke, 2002; Vousden, Farr and Mandel, 2016).
+    learns its own step size and covariance, and the temperatures between the first and the last move until all
+    neighbours swap equally often (Kofke, 2002; Vousden, Farr and Mandel, 2016).
 
     Args:
-        chains: Chains at temperature 1. This and the other fields of
-            :class:`~knowable.core.chains.settings.Sampling` say how chains are run.
+        chains: Chains at temperature 1.
+        draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
+        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
+            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
+            posterior to draw from.
+        temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
+        storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         temperatures: The ladder, beginning with 1 and rising, which then stays as it is; None makes one.
         hottest: Highest temperature of a ladder that is made. Barriers between modes become so many times lower.
         rungs: Temperatures of a ladder that is made; None is as many as let neighbours swap two times in five on a
             normal of that dimension, from 4 to 12.
         moves: ``"hmc"`` or ``"metropolis"``, which needs no gradients.
-        mass: What moves learn of each rung's shape: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200
+        mass: Covariance that moves learn for each rung: ``"dense"``, ``"diagonal"``, or ``"auto"`` (dense up to 200
             dimensions).
         steps: Mean number of leapfrog steps, or number of random-walk steps, of a transition; None chooses.
         target_acceptance: Acceptance that steps are tuned to; None is 0.95, or 0.234 for random walks.
@@ -65,11 +70,14 @@ class TemperedChains(MovedSampler):
     temperatures: tuple[float, ...] | None = None
     hottest: float = 10.0
     rungs: int | None = None
-
-    default_warmup: ClassVar[int] = 500
+    moves: str = "hmc"
+    mass: str = "auto"
+    steps: int | None = None
+    target_acceptance: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_moves(self)
         if self.temperatures is not None:
             _check_ladder(self.temperatures)
         check_number("hottest", self.hottest, above=1)
@@ -79,7 +87,7 @@ class TemperedChains(MovedSampler):
     def kernel(self, dimension: int) -> TemperedKernel:
         """The transition."""
         ladder = self.ladder(dimension)
-        moves = self.moves_for(dimension, len(ladder))
+        moves = moves_of(self, dimension, len(ladder))
         return TemperedKernel(moves, tuple(ladder), adapts=self.temperatures is None)
 
     def ladder(self, dimension: int) -> list[float]:
@@ -93,6 +101,32 @@ class TemperedChains(MovedSampler):
 
 
 @dataclass(frozen=True)
+class TemperedInfo(Info):
+    """Also the mean acceptance of a chain's swaps."""
+
+    swap: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TemperedState(State):
+    """The state of tempered chains.
+
+    Attributes:
+        replicas: Of all rungs, one rung after the other; the first are the chains.
+        ladder: Temperatures, ``(R,)``.
+        swaps: Sum of the acceptance of swaps between neighbours, ``(R - 1,)``.
+        tries: How many there were.
+        transitions: Made so far, warm-up included.
+    """
+
+    replicas: MoveState
+    ladder: Tensor
+    swaps: Tensor
+    tries: Tensor
+    transitions: int = 0
+
+
+@dataclass(frozen=True)
 class TemperedKernel(Kernel):
     """Moves of all replicas, rung by rung in one batch, then swaps of neighbours."""
 
@@ -100,71 +134,73 @@ class TemperedKernel(Kernel):
     ladder: tuple[float, ...]
     adapts: bool = True
 
-    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> State:
+    state_type = TemperedState
+
+    def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> TemperedState:
         """Where the chains begin: all replicas of a chain at the same place."""
         replicas = self.moves.init(target, position.repeat(len(self.ladder), 1))
         heat = torch.tensor(self.ladder, dtype=torch.float64)
-        root = heat.sqrt().to(replicas["factor"])
-        replicas["factor"] = replicas["factor"] * root.reshape(-1, *[1] * (replicas["factor"].dim() - 1))
-        return {
-            "position": position, "transitions": torch.zeros((), dtype=torch.int64), "ladder": heat,
-            "swaps": torch.zeros(len(heat) - 1, dtype=torch.float64), "tries": torch.zeros(len(heat) - 1).double(),
-            **_named(replicas),
-        }  # fmt: skip
+        root = heat.sqrt().to(replicas.factor).reshape(-1, *[1] * (replicas.factor.dim() - 1))
+        none = torch.zeros(len(heat) - 1, dtype=torch.float64)
+        value = replicas.value[: len(position)]
+        return TemperedState(position, value, replace(replicas, factor=replicas.factor * root), heat, none, none)
 
     def advance(
-        self, target: Target, state: State, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
-    ) -> tuple[State, Block]:
+        self, target: Target, state: TemperedState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
+    ) -> tuple[TemperedState, Block]:
         """``n`` transitions of every chain: a move of every replica and a round of swaps."""
-        state, chains = dict(state), len(state["position"])
-        replicas = {name.removeprefix(_REPLICA): v for name, v in state.items() if name.startswith(_REPLICA)}
-        found = []
+        chains, found = len(state.position), []
         for i in target.in_time(n):
-            ladder = state["ladder"].to(replicas["value"])
-            heat = ladder.repeat_interleave(chains)
-            info = self.moves.transition(target, replicas, heat, generator=generator, tuning=warmup is not None)
-            info = {name: value[:chains] for name, value in info.items()}
-            info["swap"] = self._swap(state, replicas, ladder, generator, warmup, i)
+            heat = state.ladder.to(state.value).repeat_interleave(chains)
+            replicas, info = self.moves.transition(
+                target, state.replicas, heat, generator=generator, tuning=warmup is not None
+            )
+            state, swap = self._swap(replace(state, replicas=replicas), generator)
             if warmup is not None:
-                self.moves.learn(replicas, warmup.first + i, warmup.total)
-            state["transitions"] = state["transitions"] + 1
-            found.append((replicas["position"][:chains], replicas["value"][:chains], info))
-        state |= _named(replicas)
-        state["position"] = replicas["position"][:chains]
+                number = warmup.first + i
+                state = self._adapted(state, number, warmup.total) if self.adapts else state
+                state = replace(state, replicas=self.moves.learn(state.replicas, number, warmup.total))
+            position, value = state.replicas.position[:chains], state.replicas.value[:chains]
+            state = replace(state, position=position, value=value, transitions=state.transitions + 1)
+            own = {name: each[:chains] for name, each in info.tensors().items()}
+            found.append((state, TemperedInfo(**own, swap=swap)))
         return state, Block.stack(found)
 
-    def tuned(self, state: State) -> dict[str, float]:
-        """The step size at temperature 1, the rungs, and how often the most reluctant neighbours swap."""
-        rates = state["swaps"] / state["tries"].clamp_min(1.0)
+    def tuned(self, state: TemperedState) -> dict[str, float]:
+        """The step size at temperature 1, the rungs, and the smallest swap rate of two neighbours."""
+        rates = state.swaps / state.tries.clamp_min(1.0)
         return {
-            "step_size": state[_REPLICA + "log_scale"][0].exp().item(), "rungs": float(len(state["ladder"])),
+            "step_size": state.replicas.log_scale[0].exp().item(), "rungs": float(len(state.ladder)),
             "swap_acceptance": rates.min().item(),
         }  # fmt: skip
 
-    def _swap(
-        self, state: State, replicas: State, ladder: Tensor, generator: torch.Generator, warmup: WarmUp | None, i: int
-    ) -> Tensor:
-        """One round of swaps, counted and in the warm-up learned from; the mean acceptance of every chain ``(C,)``."""
-        rungs = len(ladder)
-        lower = torch.arange(int(state["transitions"]) % 2 if rungs > 2 else 0, rungs - 1, 2)
-        chains = len(state["position"])
-        luck = torch.rand((len(lower), chains), generator=generator, dtype=ladder.dtype, device=ladder.device)
-        order, acceptance = swaps(replicas["value"].reshape(rungs, chains), ladder, lower.to(ladder.device), luck)
-        for name in self.moves.carried:
-            replicas[name] = replicas[name][order.flatten()]
+    def _swap(self, state: TemperedState, generator: torch.Generator) -> tuple[TemperedState, Tensor]:
+        """One round of swaps, and the mean acceptance of every chain ``(C,)``."""
+        replicas, rungs, chains = state.replicas, len(state.ladder), len(state.position)
+        ladder = state.ladder.to(replicas.value)
+        lower = torch.arange(state.transitions % 2 if rungs > 2 else 0, rungs - 1, 2)
+        uniform = torch.rand((len(lower), chains), generator=generator, dtype=ladder.dtype, device=ladder.device)
+        order, acceptance = swaps(replicas.value.reshape(rungs, chains), ladder, lower.to(ladder.device), uniform)
+        to, gradient = order.flatten(), replicas.gradient
+        replicas = replace(
+            replicas, position=replicas.position[to], value=replicas.value[to],
+            gradient=None if gradient is None else gradient[to],
+        )  # fmt: skip
         rates = acceptance.double().mean(1).cpu()
-        state["swaps"] = state["swaps"].index_add(0, lower, rates)
-        state["tries"] = state["tries"].index_add(0, lower, torch.ones_like(rates))
-        if warmup is not None and self.adapts:
-            number = warmup.first + i
-            if number < 0.9 * warmup.total and number % 10 == 9:
-                state["ladder"] = equalised(state["ladder"], state["swaps"] / state["tries"].clamp_min(1.0), number)
-            if number % 10 == 9 or number + 1 == warmup.total:
-                state["swaps"], state["tries"] = torch.zeros_like(state["swaps"]), torch.zeros_like(state["tries"])
-        return acceptance.mean(0)
+        counts = state.swaps.index_add(0, lower, rates), state.tries.index_add(0, lower, torch.ones_like(rates))
+        return replace(state, replicas=replicas, swaps=counts[0], tries=counts[1]), acceptance.mean(0)
+
+    def _adapted(self, state: TemperedState, number: int, total: int) -> TemperedState:
+        """Every tenth transition of the warm-up the ladder follows the swap rates; the last tenth leaves it alone."""
+        if number % 10 != 9 and number + 1 != total:
+            return state
+        ladder, none = state.ladder, torch.zeros_like(state.swaps)
+        if number < 0.9 * total and number % 10 == 9:
+            ladder = equalised(ladder, state.swaps / state.tries.clamp_min(1.0), number)
+        return replace(state, ladder=ladder, swaps=none, tries=none)
 
 
-def swaps(values: Tensor, ladder: Tensor, lower: Tensor, luck: Tensor) -> tuple[Tensor, Tensor]:
+def swaps(values: Tensor, ladder: Tensor, lower: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     r"""Swap neighbours on the ladder, independently for every chain.
 
     .. math:: \alpha_{r,r+1} = \min\!\big(1, e^{(1/T_r - 1/T_{r+1})(\log p(\theta_{r+1}) - \log p(\theta_r))}\big)
@@ -173,7 +209,7 @@ def swaps(values: Tensor, ladder: Tensor, lower: Tensor, luck: Tensor) -> tuple[
         values: Log densities of the replicas at temperature 1, ``(R, C)``.
         ladder: Temperatures, ``(R,)``.
         lower: The lower rungs r of the pairs that may swap, no two of which are neighbours, ``(P,)``.
-        luck: Uniform numbers, ``(P, C)``.
+        uniform: Uniform numbers, ``(P, C)``.
 
     Returns:
         Where each place takes its replica from, as indices into ``R * C`` flattened places, ``(R, C)``; and the
@@ -183,7 +219,7 @@ def swaps(values: Tensor, ladder: Tensor, lower: Tensor, luck: Tensor) -> tuple[
     colder = 1 / ladder[lower] - 1 / ladder[lower + 1]
     gain = values[lower + 1] - values[lower]
     acceptance = (colder.unsqueeze(1) * gain).clamp_max(0.0).exp().nan_to_num(0.0)
-    accepted = luck < acceptance
+    accepted = uniform < acceptance
     order = torch.arange(rungs * chains, device=values.device).reshape(rungs, chains)
     below, above = order[lower], order[lower + 1]
     order[lower], order[lower + 1] = torch.where(accepted, above, below), torch.where(accepted, below, above)
@@ -203,10 +239,6 @@ def equalised(ladder: Tensor, rates: Tensor, number: int) -> Tensor:
     places = torch.cat([logs[:1], gaps.cumsum(0) * (logs[-1] - logs[0]) / gaps.sum()])
     places[-1] = logs[-1]
     return places.exp()
-
-
-def _named(replicas: State) -> State:
-    return {_REPLICA + name: value for name, value in replicas.items()}
 
 
 def _check_ladder(temperatures: tuple[float, ...]) -> None:

@@ -5,74 +5,121 @@ remembers at each level the first point of the part that is under way (Phan, Pra
 is the last of as many complete parts as n has trailing ones in binary, and the first of each was stored before.
 
 Whatever consists of two halves has turned back if it has as a whole, or either half together with the point of the
-other that is next to it: the whole alone can close a full circle between two looks and go on for long.
+other that is next to it: the whole alone can close a full circle between two checks and go on for long.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from knowable.core.chains.fused_step import FusedStep, Gradient
-from knowable.core.chains.kernel import Block, State
+from knowable.core.chains.kernel import Block, Info
 from knowable.core.chains.target import Target
-from knowable.inference.sampling.hmc import CAREFUL_EVERY, CAREFULLY, DIVERGED, leapfrog
-from knowable.inference.sampling.metric import Metric, velocity
+from knowable.inference.sampling.hmc import DIVERGED, SMALL_STEP, SMALL_STEP_EVERY, leapfrog
+from knowable.inference.sampling.metric import Metric, MetricState, velocity
+
+
+@dataclass
+class Points:
+    """Points in phase space: position, momentum and gradient ``(..., C, D)``."""
+
+    position: Tensor
+    momentum: Tensor
+    gradient: Tensor
+
+
+@dataclass
+class Draws:
+    """The draw so far of every chain's tree, or of the subtree that is growing.
+
+    Attributes:
+        position: ``(C, D)``.
+        value: Log densities ``(C,)``.
+        gradient: Their gradients ``(C, D)``.
+        log_weight: Log of the sum of e^(-ΔH) over all points, ``(C,)``.
+        momentum_sum: Sum of the momenta of all points, ``(C, D)``.
+    """
+
+    position: Tensor
+    value: Tensor
+    gradient: Tensor
+    log_weight: Tensor
+    momentum_sum: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order of :func:`leap`."""
+        return self.position, self.value, self.gradient, self.log_weight, self.momentum_sum
+
+
+class Counters:
+    """Which chain is where in its tree, in small arrays on the CPU.
+
+    Attributes:
+        leaf: Steps of the growing subtree.
+        depth: Doublings of the tree.
+        max_depth: Most doublings of this tree.
+        steps: Leapfrog steps of the trajectory.
+        transitions: Transitions made.
+        forwards: Whether the subtree grows forwards.
+        active: Whether the chain has transitions to make.
+    """
+
+    def __init__(self, chains: int, max_depth: int):
+        self.leaf, self.depth, self.steps, self.transitions = (np.zeros(chains, dtype=np.int64) for _ in range(4))
+        self.max_depth = np.full(chains, max_depth)
+        self.forwards, self.active = np.ones(chains, dtype=bool), np.ones(chains, dtype=bool)
 
 
 class Trees:
-    """``count`` transitions of every chain. Which chain is where in its tree is kept in small arrays on the CPU.
+    """``count`` transitions of every chain.
 
-    Where ``careful_depth`` is given, some trajectories have shorter steps, and double at most that often: see
+    Where ``small_step_depth`` is given, some trajectories have shorter steps, and double at most that often: see
     :mod:`~knowable.inference.sampling.hmc`.
     """
 
     def __init__(
-        self, target: Target, state: State, count: int, max_depth: int, *, generator: torch.Generator,
-        careful_depth: int | None = None,
+        self, target: Target, state: MetricState, count: int, max_depth: int, *, generator: torch.Generator,
+        small_step_depth: int | None = None,
     ):  # fmt: skip
-        self.target, self.count, self.max_depth, self.generator = target, count, max_depth, generator
-        self.metric = Metric(state["inverse_mass"])
-        self.position, self.value, self.gradient = (state[k].clone() for k in ("position", "value", "gradient"))
-        chains, dimension = self.position.shape
-        self.chains = chains
-        like = self.position
-        # the point that moves, and the ends of every trajectory (backwards, forwards)
-        self.q, self.p, self.g = like.clone(), torch.zeros_like(like), self.gradient.clone()
-        self.ends_of = {name: like.new_zeros((2, chains, dimension)) for name in ("q", "p", "g")}
-        # the draw so far of the whole tree, and of the subtree that is growing
-        self.sub_q, self.sub_g, self.sub_v = like.clone(), self.gradient.clone(), self.value.clone()
-        self.sum, self.sub_sum = torch.zeros_like(like), torch.zeros_like(like)
-        self.weight, self.sub_weight = self.value.new_zeros(chains), self.value.new_full((chains,), -math.inf)
-        self.energy = self.value.new_zeros(chains)
-        self.acceptance = self.value.new_zeros(chains)
-        # of the first points of the parts under way: velocity and momentum, the same of the leaf before, and the sum of
-        # momenta before it
-        nothing = torch.zeros_like(like).cpu().numpy()
-        self.marks = [np.stack([nothing] * (max_depth + 1)) for _ in range(5)]
-        self.before = nothing, nothing  # velocity and momentum of the last leaf
-        self.leaf, self.depth, self.done, self.taken = (np.zeros(chains, dtype=np.int64) for _ in range(4))
-        self.direction = np.ones(chains)
-        self.active = np.ones(chains, dtype=bool)
-        self.step = like.new_zeros((chains, 1))
-        self.positions = like.new_zeros((count, chains, dimension))
-        self.values = self.value.new_zeros((count, chains))
-        self.info = {name: self.value.new_zeros((count, chains)) for name in _INFO}
+        self.count, self.max_depth, self.small_step_depth, self.generator = (
+            count,
+            max_depth,
+            small_step_depth,
+            generator,
+        )
+        self.metric, like, value = Metric(state.inverse_mass), state.position, state.value
+        self.chains, dimension = like.shape
+        self.point = Points(like.clone(), torch.zeros_like(like), state.gradient.clone())  # the one that moves
+        self.ends = Points(*(like.new_zeros((2, self.chains, dimension)) for _ in range(3)))  # backwards, forwards
+        self.tree = Draws(
+            like.clone(), value.clone(), state.gradient.clone(), torch.zeros_like(value), torch.zeros_like(like)
+        )
+        self.subtree = Draws(
+            like.clone(),
+            value.clone(),
+            state.gradient.clone(),
+            torch.full_like(value, -math.inf),
+            torch.zeros_like(like),
+        )
+        self.energy, self.acceptance = torch.zeros_like(value), torch.zeros_like(value)  # at the start; sum over points
+        self.step = like.new_zeros((self.chains, 1))  # negative backwards
+        self.counters = Counters(self.chains, max_depth)
+        self.turns = UTurns(like, max_depth)
+        self.positions = like.new_zeros((count, self.chains, dimension))
+        self.values = value.new_zeros((count, self.chains))
+        self.info = Info(*(value.new_zeros((count, self.chains)) for _ in range(4)))
         self._leap = FusedStep(target, leap)
-        self.careful_depth, self.most = careful_depth, np.full(chains, max_depth)  # doublings of every chain's tree
-        self._pending = np.arange(chains)  # chains that begin a new trajectory at the next tick
+        self._pending = np.arange(self.chains)  # chains that begin a new trajectory at the next step
 
     @property
     def finished(self) -> bool:
         """Whether every chain has made all its transitions."""
-        return not self.active.any()
-
-    def ends(self) -> State:
-        """Where the chains are."""
-        return {"position": self.position, "value": self.value, "gradient": self.gradient}
+        return not self.counters.active.any()
 
     def block(self) -> Block:
         """All transitions."""
@@ -80,47 +127,177 @@ class Trees:
 
     # --- one leapfrog step of every chain ----------------------------------------------------------------------------
 
-    def tick(self, step: float) -> list[float]:
+    def advance(self, step: float) -> list[float]:
         """One leapfrog step; returns the mean acceptance of every trajectory that ended with it."""
         if len(self._pending):
             self._begin(self._pending, step)
-        uniform = torch.rand(self.chains, generator=self.generator, dtype=self.value.dtype, device=self.value.device)
-        (
-            self.q, self.p, self.g, velocity, self.sub_q, self.sub_g, self.sub_v, self.sub_weight, self.sub_sum,
-            self.acceptance, bad,
-        ) = self._leap(
+        here, at = self.point, self.counters
+        uniform = torch.rand(self.chains, generator=self.generator, dtype=self.energy.dtype, device=self.energy.device)
+        q, p, g, speed, *draw, self.acceptance, bad = self._leap(
             (
-                self.q, self.p, self.g, self.step, self.energy, uniform, self.sub_q, self.sub_g, self.sub_v,
-                self.sub_weight, self.sub_sum, self.acceptance,
+                here.position, here.momentum, here.gradient, self.step, self.energy, uniform, *self.subtree.tensors(),
+                self.acceptance,
             ),
             (self.metric.inverse_mass,),
         )  # fmt: skip
+        self.point, self.subtree = Points(q, p, g), Draws(*draw)
         diverging = bad.cpu().numpy()
         with np.errstate(invalid="ignore", over="ignore"):  # a chain that diverges may have infinite momenta
-            turning = self._turning_within(velocity)
-        self.leaf += 1
-        self.taken += 1
-        complete = self.leaf == 2**self.depth
-        over = np.flatnonzero((complete | diverging | turning) & self.active)
-        return self._close(over, complete & ~diverging & ~turning, diverging) if len(over) else []
+            turning = self.turns.within(at.leaf, at.active, speed, p, self.subtree.momentum_sum)
+        at.leaf += 1
+        at.steps += 1
+        complete = at.leaf == 2**at.depth
+        ended = np.flatnonzero((complete | diverging | turning) & at.active)
+        return self._end_subtrees(ended, complete & ~diverging & ~turning, diverging) if len(ended) else []
 
-    def _turning_within(self, velocity: Tensor) -> np.ndarray:
-        """Whether a part of the growing subtree that ends with this leaf has turned back."""
-        speed, momentum, total = (each.cpu().numpy() for each in (velocity, self.p, self.sub_sum))
-        first = np.flatnonzero((self.leaf & 1 == 0) & self.active)  # this leaf is the first of a part: remember it
+    # --- the ends of subtrees and trajectories -----------------------------------------------------------------------
+
+    def _end_subtrees(self, ended: np.ndarray, complete: np.ndarray, diverging: np.ndarray) -> list[float]:
+        """Join complete subtrees to their trees; begin the next subtree or end the transition."""
+        at = self.counters
+        stops = ~complete[ended]
+        joining = ended[complete[ended]]
+        if len(joining):
+            stops[complete[ended]] = self._join(joining)
+        stopped, growing = ended[stops], ended[~stops]
+        self._record(stopped, diverging)
+        if len(growing):
+            self._grow(growing)
+        more = at.transitions[stopped] < self.count
+        self._pending, idle = stopped[more], stopped[~more]
+        if len(idle):
+            at.active[idle] = False
+            index = torch.from_numpy(idle)  # they stay where they are until the others are there
+            self.point.position[index], self.point.gradient[index] = (
+                self.tree.position[index],
+                self.tree.gradient[index],
+            )
+            self.point.momentum[index] = self.step[index] = 0.0
+        acceptance = self.info.acceptance
+        assert acceptance is not None
+        return [acceptance[at.transitions[chain] - 1, chain].item() for chain in stopped]
+
+    def _join(self, chains: np.ndarray) -> np.ndarray:
+        """Add complete subtrees to their trees; returns which trees have now turned back or reached their depth."""
+        at, tree, subtree, index = self.counters, self.tree, self.subtree, torch.from_numpy(chains)
+        side = torch.from_numpy(at.forwards[chains].astype(np.int64))
+        like = tree.log_weight
+        # biased progressive draw: the new half is preferred
+        uniform = torch.rand(len(chains), generator=self.generator, dtype=like.dtype, device=like.device)
+        chosen = index[uniform.log() < subtree.log_weight[index] - like[index]]
+        tree.position[chosen], tree.value[chosen] = subtree.position[chosen], subtree.value[chosen]
+        tree.gradient[chosen] = subtree.gradient[chosen]
+        tree.log_weight[index] = torch.logaddexp(like[index], subtree.log_weight[index])
+        far, near = self.ends.momentum[1 - side, index], self.ends.momentum[side, index]
+        v_second, p_second = self.turns.first_leaf(chains)
+        v_far, v_near, v_last = (
+            self.metric.velocity(each).cpu().numpy() for each in (far, near, self.point.momentum[index])
+        )
+        left, right = tree.momentum_sum[index].cpu().numpy(), subtree.momentum_sum[index].cpu().numpy()
+        turned = _turned(v_far, v_near, v_second, v_last, left, right, near.cpu().numpy(), p_second)
+        tree.momentum_sum[index] += subtree.momentum_sum[index]
+        self.ends.position[side, index] = self.point.position[index]
+        self.ends.momentum[side, index] = self.point.momentum[index]
+        self.ends.gradient[side, index] = self.point.gradient[index]
+        at.depth[chains] += 1
+        return turned | (at.depth[chains] >= at.max_depth[chains])
+
+    def _grow(self, chains: np.ndarray) -> None:
+        """Begin a new subtree at one end of each tree, forwards or backwards at random."""
+        index = torch.from_numpy(chains)
+        forwards = torch.rand(len(chains), generator=self.generator) < 0.5
+        side = forwards.long()
+        self.point.position[index] = self.ends.position[side, index]
+        self.point.momentum[index] = self.ends.momentum[side, index]
+        self.point.gradient[index] = self.ends.gradient[side, index]
+        self.step[index] = self.step[index].abs() * torch.where(forwards, 1.0, -1.0).unsqueeze(-1).to(self.step)
+        self.subtree.momentum_sum[index] = 0.0
+        self.subtree.log_weight[index] = -math.inf
+        self.counters.forwards[chains] = forwards.numpy()
+        self.counters.leaf[chains] = 0
+
+    def _begin(self, chains: np.ndarray, step: float) -> None:
+        """Fresh momenta for chains that start a transition."""
+        at, tree, index = self.counters, self.tree, torch.from_numpy(chains)
+        like = tree.position
+        noise = torch.randn(
+            (len(chains), like.shape[1]), generator=self.generator, dtype=like.dtype, device=like.device
+        )
+        momentum = self.metric.momentum(noise)
+        self.ends.position[:, index], self.ends.gradient[:, index] = tree.position[index], tree.gradient[index]
+        self.ends.momentum[:, index] = tree.momentum_sum[index] = momentum
+        self.energy[index] = self.metric.kinetic(momentum) - tree.value[index]
+        tree.log_weight[index] = 0.0
+        self.acceptance[index] = 0.0
+        at.depth[chains] = at.steps[chains] = 0
+        self.step[index], at.max_depth[chains] = step, self.max_depth
+        if self.small_step_depth is not None:
+            slow = chains[at.transitions[chains] % SMALL_STEP_EVERY == 0]
+            self.step[torch.from_numpy(slow)], at.max_depth[slow] = step * SMALL_STEP, self.small_step_depth
+        self._grow(chains)
+        self._pending = chains[:0]
+
+    def _record(self, chains: np.ndarray, diverging: np.ndarray) -> None:
+        """Write down the draws of transitions that have ended."""
+        if not len(chains):
+            return
+        at, index = self.counters, torch.from_numpy(chains)
+        row = torch.from_numpy(at.transitions[chains])
+        self.positions[row, index], self.values[row, index] = self.tree.position[index], self.tree.value[index]
+        steps = torch.from_numpy(at.steps[chains]).to(self.energy)
+        diverged = torch.from_numpy(diverging[chains]).to(self.energy)
+        found = {
+            "acceptance": self.acceptance[index] / steps, "diverging": diverged, "energy": self.energy[index],
+            "steps": steps,
+        }  # fmt: skip
+        for name, value in self.info.tensors().items():
+            value[row, index] = found[name]
+        at.transitions[chains] += 1
+
+
+# --- where trajectories turn back ------------------------------------------------------------------------------------
+
+
+class UTurns:
+    """The first points of the parts of every chain's subtree that are under way, by level, on the CPU.
+
+    Each mark is ``(levels, C, D)``: velocity and momentum of the first leaf, the same of the leaf before, and the sum
+    of momenta before it.
+    """
+
+    def __init__(self, like: Tensor, max_depth: int):
+        nothing = torch.zeros_like(like).cpu().numpy()
+        self.max_depth = max_depth
+        self.marks = [np.stack([nothing] * (max_depth + 1)) for _ in range(5)]
+        self.last = nothing, nothing  # velocity and momentum of the last leaf
+
+    def first_leaf(self, chains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Velocity and momentum of the first leaf of the subtree."""
+        return self.marks[0][0, chains], self.marks[1][0, chains]
+
+    def within(self, leaf: np.ndarray, active: np.ndarray, *tensors: Tensor) -> np.ndarray:
+        """Whether a part of the growing subtree that ends with this leaf has turned back, ``(C,)``.
+
+        Args:
+            leaf: Number of the leaf in the subtree of every chain.
+            active: Which chains count.
+            tensors: Velocity, momentum, and the sum of momenta of the subtree, each ``(C, D)``.
+        """
+        speed, momentum, total = (each.cpu().numpy() for each in tensors)
+        first = np.flatnonzero((leaf & 1 == 0) & active)  # this leaf is the first of a part: remember it
         if len(first):
-            level = _LEVEL[self.leaf[first]]
-            here = (speed, momentum, *self.before, total - momentum)
+            level = _LEVEL[leaf[first]]
+            here = (speed, momentum, *self.last, total - momentum)
             for mark, value in zip(self.marks, here, strict=True):
                 mark[level, first] = value[first]
-        self.before = speed, momentum
-        last = np.flatnonzero((self.leaf & 1 == 1) & self.active)  # this leaf is the last of one or several parts
-        turning = np.zeros(self.chains, dtype=bool)
+        self.last = speed, momentum
+        last = np.flatnonzero((leaf & 1 == 1) & active)  # this leaf is the last of one or several parts
+        turning = np.zeros(len(leaf), dtype=bool)
         if len(last):
-            parts = _PARTS[self.leaf[last]]
+            parts = _PARTS[leaf[last]]
             chain = np.repeat(last, parts)
             inner = np.arange(len(chain)) - np.repeat(np.cumsum(parts) - parts, parts)  # 0: the smallest part
-            level = np.repeat(_LEVEL[self.leaf[last]], parts) - inner
+            level = np.repeat(_LEVEL[leaf[last]], parts) - inner
             # the second half of a part began one level above; that of the smallest is this leaf alone
             v_first, p_first, _, _, before = (mark[level, chain] for mark in self.marks)
             above = np.minimum(level + 1, self.max_depth)
@@ -133,97 +310,6 @@ class Trees:
             back = _turned(v_first, v_middle, v_second, speed[chain], left, right, p_middle, p_second)
             turning[chain[back]] = True
         return turning
-
-    # --- the ends of subtrees and trajectories -----------------------------------------------------------------------
-
-    def _close(self, over: np.ndarray, whole: np.ndarray, diverging: np.ndarray) -> list[float]:
-        """Join finished subtrees to their trees; begin the next subtree or end the transition."""
-        ended = ~whole[over]
-        grown = over[whole[over]]
-        if len(grown):
-            ended[whole[over]] = self._join(grown)
-        self._emit(over[ended], diverging)
-        going_on = over[~ended]
-        if len(going_on):
-            self._grow(going_on)
-        stopped = over[ended]
-        self._pending = stopped[self.done[stopped] < self.count]
-        idle = stopped[self.done[stopped] >= self.count]
-        if len(idle):
-            self.active[idle] = False
-            index = torch.from_numpy(idle)  # they stay where they are until the others are there
-            self.q[index], self.g[index] = self.position[index], self.gradient[index]
-            self.p[index] = self.step[index] = 0.0
-        return [self.info["acceptance"][self.done[c] - 1, c].item() for c in stopped]
-
-    def _join(self, grown: np.ndarray) -> np.ndarray:
-        """Add complete subtrees to their trees; returns which trees have now turned back or reached their depth."""
-        index = torch.from_numpy(grown)
-        side = torch.from_numpy((self.direction[grown] > 0).astype(np.int64))
-        # biased progressive draw: the new half is preferred
-        uniform = torch.rand(len(grown), generator=self.generator, dtype=self.weight.dtype, device=self.weight.device)
-        taken = uniform.log() < self.sub_weight[index] - self.weight[index]
-        chosen = index[taken]
-        self.position[chosen], self.value[chosen] = self.sub_q[chosen], self.sub_v[chosen]
-        self.gradient[chosen] = self.sub_g[chosen]
-        self.weight[index] = torch.logaddexp(self.weight[index], self.sub_weight[index])
-        far, near = self.ends_of["p"][1 - side, index], self.ends_of["p"][side, index]
-        v_second, p_second = (mark[0, grown] for mark in self.marks[:2])  # the first leaf of the subtree
-        v_far, v_near, v_last = (self.metric.velocity(each).cpu().numpy() for each in (far, near, self.p[index]))
-        left, right = self.sum[index].cpu().numpy(), self.sub_sum[index].cpu().numpy()
-        turned = _turned(v_far, v_near, v_second, v_last, left, right, near.cpu().numpy(), p_second)
-        self.sum[index] += self.sub_sum[index]
-        for name, now in (("q", self.q), ("p", self.p), ("g", self.g)):
-            self.ends_of[name][side, index] = now[index]
-        self.depth[grown] += 1
-        return turned | (self.depth[grown] >= self.most[grown])
-
-    def _grow(self, chains: np.ndarray) -> None:
-        """Begin a new subtree at one end of each tree, forwards or backwards at random."""
-        index = torch.from_numpy(chains)
-        forwards = torch.rand(len(chains), generator=self.generator) < 0.5
-        side = forwards.long()
-        self.q[index], self.p[index], self.g[index] = (self.ends_of[name][side, index] for name in ("q", "p", "g"))
-        self.direction[chains] = np.where(forwards.numpy(), 1.0, -1.0)
-        self.step[index] = self.step[index].abs() * torch.where(forwards, 1.0, -1.0).unsqueeze(-1).to(self.step)
-        self.sub_sum[index] = 0.0
-        self.sub_weight[index] = -math.inf
-        self.leaf[chains] = 0
-
-    def _begin(self, chains: np.ndarray, step: float) -> None:
-        """Fresh momenta for chains that start a transition."""
-        index = torch.from_numpy(chains)
-        noise = torch.randn(
-            (len(chains), self.q.shape[1]), generator=self.generator, dtype=self.q.dtype, device=self.q.device
-        )
-        momentum = self.metric.momentum(noise)
-        for name, now in (("q", self.position), ("p", None), ("g", self.gradient)):
-            self.ends_of[name][:, index] = momentum if now is None else now[index]
-        self.energy[index] = self.metric.kinetic(momentum) - self.value[index]
-        self.sum[index] = momentum
-        self.weight[index] = 0.0
-        self.acceptance[index] = 0.0
-        self.depth[chains] = self.taken[chains] = 0
-        self.step[index], self.most[chains] = step, self.max_depth
-        if self.careful_depth is not None:
-            slow = chains[self.done[chains] % CAREFUL_EVERY == 0]
-            self.step[torch.from_numpy(slow)], self.most[slow] = step * CAREFULLY, self.careful_depth
-        self._grow(chains)
-        self._pending = chains[:0]
-
-    def _emit(self, chains: np.ndarray, diverging: np.ndarray) -> None:
-        """Write down the draws of transitions that have ended."""
-        if not len(chains):
-            return
-        index = torch.from_numpy(chains)
-        row = torch.from_numpy(self.done[chains])
-        self.positions[row, index], self.values[row, index] = self.position[index], self.value[index]
-        taken = torch.from_numpy(self.taken[chains]).to(self.value)
-        self.info["acceptance"][row, index] = self.acceptance[index] / taken
-        self.info["diverging"][row, index] = torch.from_numpy(diverging[chains]).to(self.value)
-        self.info["energy"][row, index] = self.energy[index]
-        self.info["steps"][row, index] = taken
-        self.done[chains] += 1
 
 
 def _turned(
@@ -245,7 +331,6 @@ def _turned(
     )
 
 
-_INFO = ("acceptance", "diverging", "energy", "steps")
 _LEAVES = np.arange(2**15)
 _LEVEL = np.array([int(n).bit_count() for n in _LEAVES >> 1])  # where the first point of a part is remembered
 _PARTS = np.array([(~n & (n + 1)).bit_length() - 1 for n in map(int, _LEAVES)])  # trailing ones
@@ -256,7 +341,7 @@ _PARTS = np.array([(~n & (n + 1)).bit_length() - 1 for n in map(int, _LEAVES)]) 
 
 def leap(
     value_and_grad: Gradient, q: Tensor, p: Tensor, g: Tensor, step: Tensor, energy: Tensor, uniform: Tensor,
-    sub_q: Tensor, sub_g: Tensor, sub_v: Tensor, sub_weight: Tensor, sub_sum: Tensor, acceptance: Tensor,
+    draw_q: Tensor, draw_value: Tensor, draw_g: Tensor, log_weight: Tensor, momentum_sum: Tensor, acceptance: Tensor,
     inverse_mass: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """A leapfrog step; the new point's weight, and whether it becomes the subtree's draw."""
@@ -264,10 +349,11 @@ def leap(
     speed = velocity(p, inverse_mass)
     change = energy - (0.5 * (p * speed).sum(-1) - value)  # log weight: -ΔH
     change = torch.where(torch.isfinite(change), change, -math.inf)
-    total = torch.logaddexp(sub_weight, change)
-    taken = uniform.log() < change - total
-    wide = taken.unsqueeze(-1)
+    total = torch.logaddexp(log_weight, change)
+    chosen = uniform.log() < change - total
+    wide = chosen.unsqueeze(-1)
     return (
-        q, p, g, speed, torch.where(wide, q, sub_q), torch.where(wide, g, sub_g), torch.where(taken, value, sub_v),
-        total, sub_sum + p, acceptance + change.clamp_max(0.0).exp(), change < -DIVERGED,
+        q, p, g, speed, torch.where(wide, q, draw_q), torch.where(chosen, value, draw_value),
+        torch.where(wide, g, draw_g), total, momentum_sum + p, acceptance + change.clamp_max(0.0).exp(),
+        change < -DIVERGED,
     )  # fmt: skip

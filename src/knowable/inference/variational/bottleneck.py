@@ -32,7 +32,7 @@ from knowable.inference.variational.method import mean_and_error, passes_over
 _NOTE = "Weights are point estimates: predictions differ from draw to draw by the code alone."
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class InformationBottleneck(Trained, Method):
     r"""A random code in the middle of the network that keeps of the input only what helps to predict.
 
@@ -54,7 +54,10 @@ class InformationBottleneck(Trained, Method):
         layer: The layer whose output is the code's mean, by its path in the network (``"encoder.3"``). None: what the
             last layer with parameters takes in.
         beta: β, the price of a nat of rate in nats of distortion; 0 charges nothing.
-        epochs: This and the other fields of :class:`~knowable.core.training.settings.Trained` say how it is minimised.
+        epochs: Passes over the data; None stops when the objective has settled.
+        learning_rate: Step size of the optimiser; None chooses it from the number of parameters.
+        batch_size: Rows per step; None is all rows up to 1,024 and 128 beyond.
+        training: Optimiser, gradient clipping, patience, divergence and accumulation: ``kn.Training(...)``.
         scale: ``"head"``: the log variance is a learned linear function of the layer's output. ``"split"``: the first
             half of the layer's features is the mean, the second half the log variance; what follows the layer then
             takes half as many features as the layer gives.
@@ -96,6 +99,10 @@ class InformationBottleneck(Trained, Method):
         check_count("draws", self.draws)
         check_number("initial_scale", self.initial_scale, above=0)
 
+    def _model_for_data(self, model: Model) -> Model:
+        """With a split layer, only the network with the code in it accepts inputs."""
+        return tapped(model, CodePlace.of(model, self.layer, self.scale))[0]
+
     def _fit(self, job: FitJob) -> RandomCode:
         """Minimise distortion and rate."""
         rows, seed = job.rows, job.seed
@@ -120,7 +127,7 @@ class InformationBottleneck(Trained, Method):
         )  # fmt: skip
 
 
-# --- Rate and distortion of a network with a random code in it -------------------------------------------------------
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 _VALIDATION_DRAWS = 8
 
@@ -385,7 +392,7 @@ def rate_of(mean: Tensor, log_variance: Tensor, tensors: Params) -> Tensor:
     return 0.5 * each.flatten(1).sum(1)
 
 
-# --- One set of weights and a random code: the posterior of the information bottleneck -------------------------------
+# --- the posterior ---------------------------------------------------------------------------------------------------
 
 
 class RandomCode(Posterior):

@@ -129,7 +129,7 @@ class DiscreteVI(VariationalMethod):
         return evidence, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 
-# --- The evidence lower bound of independent Bernoullis and normals, with the gradient estimator of one's choice -----
+# --- the objective ---------------------------------------------------------------------------------------------------
 
 ESTIMATORS = ("score", "local_expectation", "enumerate")
 MOST_ENUMERATED = 10
@@ -323,7 +323,7 @@ def all_settings(count: int, *, like: Tensor) -> Tensor:
     return (numbers >> torch.arange(count, device=like.device) & 1).to(like.dtype)
 
 
-# --- Independent Bernoullis for what is 0 or 1, independent normals for the rest -------------------------------------
+# --- the posterior ---------------------------------------------------------------------------------------------------
 
 
 class BernoulliNormal(Posterior):

@@ -35,8 +35,6 @@ from knowable.inference.variational.structured import (
     group_weights,
 )
 
-# --- Normalising flows over a group of weights, as a variational family ----------------------------------------------
-
 _LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
 _PATH_BELOW = 300  # weights
@@ -138,7 +136,7 @@ def _hidden_for(size: int) -> int:
     return max(1, min(_WIDEST, _NUMBERS // size))
 
 
-# --- Variational inference with normalising flows (Rezende and Mohamed, 2015; Dinh et al., 2017) ---------------------
+# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -334,7 +332,7 @@ def _moments_of(flow: NormalisingFlow) -> tuple[Tensor, Tensor]:
     return (loc.double() + mean).to(loc.dtype), variance.sqrt().to(loc.dtype)
 
 
-# --- A normalising flow: a standard normal, pushed through invertible layers and then scaled and moved to its place --
+# --- the distribution ------------------------------------------------------------------------------------------------
 
 
 class NormalisingFlow(nn.Module):

@@ -26,18 +26,6 @@ from knowable.inference.variational.structured import (
     group_weights,
 )
 
-# --- The full-rank family: one normal with all correlations, by its Cholesky factor ----------------------------------
-#
-# .. math:: \theta = m + B\,(u + s \odot (\epsilon + R\,\epsilon)), \qquad
-#     \Sigma = L L^\top, \quad L = B\, \mathrm{diag}(s)\,(I + R)
-#
-# with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some
-# steps and then absorbs what was learned, so that steps are always taken in units of the distribution itself (whitened
-# coordinates): the condition number of the posterior then makes no difference to the number of steps. There R is a
-# matrix of trained numbers over √D: a step changes half of D² of them at once, each by as much as a mean, and where
-# gradients are mostly noise q would otherwise drift. For many weights, where products of matrices are expensive, B
-# is the identity: s is the scale of each weight given the noise of those before.
-
 _WHITENED_UP_TO = 300  # weights
 _STEPS_OF_A_BASE = 10  # after which B absorbs what was learned
 
@@ -71,7 +59,17 @@ class FullRank(Family):
 
 
 class FullRankModule(FamilyModule):
-    """Mean and Cholesky factor.
+    r"""Mean and Cholesky factor.
+
+    .. math:: \theta = m + B\,(u + s \odot (\epsilon + R\,\epsilon)), \qquad
+        \Sigma = L L^\top, \quad L = B\, \mathrm{diag}(s)\,(I + R)
+
+    with a strictly lower triangular R. What is trained is m, u, log s and R; the lower triangular B is fixed for some
+    steps and then absorbs what was learned, so that steps are taken in units of the distribution itself (whitened
+    coordinates): the condition number of the posterior then makes no difference to the number of steps. There R is a
+    matrix of trained numbers over √D: a step changes half of D² of them at once, each by as much as a mean, and where
+    gradients are mostly noise q would otherwise drift. For many weights, where products of matrices are expensive, B
+    is the identity: s is the scale of each weight given the noise of those before.
 
     Attributes:
         loc: m, ``(D,)``.
@@ -163,7 +161,7 @@ class FullRankModule(FamilyModule):
         return FullNormal(model, self.layout, self.mean(), self.scale_tril(), **common)
 
 
-# --- Full-rank Gaussian variational inference (Titsias and Lázaro-Gredilla, 2014; Kucukelbir et al., 2017) -----------
+# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

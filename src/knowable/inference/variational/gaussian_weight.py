@@ -15,8 +15,9 @@ noise at each: an approximation. :func:`trace_usage` finds out which weights tho
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_map
 from knowable.core.model.model import Model
 from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, is_transposed, operands
 from knowable.core.network.params import Params
+from knowable.core.network.weight_uses import WeightTracer, WeightUse
 from knowable.core.support.randomness import fast_randn, own_randomness
 
 
@@ -210,89 +212,41 @@ def flipout_rule(
 
 
 @dataclass(frozen=True)
-class Call:
-    """One use of a weight: by which operation, whether its rows are the examples, and whether it acts once on each."""
-
-    operation: str
-    rows_are_examples: bool
-    once: bool
-
-
-@dataclass
 class Usage:
-    """How the weights of a network are used in one forward pass.
+    """How the random weights of a network are used in one forward pass.
 
     Attributes:
-        calls: For each parameter, the operations that took it.
+        uses: The operations that took them.
+        rows: Number of examples that were looked at.
         coupled: Whether one example's output depends on another's input (batch normalisation).
     """
 
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    uses: Sequence[WeightUse] = ()
+    rows: int = 0
     coupled: bool = False
 
     def suits(self, name: str, estimator: str) -> bool:
         """Whether the weight may be left to its layer's own rule under this estimator."""
-        calls = self.calls.get(name, [])
-        if len(calls) != 1 or calls[0].operation not in ("linear", "convolution"):
+        uses = [use for use in self.uses if name in use.names]
+        if len(uses) != 1 or uses[0].kind not in ("linear", "convolution"):
             return False  # used twice, or by something else
         if estimator == "local":
             return True
-        if self.coupled or not calls[0].rows_are_examples:
+        if self.coupled or not uses[0].rows_first(self.rows):
             return False
-        return estimator == "flipout" or (calls[0].operation == "linear" and calls[0].once)
+        return estimator == "flipout" or (uses[0].kind == "linear" and uses[0].once_per_row(self.rows))
 
 
 def trace_usage(model: Model, x: Tensor) -> Usage:
-    """Run the network on a few rows and watch what happens to each random parameter."""
-    rows = x[:4]
-    usage = Usage()
-    params = model.params()
-    marked = {
-        name: _Watched.watch(value, name, len(rows), usage) if name in model.random_names else value
-        for name, value in params.items()
-    }
+    """Run the network in training mode on a few rows, and note what happens to each random parameter."""
+    params, rows = model.params(), x[:4]
     changed = rows.clone()
     changed[0] = rows[-1]
-    outputs = []
-    for given, inputs in ((marked, rows), (params, rows), (params, changed)):
-        with own_randomness(0), torch.no_grad():
-            outputs.append(model.forward(given, inputs, buffers=model.buffers(), training=True))
-    usage.coupled = not torch.equal(outputs[1][1:], outputs[2][1:])
-    return usage
-
-
-class _Watched(torch.Tensor):
-    """A weight that records the operations it meets."""
-
-    path: str
-    rows: int
-    usage: Usage
-
-    @staticmethod
-    def watch(value: Tensor, name: str, rows: int, usage: Usage) -> _Watched:
-        self = value.as_subclass(_Watched)
-        self.path, self.rows, self.usage = name, rows, usage
-        return self
-
-    @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.__name__ not in METADATA:
-            kind = "linear" if func is LINEAR else "convolution" if func in CONVOLUTIONS else func.__name__
-            x = args[0] if args else kwargs.get("input")
-            tree_map(lambda leaf: _note(leaf, kind, x), (args, kwargs))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
-
-
-def _note(leaf: Any, kind: str, x: Any) -> None:
-    if isinstance(leaf, _Watched):
-        by_rows = isinstance(x, Tensor) and x is not leaf and x.dim() > 0 and x.shape[0] == leaf.rows
-        leaf.usage.calls.setdefault(leaf.path, []).append(Call(kind, by_rows, by_rows and x.dim() == 2))
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf.as_subclass(torch.Tensor) if isinstance(leaf, _Watched) else leaf
+    tracer, outputs = WeightTracer({name: params[name] for name in model.random_names}), []
+    for inputs, watching in ((rows, tracer), (changed, nullcontext())):
+        with own_randomness(0), torch.no_grad(), watching:
+            outputs.append(model.forward(params, inputs, buffers=model.buffers(), training=True))
+    return Usage(tracer.uses, len(rows), coupled=not torch.equal(outputs[0][1:], outputs[1][1:]))
 
 
 def _drawn(leaf: Any) -> Any:
@@ -314,7 +268,7 @@ def _signs(like: Tensor, channel: int) -> Tensor:
     return torch.randint(0, 2, shape, dtype=torch.int8, device=like.device).to(like.dtype).mul_(2).sub_(1)
 
 
-# --- Local reparameterisation of a convolution: two convolutions, and as little as possible around them --------------
+# --- local reparameterisation of a convolution -----------------------------------------------------------------------
 
 _convolution: Any = torch.ops.aten.convolution
 _convolution_backward: Any = torch.ops.aten.convolution_backward

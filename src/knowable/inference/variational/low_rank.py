@@ -28,13 +28,6 @@ from knowable.inference.variational.structured import (
     group_weights,
 )
 
-# --- The low-rank family: a normal whose covariance is a diagonal and a few directions (Ong, Nott and Smith, 2018) ---
-#
-# .. math:: \theta = m + s \odot (\epsilon + U^\top z), \qquad
-#     \Sigma = \mathrm{diag}(s)\,(I + U^\top U)\,\mathrm{diag}(s), \qquad z \sim \mathcal{N}(0, I_k)
-#
-# which is diag(s²) + F Fᵀ with F = diag(s) Uᵀ. Written like this U has no unit, and one step size suits it and log s.
-
 _FIRST_FACTOR = 0.1  # standard deviation of U at the start, where zero would be a saddle point
 
 
@@ -59,7 +52,12 @@ class LowRank(Family):
 
 
 class LowRankModule(FamilyModule):
-    """Mean, scales and directions.
+    r"""Mean, scales and directions.
+
+    .. math:: \theta = m + s \odot (\epsilon + U^\top z), \qquad
+        \Sigma = \mathrm{diag}(s)\,(I + U^\top U)\,\mathrm{diag}(s), \qquad z \sim \mathcal{N}(0, I_k)
+
+    which is diag(s²) + F Fᵀ with F = diag(s) Uᵀ. Written like this U has no unit, and one step size suits it and log s.
 
     Attributes:
         loc: Mean, ``(D,)``.
@@ -154,7 +152,7 @@ def _inner(factor: Tensor) -> Tensor:
     return inner
 
 
-# --- Low-rank Gaussian variational inference (Ong, Nott and Smith, 2018) ---------------------------------------------
+# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

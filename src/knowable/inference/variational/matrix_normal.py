@@ -28,15 +28,6 @@ from knowable.inference.variational.structured import (
     group_weights,
 )
 
-# --- The matrix-normal family: a Kronecker-factored covariance for each weight matrix (Louizos and Welling, 2016) ----
-#
-# .. math:: W = M + A\, E\, B^\top, \qquad \mathrm{Cov}[\mathrm{vec}\, W] = A A^\top \otimes B B^\top, \qquad
-#     A = \mathrm{diag}(a)\,(I + R_A)
-#
-# with strictly lower triangular R, and B likewise: the rows (outputs) and the columns (inputs) of a layer are
-# correlated,
-# each with one matrix. Written like this R has no unit, and one step size suits it and the logarithms of a and b.
-
 
 @dataclass(frozen=True)
 class MatrixNormal(Family):
@@ -63,7 +54,13 @@ class MatrixNormal(Family):
 
 
 class MatrixNormalModule(FamilyModule):
-    """Means, and a factor of the covariance for each parameter.
+    r"""Means, and a factor of the covariance for each parameter.
+
+    .. math:: W = M + A\, E\, B^\top, \qquad \mathrm{Cov}[\mathrm{vec}\, W] = A A^\top \otimes B B^\top, \qquad
+        A = \mathrm{diag}(a)\,(I + R_A)
+
+    with strictly lower triangular R, and B likewise: the rows (outputs) and the columns (inputs) of a layer are each
+    correlated by one matrix. In this form R has no unit, and one step size suits it and the logarithms of a and b.
 
     Attributes:
         loc: Means, ``(D,)``.
@@ -276,7 +273,7 @@ class Spread(torch.autograd.Function):
         return None, grad_a, grad_row, grad_b, grad_column
 
 
-# --- Matrix-normal variational inference (Louizos and Welling, 2016) -------------------------------------------------
+# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

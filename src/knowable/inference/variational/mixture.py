@@ -132,9 +132,8 @@ class MixtureVI(VariationalMethod):
             for component, (own, own_terms) in zip(trained, each, strict=True)
         ]  # fmt: skip
         mixture = Mixture(model, members, points=points, seed=seed, log_evidence=evidence)
-        mixture.diagnostics = training_diagnostics(
-            self, model, result, mixture.mean(), terms, self._notes(model, rows.size, result)
-        )
+        notes = self._notes(model, rows.size, result)
+        mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), terms, notes)
         return mixture
 
     def _single(self) -> MeanFieldVI:
@@ -227,14 +226,9 @@ def mixture_elbo(
     ]
     mean = {name: sum(terms[name] for _, terms in each) / len(each) for name in each[0][1]}
     with torch.no_grad(), own_randomness(derive_seed(seed, "separation")):
-        gain, gain_error = separation(*_moments(components))
-    terms = {
-        **mean,
-        "kl": mean["kl"] - gain,
-        "elbo": mean["elbo"] + gain,
-        "mean_elbo": mean["elbo"],
-        "separation": gain,
-    }
+        gain, gain_error = separation(*torch.stack([each.q.detach().double() for each in components], dim=1))
+    own = {"kl": mean["kl"] - gain, "elbo": mean["elbo"] + gain, "mean_elbo": mean["elbo"], "separation": gain}
+    terms = {**mean, **own}
     bounds = [bound for bound, _ in each if bound is not None]
     if len(bounds) < len(each):
         return None, terms, each  # the prior is improper: there is no evidence
@@ -269,12 +263,6 @@ def _gains(loc: Tensor, log_scale: Tensor, k: int, draws: int) -> Tensor:
         ]
     )  # (K, draws), up to a shared constant
     return log_densities[k] - log_densities.logsumexp(0) + math.log(len(loc))
-
-
-def _moments(components: Sequence[MeanFieldObjective]) -> tuple[Tensor, Tensor]:
-    """Means and log scales of all components in double precision, each ``(K, D)``."""
-    loc, log_scale = torch.stack([each.q.detach().double() for each in components], dim=1)
-    return loc, log_scale
 
 
 # --- the objective ---------------------------------------------------------------------------------------------------

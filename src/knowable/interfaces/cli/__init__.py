@@ -1,6 +1,6 @@
 """The command line: ``knowable demo | fit | predict | evaluate | compare | report | methods | cite``.
 
-One file a command, registered in :mod:`.front_door`. Heavy things are imported inside the commands, so that
+One file a command, registered in :mod:`.app`. Heavy things are imported inside the commands, so that
 ``knowable --help`` and completion are quick.
 """
 

@@ -1,4 +1,4 @@
-"""The front door of the command line."""
+"""The command line: its commands, and ``methods``, ``cite`` and ``demo`` themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from knowable.interfaces.cli.report import report
 
 
 def methods(
-    family: Annotated[str | None, typer.Option(metavar="NAME", help="Only one family, as sampling.")] = None,
+    family: Annotated[str | None, typer.Option(metavar="NAME", help="Only one family, such as sampling.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the inference methods and what each does."""

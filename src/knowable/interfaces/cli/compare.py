@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import knowable as kn
 from knowable.core.support.checks import check_count, check_number
-from knowable.errors import InvalidArgument
-from knowable.interfaces.cli import run_folder
+from knowable.core.support.files import check_folder
+from knowable.errors import InvalidArgument, MissingExtra
 from knowable.interfaces.cli.estimators import new_estimator
-from knowable.interfaces.cli.messages import NOT_CONVERGED, collected, plain_errors, spoken_for_the_shell, tell
+from knowable.interfaces.cli.messages import NOT_CONVERGED, collected, plain_errors, say, spoken_for_the_shell, tell
 from knowable.interfaces.cli.options import (
     AsJson,
     Config,
@@ -28,14 +28,13 @@ from knowable.interfaces.cli.options import (
     parse_kinds,
     parse_task,
 )
-from knowable.interfaces.cli.training_table import TrainingTable, read_file, read_training
+from knowable.interfaces.cli.training_table import TrainingTable, read_training
 from knowable.registry import find_method
-
-if TYPE_CHECKING:
-    from knowable.comparison import Comparison
-
+from knowable.tabular.reading import read_table
 
 DEFAULT_METHODS = "map,laplace,mean_field_vi,deep_ensemble"
+JOURNAL = "comparison.jsonl"
+FILES = (JOURNAL, "comparison.csv", "comparison.json", "comparison.html")
 
 
 def compare(
@@ -55,35 +54,62 @@ def compare(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the table (CSV, JSON), the page, and what is needed to resume."),
     ] = None,
-    cv: Annotated[int, typer.Option(metavar="N", help="Number of folds.")] = 5,
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time for everything together.")] = None,
+    cv: Annotated[int, typer.Option(metavar="N", help="Number of cross-validation folds.")] = 5,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of all fits together.")] = None,
     outside: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Rows unlike the data: does the uncertainty tell them apart?"),
+        typer.Option(metavar="FILE", help="Out-of-distribution rows: does the uncertainty detect them?"),
     ] = None,
     task: Task = "auto",
     drop: Drop = None,
     kind: Kind = None,
     seed: Seed = 0,
     lenient: Lenient = False,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew where an earlier comparison is.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over, deleting an earlier comparison.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Fit several methods to the same folds and rank them on rows they have not seen.
+    """Compare methods by cross-validation and rank them on held-out rows.
 
-    Scores come with standard errors over folds and with paired differences from the best. With --out, a comparison that
-    was stopped or killed goes on when the same command is given again.
+    Scores have standard errors over folds, and paired differences from the best. With --out, a comparison that was
+    stopped or killed resumes when the same command is given again.
     """
     with plain_errors():
+        check_count("seed", seed, at_least=0)
+        check_count("cv", cv, at_least=2)
+        if budget is not None:
+            check_number("budget", budget, above=0.0)
         wanted = [name.strip() for name in methods.split(",") if name.strip()]
-        settings = Comparing(
-            data=data, target=target, methods=tuple(wanted), out=out, cv=cv, budget=budget, outside=outside,
-            task=task, drop=tuple(drop or ()), kinds=tuple(kind or ()), seed=seed, lenient=lenient, force=force,
-            quiet=quiet,
-        )  # fmt: skip
-        comparison = run_comparison(settings)
+        if not wanted:
+            raise InvalidArgument("--methods is empty. Name some with commas: --methods map,laplace,ensemble.")
+        for name in wanted:
+            if name != "auto":
+                find_method(name)
+        if out is not None:
+            check_folder(out, name="--out", ours=lambda entry: entry in FILES or entry.startswith("."))
+        kinds = parse_kinds(kind)
+        table = read_training(data, target, task=parse_task(task), drop=drop or (), kinds=kinds, lenient=lenient)
+        tell(table.notices, quiet=quiet)
+        elsewhere = None if outside is None else _outside(outside, table)
+        if force and out is not None:
+            for name in FILES:
+                (out / name).unlink(missing_ok=True)
+        with collected() as found:
+            comparison = kn.compare(
+                new_estimator(table.task, method="auto", seed=seed, kinds=kinds),
+                (table.inputs, table.outcomes),
+                methods=wanted,
+                cv=cv,
+                budget=budget,
+                seed=seed,
+                out=None if out is None else out / JOURNAL,
+                outside=elsewhere,
+                progress=False if quiet else None,
+            )
+        tell(found, quiet=quiet)
+        if out is not None:
+            write_comparison(comparison, out)
         if as_json:
             typer.echo(comparison.to_json(), nl=False)
         elif not quiet:
@@ -92,120 +118,18 @@ def compare(
             raise typer.Exit(NOT_CONVERGED)
 
 
-# --- The work behind ``knowable compare`` ----------------------------------------------------------------------------
-
-JOURNAL = "comparison.jsonl"
-FILES = (JOURNAL, "comparison.csv", "comparison.json", "comparison.html")
-
-
-@dataclass(frozen=True)
-class Comparing:
-    """The options of ``knowable compare``, as they came."""
-
-    data: str
-    target: str
-    methods: tuple[str, ...]
-    out: Path | None = None
-    cv: int = 5
-    budget: float | None = None
-    outside: str | None = None
-    task: str = "auto"
-    drop: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    seed: int = 0
-    lenient: bool = False
-    force: bool = False
-    quiet: bool = False
-
-    def __post_init__(self) -> None:
-        check_count("seed", self.seed, at_least=0)
-        check_count("cv", self.cv, at_least=2)
-        if self.budget is not None:
-            check_number("budget", self.budget, above=0.0)
-        if not self.methods:
-            raise InvalidArgument("--methods names none. Name some with commas: --methods map,laplace,ensemble.")
-        for name in self.methods:
-            if name != "auto":
-                find_method(name)
+def write_comparison(comparison: kn.Comparison, folder: Path) -> None:
+    """The table as CSV and JSON, and the page where matplotlib and jinja2 are installed."""
+    comparison.to_csv(folder / "comparison.csv")
+    comparison.to_json(folder / "comparison.json")
+    try:
+        comparison.to_html(folder / "comparison.html")
+    except MissingExtra as error:
+        say(f"warning: no comparison.html. {error}")
 
 
-def run_comparison(settings: Comparing) -> Comparison:
-    """Compare, and write the table and the page where a folder is given.
-
-    Raises:
-        KnowableError: If anything is wrong with the options or the file; nothing is written then.
-    """
-    import knowable as kn
-
-    if settings.out is not None:
-        check_out(settings.out)
-    kinds = parse_kinds(list(settings.kinds))
-    table = read_training(
-        settings.data,
-        settings.target,
-        task=parse_task(settings.task),
-        drop=settings.drop,
-        kinds=kinds,
-        lenient=settings.lenient,
-    )
-    tell(table.notices, quiet=settings.quiet)
-    estimator = new_estimator(table.task, method="auto", seed=settings.seed, kinds=kinds)
-    journal = None if settings.out is None else settings.out / JOURNAL
-    outside = _outside(settings, table)
-    if settings.force and settings.out is not None:
-        _remove(settings.out)
-    with collected() as found:
-        comparison = kn.compare(
-            estimator,
-            (table.inputs, table.outcomes),
-            methods=list(settings.methods),
-            cv=settings.cv,
-            budget=settings.budget,
-            seed=settings.seed,
-            out=journal,
-            outside=outside,
-            progress=False if settings.quiet else None,
-        )
-    tell(found, quiet=settings.quiet)
-    if settings.out is not None:
-        write_comparison(comparison, settings.out)
-    return comparison
-
-
-def check_out(folder: Path) -> None:
-    """Refuse a folder with something in it other than a comparison, which is gone on with.
-
-    The journal itself says whether it is the same comparison.
-    """
-    above = next((each for each in [folder, *folder.parents] if each.exists()), folder)
-    if not above.is_dir():
-        raise InvalidArgument(f"--out {str(folder)!r} cannot be a folder: {str(above)!r} is a file. Pass another name.")
-    if not folder.is_dir():
-        return
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES and entry.name[0] != ".")
-    if foreign:
-        raise InvalidArgument(
-            f"--out {str(folder)!r} is a folder with something else in it ({foreign[0]}). Pass a new name."
-        )
-
-
-def _remove(folder: Path) -> None:
-    """Take an earlier comparison away."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-
-
-def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """The table as CSV and JSON, and the page."""
-    run_folder.write_file(folder / "comparison.csv", comparison.to_csv())
-    run_folder.write_file(folder / "comparison.json", comparison.to_json())
-    run_folder.write_file(folder / "comparison.html", comparison.to_html())
-
-
-def _outside(settings: Comparing, table: TrainingTable) -> Any:
+def _outside(source: str, table: TrainingTable) -> Any:
     """Rows unlike the data, with the same inputs."""
-    if settings.outside is None:
-        return None
     with spoken_for_the_shell():
-        other = read_file(settings.outside)
+        other = read_table(source)
         return other.frame[[other.find(name) for name in table.inputs.columns]]

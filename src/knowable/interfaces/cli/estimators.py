@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import Prediction
-from knowable.errors import KnowableWarning
-from knowable.interfaces.cli import run_folder
+from knowable.interfaces.cli.messages import collected, refuse_doubtful, spoken_for_the_shell, tell
+from knowable.interfaces.cli.run_folder import RunFolder
+from knowable.interfaces.cli.training_table import lines_of
 from knowable.registry import find_method
-from knowable.report.fit_report import FittedTable, Rows
-from knowable.report.quality import Outcomes
 from knowable.report.report import Notice
 from knowable.tabular.classifier import BayesianClassifier
+from knowable.tabular.fit_report import FittedRun, Outcomes
 from knowable.tabular.reading import read_table
 from knowable.tabular.regressor import BayesianRegressor
-from knowable.tabular.schema import Schema
 from knowable.tabular.table import Table
 from knowable.tabular.targets import ClassTargets
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Estimator = BayesianRegressor | BayesianClassifier
 
@@ -44,8 +38,7 @@ def new_estimator(
     """An estimator for the task; an unknown method is refused now and not after the data was read."""
     if method != "auto":
         method = find_method(method).name
-    made = BayesianClassifier if task == "classification" else BayesianRegressor
-    return made(
+    return _class_for(task)(
         method,
         budget=budget,
         samples=samples,
@@ -55,15 +48,8 @@ def new_estimator(
     )
 
 
-def encode(estimator: Estimator, table: Table) -> np.ndarray:
-    """Rows as the network takes them, after a check that they have the columns and types of the training rows."""
-    return estimator.schema_.encode(table)
-
-
-def class_names(estimator: Estimator) -> tuple[str, ...]:
-    """Names of the classes in the order of their codes; none for numbers."""
-    targets = estimator.schema_.targets
-    return tuple(str(label) for label in targets.classes) if isinstance(targets, ClassTargets) else ()
+def _class_for(task: str) -> type[Estimator]:
+    return BayesianClassifier if task == "classification" else BayesianRegressor
 
 
 def outcome_tensor(estimator: Estimator, outcomes: np.ndarray) -> Tensor:
@@ -78,72 +64,49 @@ def outcome_tensor(estimator: Estimator, outcomes: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(outcomes, dtype=np.float64))
 
 
-def quiet_prediction(estimator: Estimator, frame: DataFrame) -> Prediction:
-    """Predict rows made from rows that were looked at already: what is wrong with them has been said."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KnowableWarning)
-        return estimator.predict_dist(read_table(frame))
+def open_run(
+    folder: Path, data: str, *, lenient: bool, quiet: bool
+) -> tuple[RunFolder, Estimator, Table, tuple[Notice, ...]]:
+    """Load a run's estimator, and a file that is checked against its schema.
 
-
-def quiet_encoding(estimator: Estimator, frame: DataFrame) -> np.ndarray:
-    """Encode such rows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KnowableWarning)
-        return encode(estimator, read_table(frame))
-
-
-def as_fitted(
-    estimator: Estimator,
-    *,
-    name: str,
-    target: str,
-    held_out: Rows,
-    outcomes: Outcomes,
-    table: DataFrame,
-    trained_on: int,
-    seen: bool,
-    seed: int,
-    seconds: float,
-    notices: tuple[Notice, ...],
-    facts: tuple[tuple[str, str], ...] = (),
-) -> FittedTable:
-    """What a report needs to know of a fitted estimator; see :class:`~knowable.report.fit_report.FittedTable`."""
-    schema: Schema = estimator.schema_
-    entry = find_method(type(estimator.method_).__name__)
-    return FittedTable(
-        name=name,
-        target=target,
-        classes=class_names(estimator),
-        kinds={column.name: column.kind for column in schema.columns},
-        predict=lambda frame: quiet_prediction(estimator, frame),
-        encode=lambda frame: quiet_encoding(estimator, frame),
-        posterior=estimator.posterior_,
-        method=entry,
-        settings=repr(estimator.method_),
-        why=f"{entry.cls_name} was chosen for you: {estimator.choice_.why}." if estimator.method == "auto" else "",
-        seed=seed,
-        seconds=seconds,
-        trained_on=trained_on,
-        outcomes=outcomes,
-        table=table,
-        held_out=held_out,
-        seen=seen,
-        notices=notices,
-        facts=facts,
-    )
-
-
-def save_estimator(estimator: Estimator, folder: Path) -> None:
-    """Write ``estimator.json``, ``posterior/`` and ``schema.json`` into an empty folder."""
-    estimator.save(folder)
-    run_folder.write_json(folder / run_folder.SCHEMA, estimator.schema_.to_json())
-
-
-def load_estimator(folder: Path, task: str) -> Estimator:
-    """Read what :func:`save_estimator` wrote.
+    Returns:
+        The run, its estimator, the rows, and what looked wrong with them.
 
     Raises:
-        DamagedArtifact: If files are missing, truncated or altered.
+        InvalidData: If a column is missing or has the wrong type; or if something looks wrong and not ``lenient``.
+        DamagedArtifact: If files of the run are missing, truncated or altered.
     """
-    made = BayesianClassifier if task == "classification" else BayesianRegressor
-    return made.load(folder)
+    run = RunFolder.open(folder)
+    estimator = _class_for(str(run.made.get("task"))).load(folder)
+    with spoken_for_the_shell():
+        table = read_table(data)
+        with collected() as found:
+            estimator.schema_.encode(table)
+        refuse_doubtful(found, lenient=lenient)
+    tell(found, quiet=quiet)
+    return run, estimator, table, tuple(found)
+
+
+def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
+    """A run on the rows of a file that has the outcomes.
+
+    Raises:
+        InvalidData: If the file lacks the target, or has missing values in it.
+    """
+    run, estimator, table, notices = open_run(folder, data, lenient=lenient, quiet=quiet)
+    with spoken_for_the_shell():
+        table.find(str(run.options["target"]))
+        y = outcome_tensor(estimator, estimator.schema_.target_of(table))
+    inputs: Any = table.frame[[column.name for column in estimator.schema_.columns]]
+    return FittedRun(
+        estimator,
+        data=table.source,
+        table=table.frame,
+        inputs=inputs,
+        y=y,
+        lines=tuple(lines_of(table)),
+        outcomes=Outcomes.from_json(run.made.get("outcomes", {})),
+        seconds=float(run.made["seconds"]),
+        notices=notices,
+        facts=(("Run", run.folder.name),),
+    )

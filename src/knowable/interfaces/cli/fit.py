@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 
@@ -16,15 +16,17 @@ from knowable.core.support.checks import check_count, check_number
 from knowable.errors import MissingExtra
 from knowable.evaluation.evaluate import Scores
 from knowable.interfaces.cli import run_folder
-from knowable.interfaces.cli.estimators import (
-    Estimator,
-    as_fitted,
-    class_names,
-    new_estimator,
-    outcome_tensor,
-    save_estimator,
+from knowable.interfaces.cli.estimators import new_estimator, outcome_tensor
+from knowable.interfaces.cli.messages import (
+    INTERRUPTED,
+    NOT_CONVERGED,
+    as_rich,
+    collected,
+    plain_errors,
+    say,
+    standard_output,
+    tell,
 )
-from knowable.interfaces.cli.messages import INTERRUPTED, NOT_CONVERGED, collected, plain_errors, say, tell
 from knowable.interfaces.cli.options import (
     AsJson,
     Budget,
@@ -42,13 +44,13 @@ from knowable.interfaces.cli.options import (
     parse_kinds,
     parse_task,
 )
-from knowable.interfaces.cli.training_table import TrainingTable, divide, file_hash, lines_of, read_training
+from knowable.interfaces.cli.training_table import divide, file_hash, lines_of, read_training
 from knowable.registry import find_method
-from knowable.report import html as saving
-from knowable.report.fit_report import FittedTable, Judged, Rows, all_notices, run_report
-from knowable.report.quality import Outcomes, quality_table
-from knowable.report.report import Notice, Report
+from knowable.report.html import render, to_json
+from knowable.report.quality import quality_table
+from knowable.report.report import Report
 from knowable.report.verdict import verdict
+from knowable.tabular.fit_report import FittedRun, Outcomes, all_notices, class_names, fit_report
 
 
 def fit(
@@ -57,7 +59,11 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            "--method", "-m", metavar="NAME", help="auto, or one of knowable methods.", autocompletion=complete_method
+            "--method",
+            "-m",
+            metavar="NAME",
+            help="auto, or a name from 'knowable methods'.",
+            autocompletion=complete_method,
         ),
     ] = "auto",
     out: Annotated[
@@ -65,7 +71,7 @@ def fit(
     ] = None,
     budget: Budget = None,
     holdout: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of rows to keep back for the scores; 0 fits to all.")
+        float, typer.Option(metavar="SHARE", help="Share of rows to hold out for the scores; 0 fits to all.")
     ] = 0.2,
     task: Task = "auto",
     drop: Drop = None,
@@ -80,202 +86,99 @@ def fit(
 ) -> None:
     """Fit a Bayesian network to a table and write a run: posterior, scores on held-out rows, report.
 
-    Columns may be numbers, categories, dates, yes and no, with gaps. What is wrong with a file is said with its line
-    and column, and nothing is written. A run is a folder that the other commands take.
+    Columns may be numbers, categories, dates or booleans, with missing values. Errors name the line and the column of
+    the file, and nothing is written. A run is a folder that the other commands take.
     """
     with plain_errors():
-        import json
-
-        settings = Fitting(
-            data=data, target=target, method=method, out=out, budget=budget, holdout=holdout, task=task,
-            drop=tuple(drop or ()), kinds=tuple(kind or ()), samples=samples, seed=seed, lenient=lenient, force=force,
-            quiet=quiet,
-        )  # fmt: skip
-        made = fit_table(settings)
+        folder = out or Path("knowable-run" if data == "-" else f"{Path(data).stem}-run")
+        options = {
+            "data": data, "target": target, "method": method, "budget": budget, "holdout": holdout, "task": task,
+            "drop": list(drop or ()), "kind": list(kind or ()), "samples": samples, "seed": seed, "lenient": lenient,
+        }  # fmt: skip
+        run = fit_table(options, folder, force=force, quiet=quiet)
+        page = write_run(run, options, folder, force=force)
+        tell(all_notices(run), quiet=quiet)
+        report = folder / run_folder.REPORT if page else None
         if as_json:
-            typer.echo(json.dumps(summary(made), indent=1, allow_nan=False))
+            typer.echo(json.dumps(summary(run, folder, report), indent=1, allow_nan=False))
         elif not quiet:
-            print_fit(made)
-        if made.interrupted:
+            print_fit(run, folder, report)
+        diagnostics = run.posterior.diagnostics
+        judgement = verdict(diagnostics)
+        if diagnostics.interrupted:
             say("the fit was stopped from the keyboard; the run holds what it had learned")
             raise typer.Exit(INTERRUPTED)
-        if made.failed:
-            say(f"the fit did not converge: {made.verdict}")
+        if judgement.good is False and not diagnostics.out_of_time:  # a budget may end a fit at any time
+            say(f"the fit did not converge: {judgement.text}")
             raise typer.Exit(NOT_CONVERGED)
 
 
 # --- The work behind ``knowable fit`` --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """The options of ``knowable fit``, as they came."""
+def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool) -> FittedRun:
+    """Check the options, read the file, fit.
 
-    data: str
-    target: str
-    method: str = "auto"
-    out: Path | None = None
-    budget: float | None = None
-    holdout: float = 0.2
-    task: str = "auto"
-    drop: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    samples: int = 64
-    seed: int = 0
-    lenient: bool = False
-    force: bool = False
-    quiet: bool = False
-
-    def __post_init__(self) -> None:
-        check_count("seed", self.seed, at_least=0)
-        check_count("samples", self.samples, at_least=2)
-        if self.budget is not None:
-            check_number("budget", self.budget, above=0.0)
-        if self.method != "auto":
-            find_method(self.method)
-        parse_task(self.task)
-        parse_kinds(list(self.kinds))
-
-    @property
-    def folder(self) -> Path:
-        """Where the run goes."""
-        if self.out is not None:
-            return self.out
-        return Path("knowable-run" if self.data == "-" else f"{Path(self.data).stem}-run")
-
-    def options(self) -> dict[str, Any]:
-        """What a configuration file must say to repeat this."""
-        return {
-            "data": self.data, "target": self.target, "method": self.method, "budget": self.budget,
-            "holdout": self.holdout, "task": self.task, "drop": list(self.drop), "kind": list(self.kinds),
-            "samples": self.samples, "seed": self.seed, "lenient": self.lenient,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a fit has left behind.
-
-    Attributes:
-        folder: The run.
-        fitted: The fit.
-        judged: Its held-out prediction and scores.
-        notices: All warnings.
-        report: Where the page is; None where it could not be made.
-    """
-
-    folder: Path
-    fitted: FittedTable
-    judged: Judged
-    notices: tuple[Notice, ...]
-    report: Path | None
-
-    @property
-    def converged(self) -> bool | None:
-        """Whether the fit had settled, or its chains have mixed."""
-        return self.fitted.posterior.diagnostics.converged
-
-    @property
-    def failed(self) -> bool:
-        """Whether the fit ended by itself and is judged not to have converged; its budget may end it at any time."""
-        diagnostics = self.fitted.posterior.diagnostics
-        return not diagnostics.out_of_time and verdict(diagnostics).good is False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped from the keyboard."""
-        return self.fitted.posterior.diagnostics.interrupted
-
-    @property
-    def verdict(self) -> str:
-        """The judgement on the fit in words."""
-        return verdict(self.fitted.posterior.diagnostics).text
-
-
-def fit_table(settings: Fitting) -> Made:
-    """Read, fit, score, and write the run.
+    Args:
+        options: The options of the command by their names in a configuration file.
+        folder: Where the run will be written.
+        force: Whether an earlier run may be overwritten.
+        quiet: Whether to show no progress.
 
     Raises:
         KnowableError: If anything is wrong with the options or the file; nothing is written then.
     """
-    run_folder.check_place(settings.folder, force=settings.force)
+    seed = check_count("seed", options["seed"], at_least=0)
+    check_count("samples", options["samples"], at_least=2)
+    if options["budget"] is not None:
+        check_number("budget", options["budget"], above=0.0)
+    if options["method"] != "auto":
+        find_method(options["method"])
+    task, kinds = parse_task(options["task"]), parse_kinds(options["kind"])
+    run_folder.check_place(folder, force=force)
     table = read_training(
-        settings.data,
-        settings.target,
-        task=parse_task(settings.task),
-        drop=settings.drop,
-        kinds=parse_kinds(list(settings.kinds)),
-        lenient=settings.lenient,
+        options["data"], options["target"], task=task, drop=options["drop"], kinds=kinds, lenient=options["lenient"]
     )
     estimator = new_estimator(
-        table.task,
-        method=settings.method,
-        budget=settings.budget,
-        samples=settings.samples,
-        seed=settings.seed,
-        kinds=parse_kinds(list(settings.kinds)),
-        progress=not settings.quiet,
-    )
-    training, held = divide(
-        table.outcomes, settings.holdout, classes=table.task == "classification", seed=settings.seed
-    )
+        table.task, method=options["method"], budget=options["budget"], samples=options["samples"], seed=seed,
+        kinds=kinds, progress=not quiet,
+    )  # fmt: skip
+    training, held = divide(table.outcomes, options["holdout"], classes=table.task == "classification", seed=seed)
     start = time.perf_counter()
     with collected() as found:
         estimator.fit(table.table.rows(training), table.target)
     seconds = time.perf_counter() - start
-    fitted = _fitted(settings, table, estimator, training, held, seconds, (*table.notices, *found))
-    judged = Judged.of(fitted)
-    return _write(settings, estimator, fitted, judged)
-
-
-def _fitted(
-    settings: Fitting,
-    table: TrainingTable,
-    estimator: Estimator,
-    training: np.ndarray,
-    held: np.ndarray,
-    seconds: float,
-    notices: tuple[Notice, ...],
-) -> FittedTable:
-    seen = not len(held)
-    scored = training if seen else held
-    lines = lines_of(table.table)
-    y = outcome_tensor(estimator, table.outcomes)
-    return as_fitted(
+    scored = held if len(held) else training
+    lines, y = lines_of(table.table), outcome_tensor(estimator, table.outcomes)
+    return FittedRun(
         estimator,
-        name=table.table.source,
-        target=table.target,
-        held_out=Rows(
-            table.inputs.iloc[scored].reset_index(drop=True), y[scored], tuple(lines[place] for place in scored)
-        ),
-        outcomes=Outcomes.of(y[training], len(class_names(estimator))),
+        data=table.table.source,
         table=table.table.frame,
-        trained_on=len(training),
-        seen=seen,
-        seed=settings.seed,
+        inputs=table.inputs.iloc[scored].reset_index(drop=True),
+        y=y[scored],
+        lines=tuple(lines[place] for place in scored),
+        outcomes=Outcomes.of(y[training], len(class_names(estimator))),
         seconds=seconds,
-        notices=notices,
+        held_out=len(held) > 0,
+        notices=(*table.notices, *found),
     )
 
 
-def _write(settings: Fitting, estimator: Estimator, fitted: FittedTable, judged: Judged) -> Made:
-    report = run_report(fitted, judged)
-    with run_folder.new_run(settings.folder, force=settings.force) as partial:
-        save_estimator(estimator, partial)
-        run_folder.write_json(partial / run_folder.CONFIG, {**settings.options(), "made": _made(settings, fitted)})
-        run_folder.write_history(partial / run_folder.HISTORY, fitted.posterior.diagnostics.history)
-        run_folder.write_json(partial / run_folder.SCORES, scores_content(judged, fitted))
-        run_folder.write_file(partial / run_folder.REPORT_DATA, saving.to_json(report))
-        page = _write_page(report, partial)
-    notices = all_notices(fitted, judged)
-    tell(notices, quiet=settings.quiet)
-    return Made(settings.folder, fitted, judged, notices, settings.folder / run_folder.REPORT if page else None)
+def write_run(run: FittedRun, options: Mapping[str, Any], folder: Path, *, force: bool) -> bool:
+    """Write the run's folder; whether it has a page."""
+    report = fit_report(run)
+    with run_folder.new_run(folder, force=force) as partial:
+        run.estimator.save(partial)
+        run_folder.write_json(partial / run_folder.SCHEMA, run.estimator.schema_.to_json())
+        run_folder.write_json(partial / run_folder.CONFIG, {**options, "made": _made(run, options["data"])})
+        run_folder.write_history(partial / run_folder.HISTORY, run.posterior.diagnostics.history)
+        run_folder.write_json(partial / run_folder.SCORES, scores_content(run))
+        run_folder.write_file(partial / run_folder.REPORT_DATA, to_json(report))
+        return _write_page(report, partial)
 
 
 def _write_page(report: Report, folder: Path) -> bool:
     """Write the page where matplotlib and jinja2 are there; a run is a run without it."""
-    from knowable.report.html import render
-
     try:
         run_folder.write_file(folder / run_folder.REPORT, render(report))
     except MissingExtra as error:
@@ -284,21 +187,21 @@ def _write_page(report: Report, folder: Path) -> bool:
     return True
 
 
-def _made(settings: Fitting, fitted: FittedTable) -> dict[str, Any]:
+def _made(run: FittedRun, source: str) -> dict[str, Any]:
     return {
         "knowable": __version__,
         "torch": torch.__version__,
         "command": "fit",
-        "task": "classification" if fitted.classes else "regression",
-        "data_sha256": file_hash(settings.data),
-        "method": fitted.method.name,
-        "settings": fitted.settings,
-        "why": fitted.why,
-        "trained_on": fitted.trained_on,
-        "held_out": 0 if fitted.seen else len(fitted.held_out),
-        "outcomes": fitted.outcomes.to_json(),
-        "seconds": round(fitted.seconds, 3),
-        "converged": fitted.posterior.diagnostics.converged,
+        "task": "classification" if run.classes else "regression",
+        "data_sha256": file_hash(source),
+        "method": run.method.name,
+        "settings": repr(run.estimator.method_),
+        "why": run.why,
+        "trained_on": run.trained_on,
+        "held_out": len(run.y) if run.held_out else 0,
+        "outcomes": run.outcomes.to_json(),
+        "seconds": round(run.seconds, 3),
+        "converged": run.posterior.diagnostics.converged,
     }
 
 
@@ -309,40 +212,39 @@ def plain_scores(scores: Scores) -> dict[str, Any]:
     }
 
 
-def scores_content(judged: Judged, fitted: FittedTable) -> dict[str, Any]:
-    """Scores beside those of the guess, as plain values."""
+def scores_content(run: FittedRun) -> dict[str, Any]:
+    """Scores beside those of the baseline, as plain values."""
     return {
-        "rows": len(fitted.held_out),
-        "held_out": not fitted.seen,
-        "scores": plain_scores(judged.scores),
-        "guess_without_inputs": plain_scores(judged.baseline),
+        "rows": len(run.y),
+        "held_out": run.held_out,
+        "scores": plain_scores(run.scores),
+        "guess_without_inputs": plain_scores(run.baseline),
     }
 
 
-def summary(made: Made) -> dict[str, Any]:
+def summary(run: FittedRun, folder: Path, report: Path | None) -> dict[str, Any]:
     """What ``--json`` prints."""
     content = {
-        "run": str(made.folder),
-        "report": None if made.report is None else str(made.report),
-        "method": made.fitted.method.name,
-        "why": made.fitted.why,
-        "converged": made.converged,
-        "verdict": made.verdict,
-        "seconds": made.fitted.seconds,
-        **scores_content(made.judged, made.fitted),
-        "warnings": [notice.text for notice in made.notices],
+        "run": str(folder),
+        "report": None if report is None else str(report),
+        "method": run.method.name,
+        "why": run.why,
+        "converged": run.posterior.diagnostics.converged,
+        "verdict": verdict(run.posterior.diagnostics).text,
+        "seconds": run.seconds,
+        **scores_content(run),
+        "warnings": [notice.text for notice in all_notices(run)],
     }
     return run_folder.finite(content)
 
 
-def print_fit(made: Made) -> None:
+def print_fit(run: FittedRun, folder: Path, report: Path | None) -> None:
     """What people see."""
-    from knowable.interfaces.cli.messages import as_rich, standard_output
-
-    console, fitted = standard_output(), made.fitted
-    rows = "the training rows" if fitted.seen else f"{len(fitted.held_out)} rows the fit has not seen"
-    title = f"{fitted.target} by {fitted.method.cls_name}, on {rows}"
-    console.print(as_rich(quality_table(fitted.method.cls_name, made.judged.scores, made.judged.baseline, title=title)))
-    for line in (fitted.why, made.verdict, f"Run: {made.folder}", f"Report: {made.report}" if made.report else ""):
+    console, name = standard_output(), run.method.cls_name
+    rows = f"{len(run.y)} held-out rows" if run.held_out else "the training rows"
+    title = f"{run.target} by {name}, on {rows}"
+    console.print(as_rich(quality_table(name, run.scores, run.baseline, title=title)))
+    judgement = verdict(run.posterior.diagnostics).text
+    for line in (run.why, judgement, f"Run: {folder}", f"Report: {report}" if report else ""):
         if line:
             console.print(line, markup=False, soft_wrap=True)

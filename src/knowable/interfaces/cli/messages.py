@@ -1,19 +1,20 @@
-"""What the exit codes mean, and how an error becomes one line and a code."""
+"""Exit codes, errors as one line, warnings as notices, and tables on the terminal."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, KnowableError, KnowableWarning
-from knowable.report.report import Cell, Notice, ScoreTable
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, KnowableError
+from knowable.report.report import Notice
+from knowable.report.scores import Cell, ScoreTable
+from knowable.report.warned import Warned, collect_warnings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,7 @@ FAILURE = 1
 BAD_INPUT = 2
 """A file, an argument or the data cannot be used; nothing was written."""
 NOT_CONVERGED = 3
-"""The fit ended before it had settled, or left the finite numbers."""
+"""The fit did not converge, or the loss became NaN or infinite."""
 INTERRUPTED = 130
 """Stopped from the keyboard."""
 
@@ -79,19 +80,15 @@ _TASK = re.compile(r"task=['\"](\w+)['\"]")
 
 @contextmanager
 def collected() -> Iterator[list[Notice]]:
-    """Collect the library's own warnings, each once, and pass on those of others."""
+    """Collect the library's own warnings as notices, each once."""
     found: list[Notice] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+    warned: list[Warned] = []
+    try:
+        with collect_warnings(warned):
             yield found
-        finally:
-            own = [each for each in caught if issubclass(each.category, KnowableWarning)]
-            others = [each for each in caught if not issubclass(each.category, KnowableWarning)]
-            texts = dict.fromkeys((_source(each.category), _line(str(each.message))) for each in own)
-            found += [Notice(source, text) for source, text in texts]
-    for each in others:
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    finally:
+        texts = dict.fromkeys((_source(category), _line(text)) for category, text in warned)
+        found += [Notice(source, text) for source, text in texts]
 
 
 def refuse_doubtful(found: Sequence[Notice], *, lenient: bool) -> None:
@@ -148,22 +145,9 @@ def _line(text: str) -> str:
     return for_the_shell(" ".join(text.split()))
 
 
-# --- Tables and progress on the terminal -----------------------------------------------------------------------------
+# --- Tables on the terminal ------------------------------------------------------------------------------------------
 
 _PLAIN_WIDTH = 110  # columns when the output is not a terminal
-
-
-class Ticker(Protocol):
-    """Told of each piece of work as it begins."""
-
-    def begin(self, what: str) -> None:
-        """Say what is being done now; what was being done is finished."""
-        ...
-
-
-class _Silent:
-    def begin(self, what: str) -> None:
-        pass
 
 
 def standard_output() -> Console:
@@ -171,36 +155,6 @@ def standard_output() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-
-
-@contextmanager
-def ticking(title: str, total: int, *, show: bool) -> Iterator[Ticker]:
-    """A progress bar over ``total`` pieces of work on standard error, shown on a terminal only."""
-    if not (show and sys.stderr.isatty()):
-        yield _Silent()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=5) as progress:
-        task = progress.add_task("", total=total)
-
-        class _Rich:
-            begun = 0
-
-            def begin(self, what: str) -> None:
-                progress.update(task, completed=self.begun, description=what)
-                self.begun += 1
-
-        yield _Rich()
-        progress.update(task, completed=total, description="done")
 
 
 def as_rich(table: ScoreTable) -> Table:

@@ -135,12 +135,12 @@ def complete_methods(incomplete: str) -> list[str]:
 
 DataFile = Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet file; - reads standard input.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that knowable fit has written.")]
-Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="The column to predict.")]
+Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="The column to predict (the target).")]
 Task = Annotated[
     str,
     typer.Option(
         metavar="auto|regression|classification",
-        help="Whether the target is a number or a class; auto looks at it.",
+        help="Whether the target is a number or a class; auto infers it.",
     ),
 ]
 Drop = Annotated[
@@ -154,7 +154,7 @@ Kind = Annotated[
         help="numeric, categorical, boolean, date, or levels as small<large, if the guess is wrong; may be repeated.",
     ),
 ]
-Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time the fit may take.")]
+Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of the fit.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Fixes every random choice.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -165,12 +165,12 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="TOML or JSON file with names of options as keys; flags go before it.",
+        help="TOML or JSON file with names of options as keys; flags on the command line win.",
         is_eager=True,
         callback=use_config,
     ),
 ]
-Level = Annotated[float, typer.Option(metavar="SHARE", help="How much of the outcomes an interval should hold.")]
+Level = Annotated[float, typer.Option(metavar="SHARE", help="Nominal coverage of the intervals, as 0.9.")]
 
 
 def parse_kinds(given: list[str] | None) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,17 +15,14 @@ import typer
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.checks import check_number
 from knowable.errors import Unsupported
-from knowable.evaluation.evaluate import evaluate as score
-from knowable.interfaces.cli.estimators import Estimator, class_names, encode, load_estimator, outcome_tensor
-from knowable.interfaces.cli.messages import collected, plain_errors, refuse_doubtful, say, spoken_for_the_shell, tell
+from knowable.interfaces.cli.estimators import open_run, run_on
+from knowable.interfaces.cli.fit import plain_scores
+from knowable.interfaces.cli.messages import as_rich, collected, plain_errors, say, standard_output
 from knowable.interfaces.cli.options import AsJson, Config, DataFile, Force, Lenient, Level, Quiet, RunArgument
-from knowable.interfaces.cli.run_folder import Run, finite
-from knowable.interfaces.cli.training_table import lines_of, read_file
-from knowable.registry import find_method
-from knowable.report.fit_report import Judged
-from knowable.report.quality import Outcomes, quality_table
-from knowable.report.report import Notice
-from knowable.tabular.table import Table
+from knowable.interfaces.cli.run_folder import check_file, finite, write_file
+from knowable.interfaces.cli.training_table import lines_of
+from knowable.report.quality import quality_table
+from knowable.tabular.fit_report import class_names
 
 
 def predict(
@@ -41,20 +38,20 @@ def predict(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Predict every row of a file, and say how sure each prediction is.
+    """Predict every row of a file, with the uncertainty of each prediction.
 
-    Numbers: mean, standard deviation, interval, and the spread that is noise and the spread that is doubt. Classes: the
-    probabilities, and the uncertainty in nats. Rows are named by their line in the file.
+    Numbers: mean, standard deviation, interval, aleatoric and epistemic standard deviation. Classes: probabilities, and
+    the entropy with its aleatoric and epistemic parts in nats. Rows are named by their line in the file.
     """
     with plain_errors():
-        import json
-
-        from knowable.interfaces.cli.run_folder import check_file, finite, write_file
-
         path = None if out is None or str(out) == "-" else out
         if path is not None:
             check_file(path, force=force)
-        rows = predict_file(run, data, level=level, lenient=lenient, quiet=quiet)
+        check_number("level", level, above=0.0, below=1.0)
+        _, estimator, table, _ = open_run(run, data, lenient=lenient, quiet=quiet)
+        with collected():  # what looks wrong with the rows has been said already
+            prediction = estimator.predict_dist(table)
+        rows = prediction_rows(prediction, lines_of(table), classes=class_names(estimator), level=level)
         text = json.dumps(finite(rows), indent=1, allow_nan=False) + "\n" if as_json else as_csv(rows)
         if path is None:
             typer.echo(text, nl=False)
@@ -149,117 +146,20 @@ def evaluate(
 ) -> None:
     """Score a run on a file that has the outcomes, with standard errors.
 
-    Beside the scores stand those of a guess that knows the outcomes of the training rows but no inputs.
+    Beside them are the scores of a baseline that knows the outcomes of the training rows but no inputs.
     """
     with plain_errors():
-        import json
-
-        scored = score_file(run, data, lenient=lenient, quiet=quiet)
+        scored = run_on(run, data, lenient=lenient, quiet=quiet)
         if as_json:
-            typer.echo(json.dumps(scores_as_json(scored), indent=1, allow_nan=False))
+            content = {
+                "run": str(run),
+                "rows": len(scored.y),
+                "scores": plain_scores(scored.scores),
+                "guess_without_inputs": plain_scores(scored.baseline),
+                "warnings": [notice.text for notice in scored.notices],
+            }
+            typer.echo(json.dumps(finite(content), indent=1, allow_nan=False))
         elif not quiet:
-            print_scores(scored)
-
-
-# --- A run on other rows: the work behind ``knowable predict`` and ``knowable evaluate`` -----------------------------
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A run with its estimator, and a table that fits it.
-
-    Attributes:
-        run: The run.
-        estimator: Its estimator.
-        table: The rows.
-        notices: What looked wrong with them.
-    """
-
-    run: Run
-    estimator: Estimator
-    table: Table
-    notices: tuple[Notice, ...]
-
-    @property
-    def target(self) -> str:
-        """The column that is predicted."""
-        return str(self.run.options["target"])
-
-
-def open_with(run: Path, data: str, *, lenient: bool, quiet: bool) -> Opened:
-    """Load a run and hold a file against its schema.
-
-    Raises:
-        InvalidData: If a column is missing or has the wrong type; or if something looks wrong and not ``lenient``.
-    """
-    opened = Run.open(run)
-    estimator = load_estimator(opened.folder, str(opened.made.get("task")))
-    with spoken_for_the_shell():
-        table = read_file(data)
-        with collected() as found:
-            encode(estimator, table)
-        refuse_doubtful(found, lenient=lenient)
-    tell(found, quiet=quiet)
-    return Opened(opened, estimator, table, tuple(found))
-
-
-def predict_rows(opened: Opened) -> Prediction:
-    """Predict all rows; what looked wrong with them has been said already."""
-    with collected():
-        return opened.estimator.predict_dist(opened.table)
-
-
-def predict_file(run: Path, data: str, *, level: float, lenient: bool, quiet: bool) -> list[dict[str, Any]]:
-    """Predictions for the rows of a file, one mapping each."""
-    check_number("level", level, above=0.0, below=1.0)
-    opened = open_with(run, data, lenient=lenient, quiet=quiet)
-    prediction = predict_rows(opened)
-    return prediction_rows(prediction, lines_of(opened.table), classes=class_names(opened.estimator), level=level)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Scores of a run on the rows of a file."""
-
-    opened: Opened
-    judged: Judged
-    rows: int
-
-
-def score_file(run: Path, data: str, *, lenient: bool, quiet: bool) -> Scored:
-    """Score a run on a file that has the outcomes.
-
-    Raises:
-        InvalidData: If the file lacks the target, or has gaps in it.
-    """
-    opened = open_with(run, data, lenient=lenient, quiet=quiet)
-    with spoken_for_the_shell():
-        opened.table.find(opened.target)
-        y = outcome_tensor(opened.estimator, opened.estimator.schema_.target_of(opened.table))
-    prediction = predict_rows(opened)
-    plain = Outcomes.from_json(opened.run.made.get("outcomes", {})).guess(prediction)
-    return Scored(opened, Judged(prediction, score(prediction, y), score(plain, y)), len(y))
-
-
-def scores_as_json(scored: Scored) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    from knowable.interfaces.cli.fit import plain_scores
-
-    content = {
-        "run": str(scored.opened.run.folder),
-        "rows": scored.rows,
-        "scores": plain_scores(scored.judged.scores),
-        "guess_without_inputs": plain_scores(scored.judged.baseline),
-        "warnings": [notice.text for notice in scored.opened.notices],
-    }
-    return finite(content)
-
-
-def print_scores(scored: Scored) -> None:
-    """What people see."""
-    from knowable.interfaces.cli.messages import as_rich, standard_output
-
-    name = find_method(str(scored.opened.run.made["method"])).cls_name
-    title = f"{scored.opened.target} by {name}, on {scored.rows} rows of {scored.opened.table.source}"
-    table = quality_table(name, scored.judged.scores, scored.judged.baseline, title=title)
-    standard_output().print(as_rich(table))
+            name = scored.method.cls_name
+            title = f"{scored.target} by {name}, on {len(scored.y)} rows of {scored.data}"
+            standard_output().print(as_rich(quality_table(name, scored.scores, scored.baseline, title=title)))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knowable.core.support.files import check_folder, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.interfaces.cli.options import MADE
 
@@ -31,7 +32,7 @@ HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.jso
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run on disk.
 
     Attributes:
@@ -45,7 +46,7 @@ class Run:
     made: Mapping[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: Path) -> RunFolder:
         """Read what a run says about itself.
 
         Raises:
@@ -77,18 +78,10 @@ def is_run(folder: Path) -> bool:
 
 
 def check_place(folder: Path, *, force: bool) -> None:
-    """Refuse a place where something is that may not be overwritten.
-
-    An empty folder is free. A run is overwritten with ``force``; anything else never is.
-    """
-    above = next((each for each in [folder, *folder.parents] if each.exists()), folder)
-    if not above.is_dir():
-        raise InvalidArgument(f"--out {str(folder)!r} cannot be a folder: {str(above)!r} is a file. Pass another name.")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
+    """Refuse to overwrite: an empty folder is free, a run needs ``force``, anything else is never overwritten."""
     if not is_run(folder):
-        raise InvalidArgument(f"--out {str(folder)!r} is a folder with something else in it. Pass a new name.")
-    if not force:
+        check_folder(folder, name="--out")
+    elif not force:
         raise InvalidArgument(f"--out {str(folder)!r} holds a run. Pass --force to overwrite it, or another name.")
 
 
@@ -124,17 +117,9 @@ def _put(partial: Path, folder: Path) -> None:
 
 
 def write_file(path: Path, text: str, *, force: bool = True) -> None:
-    """Write a text file, all of it or nothing."""
+    """Write a text file atomically."""
     check_file(path, force=force)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_atomically(path, text)
 
 
 def check_file(path: Path, *, force: bool) -> None:

@@ -58,11 +58,6 @@ class TrainingTable:
         return self.schema.target_of(self.table)
 
 
-def read_file(source: str) -> Table:
-    """Read a file or standard input; see :func:`knowable.tabular.reading.read_table`."""
-    return read_table(source)
-
-
 def read_training(
     source: str,
     target: str,
@@ -86,7 +81,7 @@ def read_training(
         InvalidData: With the line and the column, and a way out.
     """
     with spoken_for_the_shell():
-        table = read_file(source).without(drop)
+        table = read_table(source).without(drop)
         name = table.find(target)
         with collected() as found:
             schema = Schema.learn(table, name, task, kinds or None)

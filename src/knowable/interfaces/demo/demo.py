@@ -16,14 +16,25 @@ from knowable.core.support.checks import check_count
 from knowable.datasets import digits as digits_data
 from knowable.datasets import motorcycle as motorcycle_data
 from knowable.errors import InvalidArgument
-from knowable.interfaces.cli.messages import as_rich, standard_output, ticking
-from knowable.interfaces.demo import digits, motorcycle, words
-from knowable.interfaces.demo.contenders import Watch
+from knowable.interfaces.cli.messages import as_rich, standard_output
+from knowable.interfaces.demo import digits, motorcycle
 from knowable.registry import METHODS
+from knowable.report.glossary import GLOSSARY
 from knowable.report.html import GENERATOR, write
 from knowable.report.report import Citation, Notice, Report
 
 REPORT = "report.html"
+_LEAD = (
+    "Several ways to fit the same networks to real data, and how certain each claims to be. Every score is on data the "
+    "fit has not seen."
+)
+_READING = (
+    ("The methods", "Maximum likelihood takes the weights that fit best. MAP adds the prior. Mean-field variational "
+     "inference learns a distribution over every weight and averages over it. Exact linear regression has a closed "
+     "form and needs no approximation, but only a linear model."),
+    ("What this is not", "Two small problems, so that all of it runs in a minute or two. It shows how to look at "
+     "uncertainty, not which method is best for you."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,24 +86,21 @@ def run_demo(
 def make_report(*, seed: int, size: Size, quiet: bool) -> Report:
     """Fit everything and say what came out, printing tables on the way."""
     console, start = standard_output(), time.perf_counter()
-    rides = Watch("Motorcycle")
-    with ticking("motorcycle", motorcycle.number_of_fits(size.folds), show=not quiet) as ticker:
-        ride = motorcycle.run(rides, ticker, seed=seed, folds=size.folds, epochs=size.motorcycle_epochs)
+    progress = False if quiet else None
+    ride = motorcycle.run(seed=seed, folds=size.folds, epochs=size.motorcycle_epochs, progress=progress)
     if not quiet:
-        console.print(as_rich(motorcycle.table(ride, rides)))
-    images = Watch("Digits")
-    with ticking("digits", digits.number_of_fits(), show=not quiet) as ticker:
-        image = digits.run(images, ticker, seed=seed, epochs=size.digits_epochs, rows=size.digits_rows)
+        console.print(as_rich(motorcycle.table(ride)))
+    image = digits.run(seed=seed, epochs=size.digits_epochs, rows=size.digits_rows, progress=progress)
     if not quiet:
-        console.print(as_rich(digits.table(image, images)))
-    notices = (*_size_notice(size), *rides.notices(), *images.notices())
+        console.print(as_rich(digits.table(image)))
+    notices = (*_size_notice(size), *motorcycle.notices(ride), *image.fits.notices())
     return Report(
-        title=words.TITLE,
-        lead=words.LEAD,
+        title="Do you know what you don't know?",
+        lead=_LEAD,
         facts=_facts(seed, time.perf_counter() - start),
         notices=notices,
-        sections=(motorcycle.section(ride, rides), digits.section(image, images)),
-        reading=words.READING,
+        sections=(motorcycle.section(ride), digits.section(image)),
+        reading=(*GLOSSARY, *_READING),
         citations=_citations(),
     )
 
@@ -137,7 +145,7 @@ def _facts(seed: int, seconds: float) -> tuple[tuple[str, str], ...]:
 
 def _citations() -> tuple[Citation, ...]:
     """Each paper once, under the methods it stands for; then the data."""
-    used = {type(each.method).__name__ for each in (*motorcycle.contenders(1), *digits.contenders(1))}
+    used = {type(each).__name__ for each in (*motorcycle.methods(1).values(), *digits.methods(1).values())}
     papers: dict[str, list[str]] = {}
     for entry in METHODS.values():
         if entry.cls_name in used:

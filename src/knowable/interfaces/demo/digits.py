@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior.posterior import Posterior
+from knowable.core.method import Method
 from knowable.core.prediction.prediction import ClassPrediction
+from knowable.core.support.progress import progress_bar
 from knowable.datasets import Dataset, digits
-from knowable.interfaces.cli.messages import Ticker
-from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
+from knowable.interfaces.demo.fits import Fits, stopping_note
 from knowable.report.prediction_panels import curves_panel, pictures_panel, reliability_panel
-from knowable.report.report import Column, ScoreTable, Section, score_table
+from knowable.report.report import Section
+from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
 HERO = "Mean-field VI"
 HIDDEN = 64
 SHOWN = 6  # digits of each kind in the report
 
 COLUMNS = (
-    Column("accuracy", "Accuracy", better="higher", decimals=1, percent=True, help="Share of labels that are right."),
-    Column("nll", "NLL", help="Negative log probability of the right label, in nats a row."),
-    Column(
-        "brier", "Brier", help="Squared error of the probabilities, summed over classes: 0 is perfect, 2 the worst."
+    *(SCORES[name] for name in ("accuracy", "nll", "brier", "ece")),
+    ScoreColumn(
+        "auroc_of_errors", "AUROC of errors", better="higher",
+        help="Probability that a wrongly labelled digit has a higher entropy than a correctly labelled one.",
     ),
-    Column("ece", "ECE", help="Mean distance between confidence and share right; some of it is chance."),
-    Column(
-        "auroc_of_errors",
-        "AUROC of errors",
-        better="higher",
-        help="How well uncertainty finds the errors: the chance that a wrong label has a higher entropy than a "
-        "right one.",
-    ),
-    Column("seconds", "Seconds", better="none", decimals=1, help="Time of the fit."),
-)
+    replace(SCORES["seconds"], better="none"),
+)  # fmt: skip
 
 
 def network_model() -> kn.Model:
@@ -46,13 +39,13 @@ def network_model() -> kn.Model:
     return kn.Model(net, kn.Categorical(), kn.Normal(1.0))
 
 
-def contenders(epochs: int | None) -> tuple[Contender, ...]:
+def methods(epochs: int | None) -> dict[str, Method]:
     """The three methods; ``epochs`` None lets each stop by itself."""
-    return (
-        Contender("Maximum likelihood", kn.MaximumLikelihood(epochs=epochs), network_model),
-        Contender("MAP", kn.MAP(epochs=epochs), network_model),
-        Contender(HERO, kn.MeanFieldVI(epochs=epochs), network_model),
-    )
+    return {
+        "Maximum likelihood": kn.MaximumLikelihood(epochs=epochs),
+        "MAP": kn.MAP(epochs=epochs),
+        HERO: kn.MeanFieldVI(epochs=epochs),
+    }
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class DigitsResult:
         test: The held-out rows.
         predictions: Predictions of each method for them.
         scores: Their scores.
-        fitted: The posteriors.
+        fits: The fits.
         epochs: Passes over the data in each fit, or None if each stopped by itself.
     """
 
@@ -72,30 +65,26 @@ class DigitsResult:
     test: Dataset
     predictions: Mapping[str, ClassPrediction]
     scores: Mapping[str, kn.Scores]
-    fitted: Mapping[str, Posterior]
+    fits: Fits
     epochs: int | None
 
 
-def number_of_fits() -> int:
-    """How many pieces of work :func:`run` announces."""
-    return len(contenders(1))
-
-
-def run(watch: Watch, ticker: Ticker, *, seed: int, epochs: int | None, rows: int | None = None) -> DigitsResult:
+def run(*, seed: int, epochs: int | None, rows: int | None = None, progress: bool | None = None) -> DigitsResult:
     """Fit every method to the same training rows and predict the same held-out rows."""
     train, test = digits().split(seed, test=0.3)
     train = train if rows is None else train.rows(torch.arange(rows))
+    fits, wanted = Fits("Digits"), methods(epochs)
     predictions: dict[str, ClassPrediction] = {}
-    fitted: dict[str, Posterior] = {}
-    for contender in contenders(epochs):
-        ticker.begin(contender.name)
-        fitted[contender.name] = watch.fit(contender, train, seed=seed)
-        predictions[contender.name] = cast(ClassPrediction, fitted[contender.name].predict(test.x))
+    with progress_bar("digits", progress) as bar:
+        for done, (name, method) in enumerate(wanted.items()):
+            bar.update(done, len(wanted), name)
+            posterior = fits.fit(name, method, network_model, train, seed=seed)
+            predictions[name] = cast(ClassPrediction, posterior.predict(test.x))
     scores = {name: kn.evaluate(each, test.y) for name, each in predictions.items()}
-    return DigitsResult(len(train), test, predictions, scores, fitted, epochs)
+    return DigitsResult(len(train), test, predictions, scores, fits, epochs)
 
 
-def section(result: DigitsResult, watch: Watch) -> Section:
+def section(result: DigitsResult) -> Section:
     """The part of the report on this problem."""
     hero = result.predictions[HERO]
     order = hero.total.argsort(descending=True).tolist()
@@ -119,15 +108,15 @@ def section(result: DigitsResult, watch: Watch) -> Section:
         caption="The held-out digits with the smallest entropy.",
     )
     reliability = reliability_panel(
-        "Is the confidence honest?",
+        "Calibration curve: accuracy against confidence",
         {name: (each, y) for name, each in result.predictions.items()},
         bins=5,
-        caption="Share right against confidence, in five bins of confidence with bars of one standard error. Below "
+        caption="Accuracy against confidence, in five bins of confidence with bars of one standard error. Below "
         "the diagonal: overconfident.",
     )
     training = curves_panel(
         "Training",
-        {name: each.diagnostics.history for name, each in result.fitted.items()},
+        {name: each.diagnostics.history for name, each in result.fits.posteriors.items()},
         caption="Terms of each objective on the scale of the whole data set.",
     )
     return Section(
@@ -135,25 +124,29 @@ def section(result: DigitsResult, watch: Watch) -> Section:
         lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by three methods to "
         f"{result.train:,} digits and scored on {len(result.test)} others.",
         findings=findings(result),
-        tables=(table(result, watch),),
+        tables=(table(result),),
         panels=(least, most, reliability, training),
-        listings=(watch.listing(result.fitted),),
+        listings=(result.fits.listing(),),
         notes=stopping_note(result.epochs),
     )
 
 
-def table(result: DigitsResult, watch: Watch) -> ScoreTable:
+def table(result: DigitsResult) -> ScoreTable:
     """Scores of each method on the held-out digits."""
     return score_table(
         f"Digits, {len(result.test)} held out",
         {
-            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": watch.mean_seconds(name)}
+            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": _seconds(result, name)}
             for name, each in result.scores.items()
         },
         COLUMNS,
         note=f"One random split: fitted to {result.train:,} digits, scored on {len(result.test)} others.",
         standard_errors={name: each.standard_errors for name, each in result.scores.items()},
     )
+
+
+def _seconds(result: DigitsResult, name: str) -> float:
+    return result.fits.posteriors[name].diagnostics.seconds
 
 
 def error_auroc(result: DigitsResult, name: str) -> float:
@@ -166,13 +159,13 @@ def error_auroc(result: DigitsResult, name: str) -> float:
 
 
 def findings(result: DigitsResult) -> tuple[str, ...]:
-    """What came out, in sentences."""
+    """The results in sentences."""
     hero = result.predictions[HERO]
     wrong = hero.labels != result.test.y
     tenth = hero.total.argsort(descending=True)[: max(1, len(result.test) // 10)]
     best = min(result.scores, key=lambda name: result.scores[name]["nll"])
     return (
-        f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits right; {int(wrong.sum())} are "
+        f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits correctly; {int(wrong.sum())} are "
         f"wrong, and {int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
-        f"Best held-out probability: {best} (NLL {result.scores[best]['nll']:.3f}).",
+        f"Lowest held-out NLL: {best} ({result.scores[best]['nll']:.3f}).",
     )

@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.posterior.posterior import Posterior
+from knowable.comparison.folds import as_splits
+from knowable.comparison.report import scores_table
+from knowable.comparison.text import troubles
+from knowable.core.method import Method
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.datasets import Dataset, Scaler, motorcycle
-from knowable.interfaces.cli.messages import Ticker
-from knowable.interfaces.demo.contenders import Contender, Watch, stopping_note
-from knowable.interfaces.demo.cross_validation import join
+from knowable.interfaces.demo.fits import Fits, stopping_note
 from knowable.report.panels import Axes, NoisePanel
 from knowable.report.prediction_panels import band_panel, coverage_panel, curves_panel, noise_panel
-from knowable.report.report import Column, ScoreTable, Section, score_table
+from knowable.report.report import Notice, Section
+from knowable.report.scores import ScoreTable
 
 HERO = "Mean-field VI"  # the method whose noise is looked at
 HIDDEN = 6
 STEEPNESS = 5.0  # of the first layer, in standardised time
 STEPS = (-1.6, 1.2)  # where its units start, in standardised time
 QUIET_UNTIL = 14.0  # ms: before this the impact has not reached the head
-
-COLUMNS = (
-    Column(
-        "nll",
-        "NLL",
-        help="Negative log predictive density, in nats a row: how little probability was given to what then happened.",
-    ),
-    Column("rmse", "RMSE (g)", decimals=1, help="Typical distance of the predicted mean from the outcome."),
-    Column(
-        "crps",
-        "CRPS (g)",
-        decimals=2,
-        help="Distance between the whole predictive distribution and the outcome; the absolute error for a bare "
-        "number.",
-    ),
-    Column(
-        "coverage_90",
-        "90% coverage",
-        better="target",
-        target=0.9,
-        decimals=1,
-        percent=True,
-        help="How often the 90% interval held the outcome. Less than 90% is overconfident, more is too cautious.",
-    ),
-    Column("interval_width_90", "Width (g)", better="none", decimals=1, help="Mean width of the 90% interval."),
-    Column("seconds", "Seconds", better="none", decimals=1, help="Mean time of one fit."),
-)
+SHOWN = ("nll", "rmse", "crps", "coverage_90", "interval_width_90", "seconds")  # scores in the table
 
 
 class RadialBasis(nn.Module):
@@ -92,14 +70,49 @@ def linear_model() -> kn.Model:
     return kn.Model(nn.Sequential(features, nn.Linear(len(features.centres), 1)), kn.Gaussian(), kn.Normal(1.0))
 
 
-def contenders(epochs: int | None) -> tuple[Contender, ...]:
+def methods(epochs: int | None) -> dict[str, Method]:
     """The four methods; ``epochs`` None lets each stop by itself."""
-    return (
-        Contender("Maximum likelihood", kn.MaximumLikelihood(epochs=epochs), network_model),
-        Contender("MAP", kn.MAP(epochs=epochs), network_model),
-        Contender(HERO, kn.MeanFieldVI(epochs=epochs), network_model),
-        Contender("Exact linear", kn.ExactLinear(), linear_model),
-    )
+    return {
+        "Maximum likelihood": kn.MaximumLikelihood(epochs=epochs),
+        "MAP": kn.MAP(epochs=epochs),
+        HERO: kn.MeanFieldVI(epochs=epochs),
+        "Exact linear": kn.ExactLinear(),
+    }
+
+
+def model_for(method: Method) -> Callable[[], kn.Model]:
+    """What builds the model of a method."""
+    return linear_model if isinstance(method, kn.ExactLinear) else network_model
+
+
+class MotorcycleRegressor(BaseEstimator):
+    """A method on its model, fitted in standardised units, with the interface that :func:`knowable.compare` takes.
+
+    Args:
+        method: The method.
+        random_state: Seed of the fit.
+        keep: Called with the method and each of its predictions, in original units.
+    """
+
+    def __init__(self, method: Any = None, random_state: int = 0, keep: Callable[..., None] | None = None):
+        self.method = method
+        self.random_state = random_state
+        self.keep = keep
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> MotorcycleRegressor:
+        """Fit to ``(rows, 1)`` times and ``(rows,)`` accelerations."""
+        data, self.scaler_ = replace(motorcycle(), x=torch.from_numpy(X), y=torch.from_numpy(y)).standardised()
+        model = model_for(self.method)()
+        self.posterior_ = self.method.fit(model, (data.x, data.y), seed=self.random_state, progress=False)
+        return self
+
+    def predict_dist(self, X: np.ndarray) -> RegressionPrediction:
+        """The predictive distribution of the acceleration."""
+        scaled = self.posterior_.predict(self.scaler_.scale_x(torch.from_numpy(X)))
+        prediction = self.scaler_.restore(cast(RegressionPrediction, scaled))
+        if self.keep is not None:
+            self.keep(self.method, prediction)
+        return prediction
 
 
 @dataclass(frozen=True)
@@ -107,88 +120,85 @@ class MotorcycleResult:
     """What was fitted and scored.
 
     Attributes:
-        data: The series, rows in the order of ``predictions``.
-        predictions: Out-of-fold predictions of each method in original units.
-        scores: Their scores, with the seconds of a fit.
-        fitted: Each method's posterior given all rows.
-        scaler: Units of those posteriors.
-        folds: Number of folds.
+        data: The series.
+        comparison: Scores of each method by cross-validation.
+        held_out: For each method and fold, the prediction of the held-out rows and their positions.
+        fits: Each method fitted to all rows.
+        scaler: Units of those fits.
         epochs: Passes over the data in each fit, or None if each stopped by itself.
     """
 
     data: Dataset
-    predictions: Mapping[str, RegressionPrediction]
-    scores: Mapping[str, kn.Scores]
-    fitted: Mapping[str, Posterior]
+    comparison: kn.Comparison
+    held_out: Mapping[str, Sequence[tuple[RegressionPrediction, np.ndarray]]]
+    fits: Fits
     scaler: Scaler
-    folds: int
     epochs: int | None
 
+    def with_outcomes(self, name: str) -> list[tuple[RegressionPrediction, Tensor]]:
+        """Held-out predictions of a method, fold by fold, each with its outcomes."""
+        return [(prediction, self.data.y[rows]) for prediction, rows in self.held_out[name]]
 
-def number_of_fits(folds: int) -> int:
-    """How many pieces of work :func:`run` announces."""
-    return len(contenders(1)) * (folds + 1)
 
-
-def run(watch: Watch, ticker: Ticker, *, seed: int, folds: int, epochs: int | None) -> MotorcycleResult:
+def run(*, seed: int, folds: int, epochs: int | None, progress: bool | None = None) -> MotorcycleResult:
     """Cross-validate every method, then fit each to all rows."""
-    data = motorcycle()
-    parts = data.folds(folds, seed=seed)
-    predictions: dict[str, list[RegressionPrediction]] = {}
-    fitted: dict[str, Posterior] = {}
-    everything, scaler = data.standardised()
-    for contender in contenders(epochs):
-        for number, (train, held_out) in enumerate(parts, start=1):
-            ticker.begin(f"{contender.name}, fold {number} of {folds}")
-            predictions.setdefault(contender.name, []).append(_held_out(watch, contender, train, held_out, seed=seed))
-        ticker.begin(f"{contender.name}, all rows")
-        fitted[contender.name] = watch.fit(contender, everything, seed=seed)
-    rows = replace(data, x=torch.cat([held.x for _, held in parts]), y=torch.cat([held.y for _, held in parts]))
-    joined = {name: join(each) for name, each in predictions.items()}
-    scores = {name: kn.evaluate(each, rows.y) for name, each in joined.items()}
-    return MotorcycleResult(rows, joined, scores, fitted, scaler, folds, epochs)
+    data, wanted = motorcycle(), methods(epochs)
+    splits = as_splits(folds, len(data), data.y, seed=seed)
+    predictions: dict[str, list[RegressionPrediction]] = {repr(method): [] for method in wanted.values()}
+
+    def keep(method: Method, prediction: RegressionPrediction) -> None:
+        predictions[repr(method)].append(prediction)
+
+    comparison = kn.compare(
+        MotorcycleRegressor(keep=keep), (data.x, data.y), methods=wanted, seed=seed,
+        cv=[(split.train, split.test) for split in splits], progress=progress,
+    )  # fmt: skip
+    fits, (everything, scaler) = Fits("Motorcycle"), data.standardised()
+    for name, method in wanted.items():
+        fits.fit(name, method, model_for(method), everything, seed=seed)
+    tests = [split.test for split in splits]
+    held_out = {name: list(zip(predictions[repr(each)], tests, strict=True)) for name, each in wanted.items()}
+    return MotorcycleResult(data, comparison, held_out, fits, scaler, epochs)
 
 
-def _held_out(
-    watch: Watch, contender: Contender, train: Dataset, held_out: Dataset, *, seed: int
-) -> RegressionPrediction:
-    """Fit to the training rows in their own units, and predict the others in original units."""
-    scaled, scaler = train.standardised()
-    posterior = watch.fit(contender, scaled, seed=seed)
-    return scaler.restore(cast(RegressionPrediction, posterior.predict(scaler.scale_x(held_out.x))))
+def notices(result: MotorcycleResult) -> list[Notice]:
+    """Warnings of the cross-validation, then those of the fits to all rows that it did not give."""
+    found = [Notice(f"Motorcycle, {source}", text) for source, text in troubles(result.comparison)]
+    known = {notice.source for notice in found}
+    return found + [notice for notice in result.fits.notices() if notice.source not in known]
 
 
-def section(result: MotorcycleResult, watch: Watch) -> Section:
+def section(result: MotorcycleResult) -> Section:
     """The part of the report on this problem."""
     axes = Axes("time after impact (ms)", "head acceleration (g)")
     grid = torch.linspace(0.0, 60.0, 181).unsqueeze(1)
-    curves = {name: _on_grid(result, name, grid) for name in result.fitted}
+    curves = {name: _on_grid(result, name, grid) for name in result.fits.posteriors}
     data = (result.data.x, result.data.y)
     bands = tuple(
         band_panel(name, grid, curve, axes=axes, data=data, caption=_BAND_CAPTIONS.get(name, ""))
         for name, curve in curves.items()
     )
     noise = noise_panel(
-        f"Does the noise follow the data? {HERO}",
+        f"Predicted noise against residuals, {HERO}",
         grid,
         curves[HERO],
         axes=Axes(axes.x, "standard deviation (g)"),
-        data_x=result.data.x.flatten(),
-        residuals=result.data.y - result.predictions[HERO].mean.flatten(),
-        caption="The line is what the model says the noise is. The points are the spread of outcomes around "
-        "predictions made without them, in groups of neighbours.",
+        data_x=torch.cat([result.data.x[rows].flatten() for _, rows in result.held_out[HERO]]),
+        residuals=torch.cat([y - each.mean.flatten() for each, y in result.with_outcomes(HERO)]),
+        caption="The line is the predicted noise. The points are the root mean square residual of held-out rows, in "
+        "groups of neighbours.",
     )
     coverage = coverage_panel(
-        "Are the intervals honest?",
-        {name: (each, result.data.y) for name, each in result.predictions.items()},
-        caption="Each curve shows how often intervals of a promised level held the outcome. Below the diagonal: "
+        "Calibration curve: coverage of intervals",
+        {name: result.with_outcomes(name) for name in result.held_out},
+        caption="Observed against nominal coverage of central intervals, on held-out rows. Below the diagonal: "
         "overconfident. The grey band is what chance alone allows.",
     )
     training = curves_panel(
         "Training",
-        {name: each.diagnostics.history for name, each in result.fitted.items()},
+        {name: each.diagnostics.history for name, each in result.fits.posteriors.items()},
         caption="Terms of each objective on the scale of the whole data set, for the fits to all rows. Flat at the "
-        "end means settled.",
+        "end means converged.",
     )
     return Section(
         title="Motorcycle: noise that changes with time",
@@ -196,9 +206,9 @@ def section(result: MotorcycleResult, watch: Watch) -> Section:
         f"layer of {HIDDEN} tanh units that outputs mean and noise. The fourth is exact Bayesian linear regression "
         f"on {len(RadialBasis().centres)} fixed bumps with noise of one size, as a baseline.",
         findings=findings(result, noise),
-        tables=(table(result, watch),),
+        tables=(table(result),),
         panels=(*bands, noise, coverage, training),
-        listings=(watch.listing(result.fitted),),
+        listings=(result.fits.listing(),),
         notes=(
             "Figures of the mean and its bands show the fits to all rows; scores, calibration and residuals use "
             "rows left out.",
@@ -211,29 +221,24 @@ def section(result: MotorcycleResult, watch: Watch) -> Section:
     )
 
 
-def table(result: MotorcycleResult, watch: Watch) -> ScoreTable:
-    """Scores of each method on rows it has not seen."""
-    return score_table(
-        f"Motorcycle, {result.folds}-fold cross-validation",
-        {name: {**each, "seconds": watch.mean_seconds(name)} for name, each in result.scores.items()},
-        COLUMNS,
-        note=f"Every one of the {len(result.data)} rows is predicted by a fit to the other folds.",
-        standard_errors={name: each.standard_errors for name, each in result.scores.items()},
+def table(result: MotorcycleResult) -> ScoreTable:
+    """Scores of each method on held-out rows."""
+    return scores_table(
+        result.comparison, f"Motorcycle, {result.comparison.folds}-fold cross-validation, in units of g", names=SHOWN
     )
 
 
 def findings(result: MotorcycleResult, noise: NoisePanel) -> tuple[str, ...]:
-    """What came out, in sentences."""
-    hero = result.scores[HERO]
-    best = min(result.scores, key=lambda name: result.scores[name]["nll"])
+    """The results in sentences."""
+    coverage, best = result.comparison.mean(HERO, "coverage_90"), result.comparison.ranking()[0]
     early = [s for t, s in zip(noise.x, noise.noise, strict=True) if t <= QUIET_UNTIL]
     late = [s for t, s in zip(noise.x, noise.noise, strict=True) if t > QUIET_UNTIL]
     return (
-        f"{HERO}: {result.folds}-fold cross-validated coverage of the 90% interval is {hero['coverage_90']:.1%} (± "
-        f"{hero.standard_errors['coverage_90']:.1%}).",
-        f"{HERO} says the noise is {_mean(early):.1f} g on average before {QUIET_UNTIL:.0f} ms and {_mean(late):.1f} "
-        f"g after, {max(late):.0f} g at its largest.",
-        f"Best held-out density: {best} (NLL {result.scores[best]['nll']:.3f}).",
+        f"{HERO}: {coverage.folds}-fold cross-validated coverage of the 90% interval is {coverage.mean:.1%} (± "
+        f"{coverage.standard_error:.1%}).",
+        f"{HERO} predicts a noise standard deviation of {_mean(early):.1f} g on average before {QUIET_UNTIL:.0f} ms "
+        f"and {_mean(late):.1f} g after, {max(late):.0f} g at its largest.",
+        f"Lowest held-out NLL: {best.method} ({best.score.mean:.3f}).",
     )
 
 
@@ -246,7 +251,7 @@ _BAND_CAPTIONS = {
 
 
 def _on_grid(result: MotorcycleResult, name: str, grid: Tensor) -> RegressionPrediction:
-    prediction = result.fitted[name].predict(result.scaler.scale_x(grid), samples=256)
+    prediction = result.fits.posteriors[name].predict(result.scaler.scale_x(grid), samples=256)
     return result.scaler.restore(cast(RegressionPrediction, prediction))
 
 

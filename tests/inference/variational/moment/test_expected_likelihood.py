@@ -13,7 +13,7 @@ from torch import Tensor
 
 import knowable as kn
 from knowable.core.model.likelihood import Likelihood
-from knowable.inference.variational import expected_likelihood as rules
+from knowable.inference.variational.moment import expected_likelihood as rules
 from knowable.inference.variational.moment.algebra import Moments
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.model.likelihood import Likelihood
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from knowable.inference.variational.moment.algebra import Moments
 from knowable.inference.variational.moment.moment import MomentObjective, likelihood_moments
@@ -108,7 +109,7 @@ def test_layers_and_likelihoods_without_a_rule_are_refused_by_name():
         kn.MomentVI(epochs=1).fit(kn.Model(net, kn.Gaussian()), data)
 
     @dataclass(frozen=True)
-    class Absolute(kn.core.likelihood.Likelihood):
+    class Absolute(Likelihood):
         def check_target(self, y, output, *, name="y"):
             return y
 
@@ -128,7 +129,7 @@ def test_layers_and_likelihoods_without_a_rule_are_refused_by_name():
 def test_loss_is_the_closed_form_bound_of_a_linear_model(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     objective = MomentObjective(problem.model(), problem.x, 20, initial_scale=0.2)
-    loc, scale = objective.loc_and_scale()
+    loc, scale = objective.normals.loc_and_scale(objective.q)
     flat = problem.as_flat(loc), problem.as_flat(scale)
     loss, terms = objective(*problem.data)
     assert loss.item() == pytest.approx(-problem.elbo(*flat) / 20, rel=1e-10)
@@ -139,7 +140,7 @@ def test_loss_is_the_closed_form_bound_of_a_linear_model(seed):
 def test_gradient_is_the_closed_form_gradient(seed):
     problem = LinearGaussian.make(n=20, seed=seed)
     objective = MomentObjective(problem.model(), problem.x, 20, initial_scale=0.2)
-    loc, scale = (problem.as_flat(each) for each in objective.loc_and_scale())
+    loc, scale = (problem.as_flat(each) for each in objective.normals.loc_and_scale(objective.q))
     objective(*problem.data)[0].backward()
     parts = [problem.as_flat(objective.layout.views(each)) for each in objective.q.grad]
     torch.testing.assert_close(torch.cat(parts), loss_gradient(problem, loc, scale))

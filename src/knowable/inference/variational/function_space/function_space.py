@@ -389,7 +389,7 @@ def check_model(model: Model) -> None:
         )
 
 
-# --- Where functions are compared: the pool of context points from which every step takes a few ----------------------
+# --- context points --------------------------------------------------------------------------------------------------
 
 CONTEXTS = ("auto", "box", "data")
 POOL = 1024

@@ -234,7 +234,7 @@ def _polynomials(z: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-# --- Covariances of a row's values through linear layers and elementwise functions, with gradients written by hand ---
+# --- covariances, with gradients written by hand ---------------------------------------------------------------------
 #
 # They are the largest tensors of a pass: n × n numbers for every row. Here they are stored as ``(n, n, batch)``, rows
 # last, whatever their shape. Products over all rows are then a few large ones, everything else runs along contiguous

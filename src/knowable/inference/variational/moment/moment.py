@@ -176,7 +176,7 @@ def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Mo
     return {name: found[name] or Moments(value) for name, value in means.items()}
 
 
-# --- Independent normals that predict by moments: one pass through the network instead of one for every draw ---------
+# --- the posterior ---------------------------------------------------------------------------------------------------
 
 PREDICTIONS = ("moments", "sampling")
 LIMIT = 256  # outputs of a linear layer whose covariances are followed in prediction

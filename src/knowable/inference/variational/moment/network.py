@@ -158,11 +158,10 @@ def _opened(value: Any) -> Any:
     return value.moments if isinstance(value, Uncertain) else value
 
 
-# --- Layers without weights, by the operation they perform: which rule of moments replaces it ------------------------
+# --- rules for operations without weights ----------------------------------------------------------------------------
 #
-# A rule gets the operation and its arguments, in which the random one is a :class:`Moments`. What has no rule, or has
-# one
-# only for other settings, is refused by name.
+# A rule gets the operation and its arguments, in which the random one is a :class:`Moments`. Operations without a rule
+# are refused by name.
 
 KNOWN = (
     "linear layers, convolutions, ReLU, LeakyReLU, Tanh, Sigmoid, GELU, SiLU, ELU, Softplus, average and max pooling "

@@ -1,0 +1,167 @@
+"""Which parameters of a network act as weight matrices, and along which dimension each use has its rows of data.
+
+A few rows are traced once. A parameter belongs to a layer if all its uses are seen in the trace as one weight matrix or
+one bias; every other parameter (of a normalisation, an embedding, weights tied across kinds of layers) is treated as a
+plain vector. In each use, the dimension of the rows is found by asking which entries a single row's output depends on:
+recurrent and attention layers keep rows in other dimensions than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.network.network import Network
+from knowable.core.network.params import Buffers, Params
+from knowable.core.network.weight_uses import ForwardTrace
+from knowable.errors import Unsupported
+
+_PROBED = 3  # rows
+
+
+@dataclass(frozen=True)
+class RowAxis:
+    """Which of the dimensions in front of the features is that of the rows of data.
+
+    Attributes:
+        dim: The dimension.
+        inner: Whether rows run fastest there (positions first), where it holds rows and positions together.
+    """
+
+    dim: int
+    inner: bool
+
+    def rows_first(self, values: Tensor, rows: int, *, lead: int = 0) -> Tensor:
+        """``(..., features)`` as ``(rows, positions, features)``, behind ``lead`` dimensions that stay."""
+        values = values.movedim(self.dim + lead, lead)
+        sizes = (-1, rows) if self.inner else (rows, -1)
+        values = values.unflatten(lead, sizes)
+        return (values.movedim(lead + 1, lead) if self.inner else values).flatten(lead + 1, -2)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight matrix with its bias, or one of the two.
+
+    Attributes:
+        names: The parameters: weight, bias, or both in this order.
+        shapes: Their shapes.
+        uses: Numbers of its uses in a trace.
+        positions: How often it acts on one row: positions in an image, steps of a sequence, uses.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    uses: tuple[int, ...]
+    positions: int = 1
+
+    @property
+    def out(self) -> int:
+        """Number of outputs: rows of the matrix."""
+        return self.shapes[0][0]
+
+    @property
+    def width(self) -> int:
+        """Number of inputs, the constant for the bias included: columns of the matrix."""
+        return sum(shape.numel() for shape in self.shapes) // self.out
+
+
+@dataclass(frozen=True)
+class NetworkLayers:
+    """The layers of a network, and its other parameters.
+
+    Attributes:
+        names: All traced parameters.
+        layers: Weight matrices, all of whose uses are noted in a trace.
+        others: Parameters that are something else.
+        axes: Where each use has its rows; a trace of any number of rows has the same uses in the same order.
+        convolves: Whether a layer is a convolution, whose backward pass is as quick direction by direction.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    others: tuple[str, ...]
+    axes: tuple[RowAxis, ...]
+    convolves: bool = False
+
+    @classmethod
+    def of(cls, network: Network, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers) -> NetworkLayers:
+        """Trace the network on a few rows of ``x``."""
+        rows = x[torch.arange(_PROBED, device=x.device) % len(x)]
+        trace = ForwardTrace(network, names, params, rows, buffers, cut=True)
+        axes = _row_axes(trace)
+        layers = tuple(_layers(trace, params, axes))
+        held = {name for layer in layers for name in layer.names}
+        others = tuple(name for name in names if name not in held)
+        return cls(names, layers, others, axes, trace.convolves)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    @property
+    def only(self) -> Layer | None:
+        """The layer, if a single one holds all parameters."""
+        return self.layers[0] if len(self.layers) == 1 and not self.others else None
+
+
+def _layers(trace: ForwardTrace, params: Params, axes: tuple[RowAxis, ...]) -> Iterator[Layer]:
+    unnoted = trace.unnoted()
+    pairs: dict[tuple[str, ...], list[int]] = {}
+    for number, use in enumerate(trace.uses):
+        pairs.setdefault(use.names, []).append(number)
+    for names, uses in pairs.items():
+        alone = all(sum(name in other for other in pairs) == 1 for name in names)
+        if alone and not unnoted.intersection(names):
+            shapes = tuple(params[name].shape for name in names)
+            yield Layer(names, shapes, tuple(uses), sum(_positions(trace, use, axes) for use in uses))
+
+
+def _positions(trace: ForwardTrace, use: int, axes: tuple[RowAxis, ...]) -> int:
+    output = trace.uses[use]
+    return axes[use].rows_first(output.in_front(output.output), _PROBED).shape[1]
+
+
+def _row_axes(trace: ForwardTrace) -> tuple[RowAxis, ...]:
+    """The first axis that fits each use: entries that belong to other rows must have no gradient at all."""
+    found = []
+    for use, masks in zip(trace.uses, _touched(trace), strict=True):
+        fitting = (axis for axis in _candidates(masks.shape[1:]) if _fits(axis, masks))
+        axis = next(fitting, None)
+        if axis is None:
+            raise Unsupported(
+                f"This method needs rows that do not influence each other, but in the network's use of "
+                f"{' and '.join(use.names)} they do. In evaluation mode each row must be computed by itself."
+            )
+        found.append(axis)
+    return tuple(found)
+
+
+def _touched(trace: ForwardTrace) -> list[Tensor]:
+    """For each use: the entries, in front of the features, that the output of each row depends on, ``(rows, ...)``."""
+    output = trace.output
+    generator = torch.Generator(device=output.device).manual_seed(0)
+    directions = output.new_zeros((_PROBED, *output.shape))
+    for row in range(_PROBED):
+        directions[row, row] = torch.randn(
+            output.shape[1:], generator=generator, dtype=output.dtype, device=output.device
+        )
+    return [gradient.ne(0).any(-1) for gradient in trace.gradients(directions)]
+
+
+def _candidates(shape: torch.Size) -> Iterator[RowAxis]:
+    """First the dimensions of just the rows, then those that hold rows and positions together."""
+    whole = [dim for dim, size in enumerate(shape) if size == _PROBED]
+    mixed = [dim for dim, size in enumerate(shape) if size % _PROBED == 0 and size != _PROBED]
+    yield from (RowAxis(dim, False) for dim in whole)
+    for dim in mixed:
+        yield RowAxis(dim, False)
+        yield RowAxis(dim, True)
+
+
+def _fits(axis: RowAxis, masks: Tensor) -> bool:
+    """Whether each row touches nothing but itself."""
+    touched = axis.rows_first(masks.unsqueeze(-1), _PROBED, lead=1).flatten(2).any(2)  # (row, touched row)
+    return not touched[~torch.eye(_PROBED, dtype=torch.bool, device=masks.device)].any()
