@@ -111,7 +111,7 @@ def knowable_step(problem: Problem, mode: str) -> Step:
     import knowable as kn
     from knowable.core.compiling.engine import Engine
     from knowable.core.model.data import as_data
-    from knowable.core.training.run import TrainingRun
+    from knowable.core.training.loop import TrainingRun
     from knowable.core.training.settings import Training
     from knowable.inference.ensembles.side_by_side import EnsembleObjective
     from knowable.inference.point.point import PointObjective

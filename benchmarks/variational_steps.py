@@ -18,7 +18,7 @@ from benchmarks.peers import ivon
 from benchmarks.step_time import plain_step
 
 if TYPE_CHECKING:
-    from knowable.core.training.run import TrainingRun
+    from knowable.core.training.loop import TrainingRun
 
 FAMILIES = ("variational", "functional")
 _ENDLESS = 10**9  # epochs: the learning rate is that of the beginning
@@ -66,7 +66,7 @@ def method_step(network: Network, name: str, **settings: Any) -> Step:
 
 def run_of(method: Any, model: Any, data: Any) -> TrainingRun:
     """What a fit hands to the training loop, caught before the first step."""
-    from knowable.core.training.run import TrainingRun
+    from knowable.core.training.loop import TrainingRun
 
     def caught(run: TrainingRun, *_: Any) -> None:
         raise _Caught(run)

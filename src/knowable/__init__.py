@@ -32,7 +32,7 @@ from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.product import ProductPosterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
 from knowable.errors import (

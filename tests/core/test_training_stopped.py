@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
 from knowable.core.model.data import Data
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.core.training.loop import train
 from tests.core.cases import batch_norm_net, same_params
 from tests.core.training_cases import FAR, Cliff, Quadratic, run_quietly, settings_of, some_data
@@ -111,7 +111,7 @@ RESUMED = {
 @pytest.mark.parametrize(("method", "net", "validation"), RESUMED.values(), ids=RESUMED)
 @pytest.mark.parametrize("saves", [1, 2])
 def test_a_run_that_was_killed_ends_with_the_same_bits(method, net, validation, saves, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowable.core.training.run.WINDOW", 10)  # 32 steps in 4 records, a save after each
+    monkeypatch.setattr("knowable.core.training.loop.WINDOW", 10)  # 32 steps in 4 records, a save after each
     x, y = torch.randn(20, 2), torch.randn(20)
     model = kn.Model(net(), kn.Gaussian())
     settings = {"seed": 3, "validation": (x[:5] + 0.1, y[:5]) if validation else None}
@@ -160,7 +160,7 @@ def test_a_halved_rate_survives_a_resume(tmp_path, monkeypatch):
 @pytest.mark.parametrize("saves", [5, 15])
 def test_a_run_that_stops_by_itself_stops_at_the_same_step_when_it_was_killed(saves, tmp_path, monkeypatch, generator):
     # windows of 10 steps: the loss has settled after 10 of them or a few more, and the rate then falls over 150 steps
-    monkeypatch.setattr("knowable.core.training.run.WINDOW", 10)
+    monkeypatch.setattr("knowable.core.training.loop.WINDOW", 10)
     monkeypatch.setattr("knowable.core.training.schedule._SHORTEST_FALL", 150)
     data, training = some_data(20, generator), settings_of(batch_size=5, learning_rate=0.05)
     whole, resumed = Quadratic(), Quadratic()

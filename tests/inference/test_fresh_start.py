@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.start import fresh_start
+from knowable.inference.point.point import fresh_start
 from tests.core.cases import DTYPE, batch_norm_net, mlp
 
 

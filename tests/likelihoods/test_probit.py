@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, special, stats
 
 import knowable as kn
-from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.prediction.components import NormalOutputs
 from knowable.likelihoods.bernoulli import moderated
 
 DTYPE = torch.float64

@@ -21,9 +21,9 @@ from knowable.comparison.journal import Journal, Record
 from knowable.comparison.methods import Candidate
 from knowable.comparison.problem import Fitted, Problem
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
-from knowable.core.support.memory import give_back_free_memory
 from knowable.core.support.progress import Bar, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.tensors import give_back_free_memory
 from knowable.errors import Interrupted, InvalidArgument, KnowableWarning
 from knowable.evaluation.detection import auroc
 from knowable.evaluation.evaluate import evaluate

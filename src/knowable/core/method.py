@@ -17,8 +17,7 @@ from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
-from knowable.core.storage.folder import tensor_fingerprint
+from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import Prediction, RegressionPrediction
-from knowable.core.prediction.targets import align_target
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction, align_target
 from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidData, InvalidType
 from knowable.evaluation.inputs import (

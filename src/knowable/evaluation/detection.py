@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import Prediction, RegressionPrediction
-from knowable.core.prediction.targets import check_finite_target
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction, check_finite_target
 from knowable.core.support.checks import check_number
 from knowable.errors import InvalidData
 from knowable.evaluation.inputs import (

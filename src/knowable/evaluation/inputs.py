@@ -14,8 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
-from knowable.core.prediction.targets import align_target, check_finite_target
+from knowable.core.prediction.prediction import (
+    ClassPrediction,
+    Prediction,
+    RegressionPrediction,
+    align_target,
+    check_finite_target,
+)
 from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, InvalidType
 

@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import Prediction, RegressionPrediction
-from knowable.core.prediction.targets import align_target, check_finite_target
+from knowable.core.prediction.prediction import Prediction, RegressionPrediction, align_target, check_finite_target
 from knowable.errors import InvalidData
 from knowable.evaluation.inputs import (
     Array,

@@ -10,12 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood
-from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
-from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights, log_mixed
-from knowable.core.prediction.targets import as_numbers, refuse_where, sum_over_event
+from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.prediction import (
+    ClassPrediction,
+    as_numbers,
+    joined_log_weights,
+    log_mixed,
+    refuse_where,
+    sum_over_event,
+)
 from knowable.core.support.checks import check_count, check_generator
 
 

@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood
-from knowable.core.model.output_information import SoftmaxInformation
+from knowable.core.model.likelihood import Likelihood, SoftmaxInformation
 from knowable.core.network.params import Params
-from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.core.prediction.prediction import ClassPrediction, joined_log_weights, log_mixed
-from knowable.core.prediction.targets import (
+from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.prediction import (
+    ClassPrediction,
     align_target,
     check_finite_target,
     check_has_rows,
+    joined_log_weights,
+    log_mixed,
     refuse_where,
     sum_over_event,
 )

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood
-from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import NormalComponents
-from knowable.core.prediction.prediction import RegressionPrediction
-from knowable.core.prediction.targets import align_target, as_numbers, sum_over_event
+from knowable.core.prediction.prediction import RegressionPrediction, align_target, as_numbers, sum_over_event
 from knowable.errors import InvalidData
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood
-from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction
-from knowable.core.prediction.targets import as_numbers, refuse_where, sum_over_event
+from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, refuse_where, sum_over_event
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from knowable.core.model.likelihood import Likelihood
-from knowable.core.model.normal import Normal
-from knowable.core.model.output_information import DiagonalInformation
+from knowable.core.model.likelihood import DiagonalInformation, Likelihood
+from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction
-from knowable.core.prediction.targets import as_numbers, sum_over_event
+from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, sum_over_event
 from knowable.core.support.checks import check_number
 from knowable.priors.student_t import standard_student_t, student_t_log_prob
 

@@ -1,6 +1,6 @@
 """Priors: distributions of a parameter before the data, one per file."""
 
-from knowable.core.model.normal import Normal
+from knowable.core.model.prior import Normal
 from knowable.priors.bernoulli import BernoulliPrior
 from knowable.priors.empirical_bayes import EmpiricalBayes
 from knowable.priors.flat import Flat

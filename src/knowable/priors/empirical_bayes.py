@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from knowable.core.model.normal import Normal
-from knowable.core.model.prior import Prior
+from knowable.core.model.prior import Normal, Prior
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_type
 from knowable.priors.laplace import LaplacePrior

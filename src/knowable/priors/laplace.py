@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.model.normal import Scale, check_scale, log_of
-from knowable.core.model.prior import Prior
+from knowable.core.model.prior import Prior, Scale, check_scale, log_of
 
 
 @dataclass(frozen=True)

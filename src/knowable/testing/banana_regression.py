@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from knowable import Gaussian
 from knowable.core.model.model import Model
-from knowable.core.model.normal import Normal
+from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
 
 _NODES = 20  # of Gauss-Hermite quadrature in each direction; the log joint is a polynomial of degree 4

@@ -14,7 +14,7 @@ from torch import Tensor
 from knowable.core.method import Method
 from knowable.core.network.params import Params
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
 
 LONGER_DRAWS = 90  # and as long a warm-up: more than three blocks of transitions

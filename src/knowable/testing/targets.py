@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from knowable import Gaussian
 from knowable.core.model.model import Model
-from knowable.core.model.normal import Normal
+from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_count, check_number
 from knowable.core.support.randomness import own_randomness

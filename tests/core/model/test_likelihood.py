@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knowable.core.model.likelihood import Likelihood
-from knowable.core.prediction.targets import align_target, check_finite_target, sum_over_event
+from knowable.core.prediction.prediction import align_target, check_finite_target, sum_over_event
 from knowable.errors import InvalidData
 
 

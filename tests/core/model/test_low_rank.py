@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import knowable as kn
-from knowable.core.model.low_rank import directions
+from knowable.core.model.structured_normal import directions
 from knowable.core.network.params import Layout
 from tests.core.cases import DTYPE, linear_model, mlp, same_params
 

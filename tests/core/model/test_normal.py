@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from knowable.core.model.normal import Normal, check_scale, log_of
+from knowable.core.model.prior import Normal, check_scale, log_of
 from knowable.errors import InvalidArgument, InvalidType
 from tests.core.cases import DTYPE
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knowable.core.model.output_information import (
+from knowable.core.model.likelihood import (
     DiagonalInformation,
     EmpiricalInformation,
     OutputInformation,

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior import predicting
-from knowable.core.posterior.predicting import bytes_per_row, parse_memory, predict_outputs, rows_that_fit
+from knowable.core.posterior import posterior as predicting
+from knowable.core.posterior.posterior import bytes_per_row, parse_memory, predict_outputs, rows_that_fit
 from tests.core.cases import atoms, batch_norm_net, diagonal_posterior, full_posterior, mlp
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.model.joint_normal import IndependentNormal, ProductNormal
-from knowable.core.model.kronecker import KroneckerBlock
+from knowable.core.model.structured_normal import KroneckerBlock
 from knowable.core.network.params import Layout
 from knowable.core.posterior.product import ProductPosterior
 

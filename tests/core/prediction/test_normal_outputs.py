@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from knowable.core.prediction.normal_outputs import NormalOutputs, root_of
+from knowable.core.prediction.components import NormalOutputs, root_of
 
 
 def _covariance(rows: int, size: int) -> torch.Tensor:

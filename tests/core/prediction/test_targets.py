@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowable.core.prediction.targets import as_numbers, refuse_where
+from knowable.core.prediction.prediction import as_numbers, refuse_where
 from knowable.errors import InvalidData
 
 

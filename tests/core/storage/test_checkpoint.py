@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
+from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of
 from tests.core.cases import linear_data, linear_model, same_params
 
 STATE = {"step": 3, "history": [{"loss": 0.1}]}
@@ -63,7 +63,7 @@ def test_a_damaged_state_is_refused_and_not_taken_for_none(tmp_path):
 
 def test_a_save_is_due_when_its_time_has_passed(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("knowable.core.storage.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("knowable.core.storage.folder.time.monotonic", lambda: now[0])
     checkpoint = Checkpoint(tmp_path / "run", seconds=30)
     checkpoint.begin({})
     assert not checkpoint.due

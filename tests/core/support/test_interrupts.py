@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from knowable.core.support.interrupts import deferred_interrupts
+from knowable.core.support.progress import deferred_interrupts
 
 
 def press() -> None:

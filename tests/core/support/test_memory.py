@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from knowable.core.support.memory import give_back_free_memory
+from knowable.core.support.tensors import give_back_free_memory
 
 STEPS = """
 import resource, torch
-from knowable.core.support.memory import keep_free_memory
+from knowable.core.support.tensors import keep_free_memory
 {first}
 def step():
     tensors = [torch.ones(2**20) for _ in range(8)]  # 4 MB each

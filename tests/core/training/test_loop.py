@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
 from knowable.core.model.data import as_data
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.core.training.loop import train
 from tests.core.cases import linear_data, linear_model
 from tests.core.training_cases import FAR, Cliff, Quadratic, run_quietly, settings_of, some_data

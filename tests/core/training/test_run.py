@@ -8,7 +8,7 @@ import knowable as kn
 from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import as_data
 from knowable.core.support.progress import progress_bar
-from knowable.core.training.run import TrainingRun
+from knowable.core.training.loop import TrainingRun
 from knowable.inference.point.point import PointObjective
 from tests.core.training_cases import settings_of
 

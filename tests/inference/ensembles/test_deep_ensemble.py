@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.inference.ensembles.deep_ensemble import input_range
-from knowable.inference.start import fresh_start
+from knowable.inference.point.point import fresh_start
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, linear_model, mlp, same_params
 
 SHORT = {"epochs": 40, "batch_size": 8}

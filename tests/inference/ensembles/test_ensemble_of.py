@@ -9,7 +9,7 @@ from torch import nn
 import knowable as kn
 from knowable.core.support.randomness import derive_seed
 from knowable.inference.ensembles.ensemble_of import held_out_log_densities, stacking_log_weights
-from knowable.inference.start import fresh_start
+from knowable.inference.point.point import fresh_start
 from knowable.testing import LinearGaussian
 from tests.core.cases import DTYPE, batch_norm_net, linear_data, mlp, same_params
 

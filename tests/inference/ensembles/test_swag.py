@@ -296,7 +296,7 @@ def test_an_interrupt_leaves_what_there_is_and_a_second_call_goes_on(at, kind, s
     method = kn.SWAG(epochs=30, batch_size=10, snapshots=100, rank=4)
     whole = method.fit(model, data)
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
-    monkeypatch.setattr("knowable.core.training.run.WINDOW", 20)
+    monkeypatch.setattr("knowable.core.training.loop.WINDOW", 20)
     with monkeypatch.context() as patch:
         _interrupting(patch, at)
         with pytest.warns(kn.Interrupted):

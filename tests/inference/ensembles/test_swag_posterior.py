@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import knowable as kn
-from knowable.core.model.low_rank import DiagonalPlusLowRank
+from knowable.core.model.structured_normal import DiagonalPlusLowRank
 from knowable.core.network.params import Layout
 from tests.core.cases import DTYPE, batch_norm_net
 

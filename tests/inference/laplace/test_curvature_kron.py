@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.model.kronecker import KroneckerFactored
+from knowable.core.model.structured_normal import KroneckerFactored
 from knowable.inference.laplace.curvature import PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
 from knowable.inference.laplace.expansion import ExpansionPoint

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.inference.laplace.evidence import Evidence
 from knowable.testing import LinearGaussian, network_case
 from knowable.testing.subject import expect_same_posterior

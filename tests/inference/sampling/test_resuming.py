@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.inference.sampling.sampler import Sampler
 from knowable.testing.densities import bimodal
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.model.kronecker import KroneckerBlock
+from knowable.core.model.structured_normal import KroneckerBlock
 from knowable.core.network.params import Layout
 from knowable.inference.variational.matrix_normal import (
     MatrixFactor,

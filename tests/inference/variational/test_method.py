@@ -86,7 +86,7 @@ def test_interrupted_fit_of_the_mode_is_an_interruption(monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("knowable.core.training.run.TrainingRun.epoch_of_steps", interrupted)
+    monkeypatch.setattr("knowable.core.training.loop.TrainingRun.epoch_of_steps", interrupted)
     with pytest.raises(KeyboardInterrupt), pytest.warns(kn.Interrupted):
         Plain(epochs=5, start="map").fit(problem.model(), problem.data)
 

@@ -19,9 +19,8 @@ from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
-from knowable.core.storage.checkpoint import Checkpoint
-from knowable.core.support.interrupts import deferred_interrupts
-from knowable.core.support.progress import Bar, progress_bar
+from knowable.core.storage.folder import Checkpoint
+from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
 

@@ -16,10 +16,10 @@ from knowable.core.chains.draw_store import DTYPES, DrawStore
 from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
-from knowable.core.storage.checkpoint import Checkpoint
-from knowable.core.support.memory import give_back_free_memory
+from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
+from knowable.core.support.tensors import give_back_free_memory
 from knowable.core.support.time_limit import Deadline, TimeIsUp
 from knowable.errors import Diverged
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from knowable.core.chains.draw_store import DTYPES
 from knowable.core.posterior.diagnostics import NOT_BAYES
-from knowable.core.posterior.posterior import Posterior
-from knowable.core.posterior.predicting import parse_memory
+from knowable.core.posterior.posterior import Posterior, parse_memory
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.errors import InvalidType
 

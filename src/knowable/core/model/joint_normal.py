@@ -3,8 +3,7 @@ r"""Normal distributions over named tensors, one value object for each structure
 .. math:: \mathcal{N}(\theta \mid \mu, P^{-1})
 
 A posterior holds one to draw from, a prior holds the same one to be compared with: everything either of them needs is
-here once. Those with a low-rank part and with Kronecker factors are in :mod:`~knowable.core.model.low_rank` and
-:mod:`~knowable.core.model.kronecker`.
+here once. Those with a low-rank part and with Kronecker factors are in :mod:`~knowable.core.model.structured_normal`.
 """
 
 from __future__ import annotations

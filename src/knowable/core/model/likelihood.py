@@ -6,20 +6,24 @@ parameters of the model like any other: they are passed in, they have priors, an
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
-from knowable.core.model.output_information import OutputInformation
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
-from knowable.core.prediction.normal_outputs import NormalOutputs
-from knowable.core.prediction.targets import align_target
+from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.prediction import align_target
 from knowable.errors import Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.prediction.prediction import Prediction
+
 
 LIKELIHOOD_PREFIX = "likelihood."
 
@@ -84,3 +88,193 @@ class Likelihood(ABC):
             f"{type(self).__name__} does not implement information(), the Fisher information in the network's outputs, "
             f"which curvature='ggn' needs. Define it, or use curvature='empirical_fisher' or 'hessian'."
         )
+
+
+# The curvature of a likelihood in the network's outputs, which is what a generalised Gauss-Newton matrix needs
+# of it ---------------------------------------------------------------------------------------------------------------
+#
+# For one row with outputs f the Fisher information is :math:`\Lambda = E[\nabla_f \log p(y \mid f) \nabla_f \log p(y
+# \mid
+# f)^\top]`. It is never formed: a batch gives products with it, with a root S of it (:math:`S S^\top = \Lambda`), its
+# diagonal, and its sum over rows and positions.
+
+
+class OutputInformation(ABC):
+    """One symmetric matrix for each row of a batch of outputs ``(batch, ...)``; all values have that shape too."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """Shape of the batch of outputs."""
+
+    @abstractmethod
+    def root(self, values: Tensor) -> Tensor:
+        """S times ``values``, row by row."""
+
+    @abstractmethod
+    def times(self, values: Tensor) -> Tensor:
+        """Λ times ``values``, row by row."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonals of the matrices, in the shape of the outputs."""
+
+    def couples_only(self, dim: int) -> bool:
+        """Whether only outputs that differ in dimension ``dim`` alone (the features of a layer) are coupled."""
+        return False
+
+    def total(self, dim: int) -> Tensor:
+        """The sum of all blocks, ``(features, features)``, where :meth:`couples_only` holds of ``dim``."""
+        raise NotImplementedError(f"{type(self).__name__} couples outputs across positions: there are no blocks.")
+
+    def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Vectors v, each of the shape of the outputs, whose outer products row by row sum up to Λ.
+
+        The columns of S, if there are at most ``most``; otherwise ``most`` random combinations of them, with which the
+        sum is right in expectation.
+        """
+        like = self.diagonal()
+        count = self.shape[1:].numel()
+        if count > most:
+            for _ in range(most):
+                signs = torch.randint(0, 2, self.shape, generator=generator, device=generator.device)
+                yield self.root((2.0 * signs - 1.0).to(like) / math.sqrt(most))
+            return
+        for number in range(count):
+            unit = torch.zeros_like(like)
+            unit.flatten(1)[:, number] = 1.0
+            column = self.root(unit)
+            if column.any():  # outputs without information have a zero column
+                yield column
+
+
+@dataclass(frozen=True)
+class DiagonalInformation(OutputInformation):
+    """Outputs that are independent of each other: the matrix of each row is diagonal.
+
+    Attributes:
+        values: The diagonals, ``(batch, ...)``.
+    """
+
+    values: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the batch of outputs."""
+        return self.values.shape
+
+    def root(self, values: Tensor) -> Tensor:
+        """Root of the diagonal times ``values``."""
+        return self.values.sqrt() * values
+
+    def times(self, values: Tensor) -> Tensor:
+        """The diagonal times ``values``."""
+        return self.values * values
+
+    def diagonal(self) -> Tensor:
+        """The diagonals."""
+        return self.values
+
+    def couples_only(self, dim: int) -> bool:
+        """Nothing is coupled."""
+        return True
+
+    def total(self, dim: int) -> Tensor:
+        """A diagonal matrix over the features."""
+        return self.values.movedim(dim, -1).flatten(0, -2).sum(0).diag()
+
+    def of_group(self, group: int, groups: int) -> DiagonalInformation:
+        """The part of the outputs whose index in the last dimension is ``group`` (of ``groups``); the rest is zero."""
+        mask = torch.arange(groups, device=self.values.device) == group
+        return DiagonalInformation(self.values * mask)
+
+
+@dataclass(frozen=True)
+class SoftmaxInformation(OutputInformation):
+    r"""Logits of classes in dimension 1: :math:`\Lambda = \mathrm{diag}(p) - p p^\top` at every position.
+
+    Its root is :math:`S = \mathrm{diag}(\sqrt p) - p \sqrt{p}^\top`.
+
+    Attributes:
+        probs: Probabilities, ``(batch, classes, ...)``.
+    """
+
+    probs: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the batch of outputs."""
+        return self.probs.shape
+
+    def root(self, values: Tensor) -> Tensor:
+        """The product √p v - p (√p · v)."""
+        scaled = self.probs.sqrt() * values
+        return scaled - self.probs * scaled.sum(1, keepdim=True)
+
+    def times(self, values: Tensor) -> Tensor:
+        """The product p v - p (p · v)."""
+        scaled = self.probs * values
+        return scaled - self.probs * scaled.sum(1, keepdim=True)
+
+    def diagonal(self) -> Tensor:
+        """Variances p (1 - p)."""
+        return self.probs * (1.0 - self.probs)
+
+    def couples_only(self, dim: int) -> bool:
+        """Classes are coupled, positions are not."""
+        return dim % self.probs.dim() == 1
+
+    def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        r"""One column less than there are classes, at every position: the probabilities sum up to one.
+
+        The columns of S H, with the reflection H that takes :math:`\sqrt p`, which S maps to zero, to the last
+        class: :math:`S (e_j - e_C \sqrt{p_j} / (1 + \sqrt{p_C}))`.
+        """
+        if self.shape[1:].numel() > most:
+            yield from super().columns(most, generator)
+            return
+        roots = self.probs.sqrt().reshape(*self.shape[:2], -1)  # (rows, classes, positions)
+        for j in range(roots.shape[1] - 1):
+            for place in range(roots.shape[2]):
+                value = torch.zeros_like(roots)
+                value[:, j, place] = 1.0
+                value[:, -1, place] = -roots[:, j, place] / (1.0 + roots[:, -1, place])
+                yield self.root(value.reshape(self.shape))
+
+    def total(self, dim: int) -> Tensor:
+        """Sum over rows and positions, ``(classes, classes)``, by one product of matrices."""
+        probs = self.probs.movedim(1, -1).flatten(0, -2)  # (rows and positions, classes)
+        return probs.sum(0).diag() - probs.T @ probs
+
+
+@dataclass(frozen=True)
+class EmpiricalInformation(OutputInformation):
+    r"""The outer product of each row's own gradient: :math:`\Lambda = r r^\top`, the empirical Fisher information.
+
+    Attributes:
+        gradient: Gradients r of the rows' log likelihoods in their outputs, ``(batch, ...)``.
+    """
+
+    gradient: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the batch of outputs."""
+        return self.gradient.shape
+
+    def root(self, values: Tensor) -> Tensor:
+        """The gradient r times the first entry of ``values``: S has one column."""
+        return self.gradient * values.flatten(1)[:, 0].view(-1, *(1,) * (values.dim() - 1))
+
+    def times(self, values: Tensor) -> Tensor:
+        """The product r (r · v)."""
+        product = (self.gradient * values).flatten(1).sum(1)
+        return self.gradient * product.view(-1, *(1,) * (values.dim() - 1))
+
+    def diagonal(self) -> Tensor:
+        """The gradients squared."""
+        return self.gradient.square()
+
+    def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """One column: the gradients."""
+        yield self.gradient

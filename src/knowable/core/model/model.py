@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood
-from knowable.core.model.normal import Normal
 from knowable.core.model.posterior_prior import PosteriorPrior
-from knowable.core.model.prior import BecomesPrior, JointPrior, Prior, PriorByName
+from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
 from knowable.core.network.network import Network, check_module
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import IndependentNormal, JointNormal
-from knowable.core.model.normal import Normal
-from knowable.core.model.prior import JointPrior, Prior
+from knowable.core.model.prior import JointPrior, Normal, Prior
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.errors import InvalidArgument
 

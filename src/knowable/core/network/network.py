@@ -12,7 +12,8 @@ buffers as they are. A module whose parameters are all frozen stays in evaluatio
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,8 +21,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from knowable.core.network.batched import batched
-from knowable.core.network.batched import no_hidden_loops as no_hidden_loops
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
@@ -253,3 +252,61 @@ def _counting_copy(training: nn.Module) -> nn.Module:
 def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
     """Rows in parts of nearly equal size, none of them a single row unless it is the only one."""
     return x.tensor_split(-(-len(x) // most))
+
+
+# --- One batched call where torch can batch every operation, a loop where it cannot ----------------------------------
+
+LINEAR_ALGEBRA_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
+"""A matrix that cannot be factorised or inverted: an error of the values, not of the operation."""
+
+
+class batched:
+    """``function`` where ``vmap`` accepts it, ``fallback`` from its first refusal on.
+
+    A refusal is an error that the fallback does not raise: an error in the user's own code comes again from the
+    fallback, without ``vmap`` around it, and is passed on. Operations that ``vmap`` would loop over by itself, slowly,
+    count as refused.
+
+    >>> from torch.func import vmap
+    >>> branch = lambda row: row if row.sum() > 0 else -row
+    >>> call = batched(vmap(branch), lambda rows: torch.stack([branch(row) for row in rows]))
+    >>> call(torch.tensor([[1.0], [-2.0]])).flatten()
+    tensor([1., 2.])
+    >>> call.refused
+    True
+
+    Args:
+        function: Makes one batched call (``vmap``, or ``is_grads_batched=True``).
+        fallback: Takes the same arguments and returns the same, one item after the other.
+
+    Attributes:
+        refused: Whether ``function`` has been refused; it is not called again.
+    """
+
+    def __init__(self, function: Callable[..., Any], fallback: Callable[..., Any]):
+        self.function, self.fallback = function, fallback
+        self.refused = False
+
+    def __call__(self, *args: Any) -> Any:
+        """The result, by either way."""
+        if self.refused:
+            return self.fallback(*args)
+        try:
+            with no_hidden_loops():
+                return self.function(*args)
+        except RuntimeError as error:
+            found = self.fallback(*args)
+            self.refused = not isinstance(error, LINEAR_ALGEBRA_ERROR)
+            return found
+
+
+@contextmanager
+def no_hidden_loops() -> Iterator[None]:
+    """Make ``vmap`` refuse operations that it can only loop over: an explicit loop is faster."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)

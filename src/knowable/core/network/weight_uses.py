@@ -17,10 +17,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
+from knowable.core.network.layer_operations import (
+    CONVOLUTIONS,
+    LINEAR,
+    METADATA,
+    gru_by_steps,
+    gru_is_plain,
+    lstm_by_steps,
+    lstm_is_plain,
+    operands,
+)
 from knowable.core.network.network import Network, no_hidden_loops
 from knowable.core.network.params import Buffers, Params
-from knowable.core.network.recurrent import gru_by_steps, gru_is_plain, lstm_by_steps, lstm_is_plain
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ from knowable.core.model.joint_normal import (
     JointNormal,
     saved_means,
 )
-from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
-from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
+from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock, KroneckerFactored
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.posterior import Posterior
 
@@ -190,7 +189,7 @@ class LowRankNormal(NormalPosterior):
 
 
 class KroneckerNormal(NormalPosterior):
-    r"""Independent layers, each normal with a :class:`~knowable.core.model.kronecker.KroneckerBlock` as its precision.
+    r"""Independent layers, each normal with a Kronecker-factored precision.
 
     Args:
         model: The model.

@@ -7,22 +7,30 @@ everything the next step depends on, and the order of the data depends only on t
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from knowable.core.compiling.engine import Engine, as_engine
-from knowable.core.model.data import Data
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint
-from knowable.core.support.interrupts import deferred_interrupts
-from knowable.core.support.progress import Bar, progress_bar
-from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.model.data import Batch, Data
+from knowable.core.storage.folder import Checkpoint, as_checkpoint
+from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
+from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
+from knowable.core.support.tensors import keep_free_memory
+from knowable.core.support.time_limit import Deadline
+from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.objective import Objective
-from knowable.core.training.run import TrainingRun
+from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
-from knowable.errors import ConvergenceWarning, Interrupted
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData
 
 
 def train(
@@ -102,3 +110,290 @@ def _warn_about(result: TrainingResult) -> None:
             f"The fit was {result.message}, before its objective had converged. Give it more time.",
             ConvergenceWarning, stacklevel=3,
         )  # fmt: skip
+
+
+# --- One run of the training loop: its steps, its windows, and the state from which it can go on ---------------------
+
+_MOST_HALVINGS = 8
+_NOT_FINITE = "The loss became NaN or infinite"
+
+
+@dataclass
+class TrainingRun:
+    """The state of a run, and its steps."""
+
+    objective: Objective
+    data: Data
+    settings: TrainingSettings
+    validation: Data | None
+    seed: int
+    engine: Engine
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # steps done in this epoch: a batch each, or as many as are accumulated
+    halvings: int = 0
+    finished: bool = False
+    history: list[dict[str, float]] = field(default_factory=list)
+    best_score: float = -math.inf
+    records_since_best: int = 0
+
+    def __post_init__(self) -> None:
+        keep_free_memory()
+        self.params = [value for value in self.objective.parameters() if value.requires_grad]
+        self.rate = self.settings.step_size(self.objective.dimension)
+        self.optimiser = _optimiser(self.settings.training.optimiser, self.params, self.rate)
+        self.rows = self.settings.rows_per_step(self.data.size)
+        self.per_epoch = -(-self.data.batches_per_epoch(self.rows) // self.settings.training.accumulate)
+        self.window = WINDOW if self.data.in_memory else self.per_epoch  # a loader can only be resumed between epochs
+        epochs = self.settings.epochs
+        tolerance = max(0.01 / self.data.size, 1e-5)  # nats per example in 500 steps
+        self.schedule = Schedule(
+            None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.settings.schedule,
+            cycles=self.settings.cycles,
+        )  # fmt: skip
+        self.deadline = Deadline.within_limit()
+        compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
+        self._loss = CompiledObjective(self.objective) if compiled else self.objective
+        self.sums: dict[str, Tensor] = {}
+        self.best: dict[str, Tensor] = {}
+        self.good = self._snapshot()
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def epoch_of_steps(self, saver: Checkpoint | None, bar: Bar) -> None:
+        """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
+        first = self.step
+        if self.batch < self.per_epoch:
+            done = self.batch * self.settings.training.accumulate
+            batches = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=done)
+            for group in _in_groups(batches, self.settings.training.accumulate):
+                going_on = self._one_step(group)
+                if going_on:
+                    self._close_epoch_and_cycle()
+                    self._apply_time_limit()
+                if going_on and (self.step % self.window == 0 or self.step >= self.schedule.total_steps):
+                    going_on = self._close_window(saver, bar)
+                if not going_on:
+                    return
+            if self.step == first:
+                raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
+            if self.batch < self.per_epoch:  # a loader with fewer batches than its length
+                self.objective.end_of_epoch()
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _one_step(self, batches: list[Batch]) -> bool:
+        self.objective.epoch = self.epoch + self.batch / self.per_epoch
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * self.schedule.factor(self.step)
+        done = self._gradient_and_update(batches)
+        if done is None:
+            self._diverged(_NOT_FINITE)
+            return False
+        loss, terms = done
+        with torch.no_grad():
+            for name, value in (("loss", loss), *terms.items()):
+                if name in self.sums:
+                    self.sums[name] += value
+                else:
+                    self.sums[name] = value.detach().clone()
+        self.step, self.batch = self.step + 1, self.batch + 1
+        return True
+
+    def _gradient_and_update(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The loss and its terms, their means over the rows of all batches; None where it is not finite."""
+        if len(batches) == 1 and self.settings.training.clip is None:
+            done = self.objective.whole_step(self.optimiser, *batches[0])
+            if done is not None:
+                return done if math.isfinite(done[0].item()) else None
+        self.optimiser.zero_grad(set_to_none=True)
+        rows = sum(len(batch[0]) for batch in batches)
+        found = []
+        for batch in batches:
+            loss, terms = self._forward(*batch)
+            if not math.isfinite(loss.item()):
+                return None
+            share = len(batch[0]) / rows
+            (loss if len(batches) == 1 else share * loss).backward()
+            found.append((share, {"loss": loss.detach(), **terms}))
+        if self.settings.training.clip is not None:
+            self.objective.clip_gradient(self.settings.training.clip)
+        self.objective.update(self.optimiser)
+        means = found[0][1] if len(found) == 1 else _weighted_mean(found)
+        return means.pop("loss"), means
+
+    def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.engine.precision_context(batch[0].device):
+            return self._loss(*batch)
+
+    def _close_epoch_and_cycle(self) -> None:
+        """Before a window is closed, so that the state it keeps has seen it."""
+        if self.batch == self.per_epoch:
+            self.objective.end_of_epoch()
+        if self.schedule.ends_cycle(self.step):
+            self.objective.end_of_cycle()
+
+    def _apply_time_limit(self) -> None:
+        """Plan for as many steps as the time limit allows."""
+        possible = None if self.deadline is None else self.deadline.total_steps(self.step)
+        if possible is not None:
+            self.schedule.limit(self.step, possible)
+
+    def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
+        """Record the window and keep the state to go back to. False where the steps end here."""
+        if not all(torch.isfinite(value).all() for value in self.params):
+            self._diverged(_NOT_FINITE)
+            return False
+        done = self.step - (self.history[-1]["step"] if self.history else 0)
+        record = {
+            "step": self.step,
+            "epoch": self.epoch + self.batch / self.per_epoch,
+            "learning_rate": self.rate * self.schedule.factor(self.step - 1),
+            **{name: (value / done).item() for name, value in self.sums.items()},
+            **self.objective.summary(),
+        }
+        if fault := self.objective.fault(record):
+            self._diverged(fault)
+            return False
+        self.sums = {}
+        if self.validation is not None:
+            record["validation_log_likelihood"] = self._validate()
+        self.history.append(record)
+        if record["epoch"] >= self.objective.settles_from:
+            self.schedule.record(self.step, record["loss"])
+        self.finished = self.finished or self.step >= self.schedule.total_steps
+        self.good = self._snapshot()
+        bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
+        if saver is not None and saver.due:
+            saver.save(*self.state())
+        return not self.finished
+
+    # --- validation --------------------------------------------------------------------------------------------------
+
+    def _validate(self) -> float:
+        # on its own random stream: looking at held-out data does not change what training draws
+        with own_randomness(derive_seed(self.seed, "validation")), torch.no_grad():
+            total = sum(self.objective.predictive_log_likelihood(x, y).sum().item() for x, y in self.validation or ())
+        score = total / self.validation.size if self.validation else 0.0
+        if score > self.best_score:
+            self.best_score, self.records_since_best = score, 0
+            self.best = {name: value.detach().clone() for name, value in self.objective.tensors().items()}
+        else:
+            self.records_since_best += 1
+            self.finished = self.records_since_best >= self.settings.training.patience
+        return score
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors = {f"objective.{name}": value for name, value in self.objective.tensors().items()}
+        tensors |= {f"random.{name}": value for name, value in random_state().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        for index, param in enumerate(self.params):
+            for name, value in self.optimiser.state.get(param, {}).items():
+                tensors[f"optimiser.{index}.{name}"] = torch.as_tensor(value)
+        content = {
+            "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
+            "finished": self.finished, "history": list(self.history), "schedule": self.schedule.state(),
+            "best_score": self.best_score if math.isfinite(self.best_score) else None,
+            "records_since_best": self.records_since_best,
+        }  # fmt: skip
+        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
+        return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a checkpoint holds: the state at the end of the last window."""
+        return self.good
+
+    def resume(self, saver: Checkpoint) -> None:
+        """Take up a saved run, if there is one."""
+        saved = saver.load()
+        if saved is not None:
+            self._restore(*saved)
+            self.good = self._snapshot()
+
+    def restore_good(self) -> None:
+        """Go back to the state at the end of the last window."""
+        self._restore(*self.good)
+
+    def _restore(self, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.step, self.epoch, self.batch = content["step"], content["epoch"], content["batch"]
+        self.halvings, self.finished, self.history = content["halvings"], content["finished"], list(content["history"])
+        self.best_score = -math.inf if content["best_score"] is None else content["best_score"]
+        self.records_since_best = content["records_since_best"]
+        self.schedule.restore(content["schedule"])
+        self.sums = {}
+        with torch.no_grad():
+            for name, value in self.objective.tensors().items():
+                value.copy_(tensors[f"objective.{name}"])
+        count = sum(name.startswith("frame.") for name in tensors)
+        self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
+        self.best = {k.removeprefix("best."): v.clone() for k, v in tensors.items() if k.startswith("best.")}
+        for index, param in enumerate(self.params):
+            prefix = f"optimiser.{index}."
+            state = {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
+            if state:
+                self.optimiser.state[param] = state
+            else:
+                self.optimiser.state.pop(param, None)
+        restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
+
+    def _diverged(self, what: str) -> None:
+        at = self.step
+        halvings = self.halvings + 1
+        self.restore_good()
+        if self.settings.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
+            raise Diverged(
+                f"{what} at step {at} with learning rate "
+                f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
+                f"{self.objective.remedy}"
+            )
+        self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
+        self.good = self._snapshot()
+        warnings.warn(
+            f"{what} at step {at}: training continues from step {self.step} with half the learning rate "
+            f"({self.rate * self.schedule.scale:.3g}).",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+
+    def finish(self) -> None:
+        """Restore the state with the best validation score, if there was validation."""
+        if self.best:
+            with torch.no_grad():
+                for name, value in self.objective.tensors().items():
+                    value.copy_(self.best[name])
+        self.good = self._snapshot()
+
+    def result(self, interrupted: bool, seconds: float) -> TrainingResult:
+        """How the run went."""
+        converged, out_of_time = False if interrupted else self.schedule.converged, False
+        if interrupted:
+            message = f"stopped from the keyboard at step {self.step}"
+        elif self.best and self.records_since_best >= self.settings.training.patience:
+            message, converged = f"stopped early at step {self.step}: no gain on the validation data", True
+        elif self.schedule.timed:
+            message, out_of_time = f"ended by the time limit after {self.step} steps", True
+        elif self.schedule.forced:
+            message = f"still improving after {self.step} steps"
+        else:
+            message = f"{'settled' if converged else 'ended'} after {self.step} steps"
+        epochs = self.epoch + self.batch / self.per_epoch
+        return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
+
+
+def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Groups of ``size`` batches; the last group may be smaller."""
+    source = iter(batches)
+    while group := list(itertools.islice(source, size)):
+        yield group
+
+
+def _weighted_mean(found: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """The mean of each value over batches, weighted by their numbers of rows."""
+    return {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in found[0][1]}
+
+
+def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(params, lr=rate, momentum=0.9, fused=True)
+    return torch.optim.Adam(params, lr=rate, fused=True)

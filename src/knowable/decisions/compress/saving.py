@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save as as_safetensors
 from torch import Tensor, nn
 
-from knowable.core.network.architecture import build, describe
 from knowable.core.network.network import check_module
+from knowable.core.posterior.saving import build, describe
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.files import as_file
 from knowable.core.support.randomness import own_randomness

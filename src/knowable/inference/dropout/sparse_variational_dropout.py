@@ -199,9 +199,7 @@ class SparseObjective(VariationalObjective):
         if self.watch is not None:
             loc = self.layout.views(self.q.detach()[0])[self.watch]
             log_alpha = self.layout.views(self.log_alpha())[self.watch]
-            self.snapshots.append(
-                torch.stack([loc, log_alpha]).to(torch.float16)
-            )  # infinite beyond the range of float16
+            self.snapshots.append(torch.stack([loc, log_alpha]).to(torch.float16))  # overflows to inf
 
 
 # --- the posterior ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from knowable.errors import Interrupted, InvalidArgument, Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.ensembles.members import joint_diagnostics
 from knowable.inference.ensembles.swag import SWAG
-from knowable.inference.start import fresh_start
+from knowable.inference.point.point import fresh_start
 
 _DEFAULT = SWAG()
 

@@ -22,8 +22,13 @@ from knowable.core.training.settings import TrainingSettings
 from knowable.errors import Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
-from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
-from knowable.inference.start import fresh_start
+from knowable.inference.point.point import (
+    PointObjective,
+    fit_point,
+    fresh_start,
+    refuse_learned_prior,
+    training_diagnostics,
+)
 
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster than one member after the other
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Batch, Data
-from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
+from knowable.core.model.structured_normal import DiagonalPlusLowRank
 from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.normal import NormalPosterior
 from knowable.core.posterior.particles import Particles
@@ -26,8 +26,13 @@ from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
 from knowable.errors import Interrupted, InvalidArgument, InvalidType
-from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
-from knowable.inference.start import means_for
+from knowable.inference.point.point import (
+    PointObjective,
+    fit_point,
+    means_for,
+    refuse_learned_prior,
+    training_diagnostics,
+)
 
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
 _FEWEST, _MOST = 20, 100  # snapshots, likewise

@@ -18,8 +18,8 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.normal import NormalPosterior
-from knowable.core.posterior.predicting import predict_outputs
-from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.posterior.posterior import predict_outputs
+from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import own_randomness

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
-from knowable.core.model.output_information import OutputInformation
+from knowable.core.model.likelihood import OutputInformation
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
 from knowable.core.network.jacobian import BatchJacobian

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
+from knowable.core.model.structured_normal import KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
 from knowable.core.network.params import pack

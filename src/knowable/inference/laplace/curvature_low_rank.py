@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.low_rank import DiagonalPlusLowRank
-from knowable.core.model.output_information import OutputInformation
+from knowable.core.model.likelihood import OutputInformation
+from knowable.core.model.structured_normal import DiagonalPlusLowRank
 from knowable.core.network.jacobian import jacobian_vector_products, vector_jacobian_product
 from knowable.core.network.params import Params
 from knowable.core.support.randomness import generator_for

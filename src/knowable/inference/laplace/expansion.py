@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.data import Data
-from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
+from knowable.core.model.likelihood import (
+    LIKELIHOOD_PREFIX,
+    DiagonalInformation,
+    EmpiricalInformation,
+    OutputInformation,
+)
 from knowable.core.model.model import Model
-from knowable.core.model.output_information import DiagonalInformation, EmpiricalInformation, OutputInformation
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.network.weight_uses import WeightUse
-from knowable.core.posterior.predicting import bytes_per_row
+from knowable.core.posterior.posterior import bytes_per_row
 from knowable.core.support.randomness import generator_for
 from knowable.errors import Unsupported
 

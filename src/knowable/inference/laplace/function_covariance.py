@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FullCovarianceNormal
-from knowable.core.model.kronecker import KroneckerBlock
-from knowable.core.model.low_rank import DiagonalPlusLowRank
+from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Params, pack

@@ -29,8 +29,7 @@ from knowable.inference.laplace.evidence import Evidence, TuningObjective, most_
 from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.newton import log_joint_and_gradient, polished
 from knowable.inference.laplace.posteriors import PREDICTIONS
-from knowable.inference.point.point import PointObjective, fit_point
-from knowable.inference.start import start_values
+from knowable.inference.point.point import PointObjective, fit_point, start_values
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "full": FullCurvature,

@@ -19,16 +19,14 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, JointNormal
-from knowable.core.model.kronecker import KroneckerBlock, KroneckerFactored
-from knowable.core.model.low_rank import DiagonalPlusLowRank
 from knowable.core.model.model import Model
+from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_products
 from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
-from knowable.core.posterior.posterior import Posterior
-from knowable.core.posterior.predicting import bytes_per_row, check_result_fits, predict_outputs
-from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.posterior.posterior import Posterior, bytes_per_row, check_result_fits, predict_outputs
+from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import generator_for

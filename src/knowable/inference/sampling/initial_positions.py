@@ -36,10 +36,9 @@ from knowable.core.training.loop import train
 from knowable.core.training.settings import TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
-from knowable.inference.point.point import fit_point
+from knowable.inference.point.point import fit_point, fresh_start
 from knowable.inference.sampling.importance_weights import effective_sample_size, smooth_weights
 from knowable.inference.sampling.mode import StudentTProposal, climb, laplace_proposal
-from knowable.inference.start import fresh_start
 
 _STEPS = 1000  # of training before the chains begin
 _TIME_SHARE = 0.3  # of a time limit, for that training

@@ -25,8 +25,7 @@ from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics
-from knowable.core.storage.checkpoint import Checkpoint, as_checkpoint, part_of
-from knowable.core.storage.folder import tensor_fingerprint
+from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time

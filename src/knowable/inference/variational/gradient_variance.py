@@ -17,7 +17,7 @@ from knowable.core.support.checks import check_choice, check_count, check_type
 from knowable.core.support.figure import COLOURS, GRID, INK, MUTED, new_figure
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import InvalidArgument
-from knowable.inference.start import means_for
+from knowable.inference.point.point import means_for
 from knowable.inference.variational.mean_field import BY_SCORE, ESTIMATORS, MeanFieldObjective, MeanFieldVI
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from knowable.core.model.low_rank import directions
 from knowable.core.model.model import Model
+from knowable.core.model.structured_normal import directions
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.normal import LowRankNormal
 from knowable.core.support.checks import check_count

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from knowable.core.model.kronecker import KroneckerBlock
 from knowable.core.model.model import Model
+from knowable.core.model.structured_normal import KroneckerBlock
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.normal import KroneckerNormal
 from knowable.core.support.checks import check_count

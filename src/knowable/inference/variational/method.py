@@ -22,8 +22,7 @@ from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult
 from knowable.errors import InvalidArgument, InvalidType
-from knowable.inference.point.point import PointObjective, fit_point, training_diagnostics
-from knowable.inference.start import means_for
+from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
 from knowable.inference.variational.objective import VariationalObjective
 
 _WARMUP_STEPS = 2_000  # with kl_warmup=None

@@ -15,7 +15,7 @@ from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.batched import batched, no_hidden_loops
+from knowable.core.network.network import batched, no_hidden_loops
 from knowable.core.network.params import Layout, Params, index_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.mixture import Mixture
@@ -28,8 +28,7 @@ from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.errors import Unsupported
-from knowable.inference.point.point import training_diagnostics
-from knowable.inference.start import fresh_start, means_for
+from knowable.inference.point.point import fresh_start, means_for, training_diagnostics
 from knowable.inference.variational.divergence import entropy_of_normals, remaining_kl
 from knowable.inference.variational.gaussian_weight import local_weights, plain_local_rule
 from knowable.inference.variational.mean_field import MeanFieldObjective, MeanFieldVI

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from knowable.core.compiling.engine import Engine
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.storage.checkpoint import Checkpoint
+from knowable.core.storage.folder import Checkpoint
 from knowable.errors import Interrupted, InvalidArgument
 from knowable.testing.checks.inputs import RowByRow
 from knowable.testing.networks import NetworkCase

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.likelihood import Likelihood
-from knowable.core.prediction.targets import sum_over_event
+from knowable.core.prediction.prediction import sum_over_event
 from knowable.errors import Unsupported
 from knowable.inference.variational.moment.algebra import Moments, quadrature
 from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT

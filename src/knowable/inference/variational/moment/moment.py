@@ -15,8 +15,8 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.normal import NormalPosterior, in_order
-from knowable.core.posterior.predicting import bytes_per_row, check_result_fits
-from knowable.core.prediction.normal_outputs import NormalOutputs
+from knowable.core.posterior.posterior import bytes_per_row, check_result_fits
+from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import generator_for

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import knowable as kn
-from knowable.core.model.kronecker import KroneckerBlock
+from knowable.core.model.structured_normal import KroneckerBlock
 from knowable.core.network.params import Layout, pack, unpack
 from tests.core.cases import DTYPE, same_params
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.start import means_for, start_values
+from knowable.inference.point.point import means_for, start_values
 from tests.core.cases import DTYPE, Tied, batch_norm_net, diagonal_posterior
 
 

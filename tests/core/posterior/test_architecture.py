@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from knowable.core.network.architecture import _LAYERS, build, describe
+from knowable.core.posterior.saving import _LAYERS, build, describe
 from knowable.errors import DamagedArtifact
 from tests.core.cases import Tied, mlp
 
@@ -185,13 +185,13 @@ def test_a_description_that_is_none_is_refused(description):
 
 
 def test_a_description_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("knowable.core.network.architecture._MOST_MODULES", 10)
+    monkeypatch.setattr("knowable.core.posterior.saving._MOST_MODULES", 10)
     relu = {"layer": "ReLU", "arguments": {}}
     with pytest.raises(DamagedArtifact, match="too many layers"):
         build({"layer": "Sequential", "children": {str(k): relu for k in range(20)}})
     deep: dict = relu
     for _ in range(5_000):
         deep = {"layer": "Sequential", "children": {"0": deep}}
-    monkeypatch.setattr("knowable.core.network.architecture._MOST_MODULES", 10**6)
+    monkeypatch.setattr("knowable.core.posterior.saving._MOST_MODULES", 10**6)
     with pytest.raises(DamagedArtifact, match="cannot be built"):
         build(deep)
