@@ -264,7 +264,7 @@ def test_several_layers_at_once_are_each_by_itself(kind):
     with torch.no_grad():
         for value in second.parameters():
             value.mul_(0.7)
-    expected = first.divergence() + second.divergence()
+    expected = first.total_divergence([first]) + second.total_divergence([second])
     assert torch.isclose(type(first).total_divergence([first, second]), expected)
 
 

@@ -283,7 +283,7 @@ def test_the_divergence_of_the_horseshoe_does_not_depend_on_the_coordinates():
     (noise,) = objective.noises
     median = noise.log_prior_scale().exp()  # type: ignore[union-attr]
     v = objective.means()["weight"] / median, objective.scales()["weight"] / median
-    expected = noise.divergence() + kl_divergence(Normal(*v), Normal(0.0, 1.0)).sum()
+    expected = noise.total_divergence([noise]) + kl_divergence(Normal(*v), Normal(0.0, 1.0)).sum()
     assert torch.isclose(objective.kl_divergence(), expected)
 
 

@@ -297,6 +297,6 @@ def _group(weight: Tensor, share: str | None) -> Tensor:
 
 
 def _log_size(weight: Tensor) -> Tensor:
-    """Log root mean square of the weight, at least that of a thousandth, in the weight's shape."""
+    """Log root mean square of the weight, at least log 0.001, in the weight's shape."""
     size = weight.square().mean().sqrt().clamp_min(1e-3)
     return size.log().expand(weight.shape)
