@@ -137,19 +137,6 @@ class BottleneckObjective(PointObjective):
 
     .. math:: D = -\frac1N \sum_n E_{z \mid x_n}[\log p(y_n \mid z)], \qquad
         R = \frac1N \sum_n \mathrm{KL}\big(p(z \mid x_n) \,\|\, r(z)\big)
-
-    Args:
-        model: The model, with a tap in its network.
-        tap: The tap.
-        shape: Shape of one row's code.
-        size: Number of training examples N.
-        beta: Factor on the rate.
-        marginal: ``"standard"`` or ``"learned"``.
-        draws: Codes for each example in each step.
-        initial_scale: Standard deviation of the code at the start, where it comes from a head.
-
-    Attributes:
-        code: Parameters of the code: those of the head and of the marginal.
     """
 
     def __init__(
@@ -235,17 +222,10 @@ Noise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class CodePlace:
-    """Which activations are the code.
+    """Which activations are the code."""
 
-    Attributes:
-        layer: Path of a module.
-        entrance: Whether they are the module's input and not its output.
-        scale: ``"head"`` (they are the mean; the log variance is a linear function of them) or ``"split"`` (the first
-            half of the features is the mean, the second half the log variance).
-    """
-
-    layer: str
-    entrance: bool
+    layer: str  # path of a module
+    entrance: bool  # whether they are its input and not its output
     scale: str
 
     @classmethod
@@ -271,9 +251,6 @@ class Tap:
     """What stands in a network where the code is: it turns activations into a code, and remembers its moments.
 
     Outside of :meth:`drawing` the code is its mean.
-
-    Args:
-        place: Where it stands.
 
     Attributes:
         calls: How often it was passed.

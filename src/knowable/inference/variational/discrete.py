@@ -148,16 +148,6 @@ class DiscreteObjective(VariationalObjective):
     The first form is the score function, whose f(z) is compared with that of the other draws; the second sums over both
     values of one gate at a time; and with few gates the expectation itself can be written out.
 
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        estimator: ``"score"``, ``"local_expectation"`` or ``"enumerate"``.
-        draws: Settings of the gates in each step.
-        initial_scale: Standard deviations of the normals at the start.
-        initial_probability: Of all gates; None is the start's, and without a start the prior's.
-        start: Values to begin at, where they are not the model's own: means of weights, probabilities of gates.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
-
     Attributes:
         logits: Of the probabilities, ``(G,)`` in the order of ``gates``.
         q: Means and log scales of the other random parameters, ``(2, D)`` in the order of ``layout``.

@@ -86,11 +86,7 @@ class Flow(Family):
 
 
 class FlowModule(FamilyModule):
-    """A flow that is being trained.
-
-    Attributes:
-        flow: The distribution.
-    """
+    """A flow that is being trained."""
 
     def __init__(self, layout: Layout, flow: NormalisingFlow):
         super().__init__(layout)
@@ -342,11 +338,6 @@ class NormalisingFlow(nn.Module):
 
     The layers act on numbers of about size one, whatever the weights' own scale is. Without layers it is a mean-field
     normal, and with new ones too: they begin as the identity.
-
-    Args:
-        loc: m, ``(D,)``.
-        scale: s, ``(D,)``.
-        layers: The maps, first to last.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, layers: Sequence[Bijection]):

@@ -58,11 +58,6 @@ class LowRankModule(FamilyModule):
         \Sigma = \mathrm{diag}(s)\,(I + U^\top U)\,\mathrm{diag}(s), \qquad z \sim \mathcal{N}(0, I_k)
 
     which is diag(s²) + F Fᵀ with F = diag(s) Uᵀ. Written like this U has no unit, and one step size suits it and log s.
-
-    Attributes:
-        loc: Mean, ``(D,)``.
-        log_scale: Logarithms of s, ``(D,)``.
-        factor: U, ``(k, D)``.
     """
 
     normal_marginals: ClassVar[bool] = True

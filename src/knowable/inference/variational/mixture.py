@@ -271,13 +271,6 @@ class ComponentsInTurn(Objective):
     """The mean loss of components that go through the network one after the other, in training mode.
 
     It suits every network. Each component has buffers (running statistics) of its own.
-
-    Args:
-        components: The components, built for the same model with starts of their own; the point estimates of the first
-            are made those of all.
-
-    Attributes:
-        components: As they are now.
     """
 
     def __init__(self, components: Sequence[MeanFieldObjective]):
@@ -336,10 +329,6 @@ class ComponentsTogether(Objective):
     It is for networks without batch statistics and dropout, which are the same in both modes. Linear layers whose
     weights act once per example are sampled locally, as in :class:`MeanFieldObjective`. Losses and gradients come from
     one recorded graph.
-
-    Args:
-        components: See :class:`ComponentsInTurn`; their buffers are all taken to be the first one's.
-        mode: ``"eager"``, ``"traced"`` or ``"compiled"``, see :class:`~knowable.core.compiling.recorder.Recorded`.
 
     Attributes:
         q: Means and log scales of all components, ``(K, 2, D)``, laid out as one component's.

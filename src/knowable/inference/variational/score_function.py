@@ -39,14 +39,7 @@ _RANDOM = (GaussianWeight, GaussianPair)
 
 
 def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
-    """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL.
-
-    Args:
-        objective: Holds ``q`` and its layout: parameters drawn as weights, and those whose layers' outputs are drawn.
-        x: Inputs of the batch.
-        y: Targets.
-        points: Point estimates, which get the ordinary gradient at what was drawn.
-    """
+    """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL."""
     normals, recording = objective.normals, objective.recording
     noise = standard_noise(objective.draws, normals.drawn.size, like=objective.q, recording=recording)
     standard = noise.clone()

@@ -32,10 +32,6 @@ class PriorValues(ABC):
         """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` at n points of the pool, in double precision.
 
         One output stands for all where they are alike.
-
-        Args:
-            index: The points.
-            only: Which outputs; None for all.
         """
 
 
@@ -65,12 +61,7 @@ class GPKernel(FunctionPrior):
 
 
 class KernelValues(PriorValues):
-    """A kernel between all points of a pool, the same for every output.
-
-    Args:
-        mean: Mean of the function.
-        covariance: The kernel, ``(P, P)``.
-    """
+    """A kernel between all points of a pool, the same for every output."""
 
     def __init__(self, mean: float, covariance: Tensor):
         if not torch.isfinite(covariance).all() or not (covariance.diagonal() >= 0).all():
@@ -256,11 +247,7 @@ class NetworkPrior(FunctionPrior):
 
 
 class DrawnValues(PriorValues):
-    """Function values of many draws from a prior.
-
-    Args:
-        draws: Values ``(draws, P, outputs)`` at the points of a pool.
-    """
+    """Function values ``(draws, P, outputs)`` of many draws from a prior."""
 
     def __init__(self, draws: Tensor):
         if not torch.isfinite(draws).all():

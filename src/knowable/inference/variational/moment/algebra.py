@@ -313,23 +313,14 @@ class _OfVariances(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Half:
-    """The pairs i ≤ j of n numbers.
+    """The pairs i ≤ j of n numbers."""
 
-    Attributes:
-        rows: i of each pair.
-        columns: j.
-        upper: Where the pair i, j is among all n².
-        lower: Where j, i is.
-        place: Which of the pairs each of the n² is.
-        diagonal: Which of them are i, i.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    upper: Tensor
-    lower: Tensor
-    place: Tensor
-    diagonal: Tensor
+    rows: Tensor  # i of each pair
+    columns: Tensor  # j
+    upper: Tensor  # where the pair i, j is among all n²
+    lower: Tensor  # where j, i is
+    place: Tensor  # which of the pairs each of the n² is
+    diagonal: Tensor  # which of them are i, i
 
     @staticmethod
     @lru_cache(maxsize=64)
