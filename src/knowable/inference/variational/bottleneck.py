@@ -18,7 +18,14 @@ from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.network import no_hidden_loops
-from knowable.core.network.params import Params, expand_params, index_params, number_of_draws
+from knowable.core.network.params import (
+    Params,
+    expand_params,
+    index_params,
+    number_of_draws,
+    with_prefix,
+    without_prefix,
+)
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -126,8 +133,6 @@ class InformationBottleneck(Trained, Method):
             diagnostics=training_diagnostics(self, model, result, params, terms, (_NOTE,)),
         )  # fmt: skip
 
-
-# --- the objective ---------------------------------------------------------------------------------------------------
 
 _VALIDATION_DRAWS = 8
 
@@ -369,9 +374,6 @@ def rate_of(mean: Tensor, log_variance: Tensor, tensors: Params) -> Tensor:
     return 0.5 * each.flatten(1).sum(1)
 
 
-# --- the posterior ---------------------------------------------------------------------------------------------------
-
-
 class RandomCode(Posterior):
     r"""Weights that do not vary, and a code inside the network that does: :math:`z = \mu(x) + \sigma(x)\,\epsilon`.
 
@@ -397,8 +399,6 @@ class RandomCode(Posterior):
         self.place, self.shape = place, torch.Size(shape)
         self._vectorises = True  # until a module refuses vmap
 
-    # --- the code ----------------------------------------------------------------------------------------------------
-
     def encode(self, x: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the code at inputs ``x``, each ``(rows, ...)``."""
         mean, log_variance = self._moments(x)
@@ -418,8 +418,6 @@ class RandomCode(Posterior):
             self.model.forward(self.mean(), x, buffers=self.buffers)
             assert self._tap.moments is not None
             return self._tap.moments
-
-    # --- draws -------------------------------------------------------------------------------------------------------
 
     def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
         return expand_params(self.loc, n)
@@ -455,11 +453,8 @@ class RandomCode(Posterior):
         generator = generator_for(seed, "code", draw, device=self.model.device)
         return torch.randn(self.shape, generator=generator, dtype=self.model.dtype, device=self.model.device)
 
-    # --- on disk -----------------------------------------------------------------------------------------------------
-
     def _tensors(self) -> dict[str, Tensor]:
-        weights = {f"loc.{name}": value for name, value in self.loc.items()}
-        return {**weights, **{f"code.{name}": value for name, value in self.code.items()}}
+        return {**with_prefix("loc.", self.loc), **with_prefix("code.", self.code)}
 
     def _settings(self) -> dict[str, Any]:
         place = {"layer": self.place.layer, "entrance": self.place.entrance, "scale": self.place.scale}
@@ -469,8 +464,5 @@ class RandomCode(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, place: dict[str, Any], shape: list[int], **common: Any
     ) -> RandomCode:
-        loc, code = (
-            {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-            for part in ("loc.", "code.")
-        )
+        loc, code = (without_prefix(part, tensors) for part in ("loc.", "code."))
         return cls(model, loc, code, place=CodePlace(**place), shape=torch.Size(shape), **common)

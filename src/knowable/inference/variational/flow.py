@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from knowable.core.model.joint_normal import check_has
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import fast_randn, generator_for, own_randomness
-from knowable.errors import InvalidArgument, Unsupported
+from knowable.errors import Unsupported
 from knowable.inference.variational.flow_layers import (
     KINDS,
     Bijection,
@@ -75,13 +76,10 @@ class Flow(Family):
     def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> FlowModule:
         """See :meth:`Family.build`; the directions of the layers are drawn from the global generator."""
         size = len(loc)
-        layers = make_layers(
-            self.kind,
-            size,
-            self.layers or _layers_for(self.kind, size),
-            hidden=self.hidden or _hidden_for(size),
-            like=loc,
-        )
+        few = self.kind == CouplingLayer.kind or size > _MANY
+        count = self.layers or (_FEWER_LAYERS if few else _LAYERS)
+        hidden = self.hidden or max(1, min(_WIDEST, _NUMBERS // size))
+        layers = make_layers(self.kind, size, count, hidden=hidden, like=loc)
         return FlowModule(layout, NormalisingFlow(loc, torch.full_like(loc, initial_scale), layers))
 
 
@@ -122,17 +120,6 @@ class _Backwards(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return self.flow.inverse(values)[1]
-
-
-def _layers_for(kind: str, size: int) -> int:
-    return _FEWER_LAYERS if kind == CouplingLayer.kind or size > _MANY else _LAYERS
-
-
-def _hidden_for(size: int) -> int:
-    return max(1, min(_WIDEST, _NUMBERS // size))
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -209,8 +196,6 @@ class FlowVI(VariationalMethod):
         )
 
 
-# --- the posterior ---------------------------------------------------------------------------------------------------
-
 _MOST_DRAWS, _FEWEST_DRAWS = 16_384, 256  # for the moments
 _VALUES = 2**24  # numbers drawn for the moments, where that is enough draws
 _BLOCK = 2**22  # numbers in memory at a time
@@ -251,9 +236,7 @@ class FlowPosterior(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
-        lacking = [name for name in self.layout.names if name not in params]
-        if lacking:
-            raise InvalidArgument(f"params lacks {', '.join(lacking[:5])}. Use the dict that sample() or mean() gives.")
+        check_has(params, self.layout.names)
         if self._exact is None:
             self._exact = copy.deepcopy(self.flow).double()
         values = self.layout.flatten(params)
@@ -267,8 +250,6 @@ class FlowPosterior(Posterior):
             "Laplace for that."
         )
 
-    # --- moments -----------------------------------------------------------------------------------------------------
-
     def _mean_random(self) -> Params:
         return self.layout.views(self._mean_and_std()[0].clone())
 
@@ -279,8 +260,6 @@ class FlowPosterior(Posterior):
         if self._moments is None:
             self._moments = _moments_of(self.flow)
         return self._moments
-
-    # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
         return dict(self.flow.state_dict())
@@ -326,9 +305,6 @@ def _moments_of(flow: NormalisingFlow) -> tuple[Tensor, Tensor]:
     mean = total / (2 * pairs)
     variance = (squares / (2 * pairs) - mean.square()).clamp_min(0.0)
     return (loc.double() + mean).to(loc.dtype), variance.sqrt().to(loc.dtype)
-
-
-# --- the distribution ------------------------------------------------------------------------------------------------
 
 
 class NormalisingFlow(nn.Module):

@@ -112,9 +112,8 @@ class LowRankModule(FamilyModule):
     def posterior(self, model: Model, **common: Any) -> LowRankNormal:
         """A normal with a diagonal and a few directions."""
         basis, excess = directions(self.factor.detach().T)
-        return LowRankNormal(
-            model, self.layout, self.loc, self.log_scale.detach().exp(), basis, 1.0 + excess, **common
-        )  # fmt: skip
+        scale = self.log_scale.detach().exp()
+        return LowRankNormal(model, self.layout, self.loc, scale, basis, 1.0 + excess, **common)
 
 
 class FactorTerms(torch.autograd.Function):
@@ -145,9 +144,6 @@ def _inner(factor: Tensor) -> Tensor:
     inner = factor @ factor.T
     inner.diagonal().add_(1.0)
     return inner
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

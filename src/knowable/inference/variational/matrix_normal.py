@@ -260,9 +260,6 @@ class Spread(torch.autograd.Function):
         return None, grad_a, grad_row, grad_b, grad_column
 
 
-# --- the method ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MatrixNormalVI(VariationalMethod):
     r"""A matrix normal distribution for every weight matrix: correlated rows and correlated columns.

@@ -124,8 +124,6 @@ class MeanFieldVI(VariationalMethod):
         return MeanFieldObjective(model, x, size, estimator=self.estimator, draws=draws, **common)
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
 BY_SCORE = ("score", "local_score")
 """Estimators that need no gradient of the likelihood."""
@@ -182,9 +180,6 @@ class MeanFieldObjective(FlatNormalDistribution, VariationalObjective):
     def posterior(self, **common: Any) -> DiagonalNormal:
         """Independent normals."""
         return DiagonalNormal(self.model, *self.loc_and_scale(), **self.shared(common))
-
-
-# --- the same as a family for groups of weights ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

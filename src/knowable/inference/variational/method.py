@@ -91,8 +91,6 @@ class VariationalMethod(Trained, Method):
             *learned_scale_notes(model, size),
         )
 
-    # --- the fit -----------------------------------------------------------------------------------------------------
-
     def _fit(self, job: FitJob) -> Posterior:
         method = self._with_warmup(job.rows)
         return method._maximise_elbo(replace(job, method=method))
@@ -200,9 +198,7 @@ _KL_DRAWS = 64  # estimates of a KL without a closed form
 _ELBO_ROWS = 200_000  # rows in all passes of the final estimate of the likelihood
 
 
-def final_elbo(
-    objective: VariationalObjective, data: Data, seed: int
-) -> tuple[LogEvidence | None, dict[str, float]]:  # fmt: skip
+def final_elbo(objective: VariationalObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
     """The ELBO at β = 1 and T = 1, and its terms, by full passes over the data with new weight draws.
 
     Returns:

@@ -1,8 +1,7 @@
 r"""Independent normals in one flat buffer: draws and KL divergence, with a hand-written gradient.
 
-All variational parameters are one tensor ``q`` of shape ``(2, D)``: means and log scales. One call makes the weight
-draws :math:`w = m + s \epsilon`, the variances that local reparameterisation needs, and the KL; one backward pass
-writes the gradient of all of them into one buffer. Autograd would walk the same memory several times more often.
+One call makes the weight draws :math:`w = m + s \epsilon`, the variances that local reparameterisation needs, and the
+KL; one backward pass writes all gradients into one buffer, where autograd would walk the memory several times more.
 """
 
 from __future__ import annotations

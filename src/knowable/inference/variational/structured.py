@@ -119,8 +119,6 @@ class FamilyModule(nn.Module, ABC):
         return False
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 KL_GRADIENTS = ("auto", "closed", "path")
 _OTHER_DRAWS = 8  # for a KL without a closed form, when it is asked for by itself
 
@@ -167,8 +165,6 @@ class StructuredObjective(VariationalObjective):
         """Also what the families keep beside their parameters."""
         return {**super().tensors(), **{f"state.{name}": value for name, value in self.named_buffers()}}
 
-    # --- the variational distribution --------------------------------------------------------------------------------
-
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of all groups, by name."""
         return self._by_name([part.draw(count)[0] for part in self.parts])
@@ -186,8 +182,6 @@ class StructuredObjective(VariationalObjective):
         if len(parts) == 1:
             return parts[0].posterior(self.model, **self.shared(common))
         return ProductPosterior(self.model, [part.posterior(self.model) for part in parts], **self.shared(common))
-
-    # --- the ELBO ----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""

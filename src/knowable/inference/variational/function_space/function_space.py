@@ -188,9 +188,6 @@ class FunctionSpaceVI(VariationalMethod):
         return (*notes, f"beta={self.beta:g}: prior and data are not weighed as in the model; beta=1 does.")
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
-
 class FunctionSpaceObjective(FlatNormalDistribution, VariationalObjective):
     r"""- (1/N) of the objective in function space, on the full-data scale.
 

@@ -1,8 +1,6 @@
 r"""Priors over functions: Gaussian processes by their kernel, and the functions of a network with random weights.
 
-Every one of them is used as a Gaussian process, independent and alike for all outputs (a network's functions have a
-mean and a covariance for each output): at finitely many points it is a normal distribution. Points are taken from a
-pool that is known when a fit begins, so what a prior has to compute it computes once.
+Points are taken from a pool that is known when a fit begins, so what a prior has to compute it computes once.
 """
 
 from __future__ import annotations
@@ -41,9 +39,6 @@ class FunctionPrior(ABC):
     @abstractmethod
     def at(self, pool: Tensor, model: Model, *, generator: torch.Generator) -> PriorValues:
         """The prior at the points of a pool, for the outputs of ``model``."""
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
 
 
 class GPKernel(FunctionPrior):
@@ -190,9 +185,6 @@ def distances(x: Tensor) -> Tensor:
     return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-# --- networks --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NetworkPrior(FunctionPrior):
     r"""The functions of a network whose weights are drawn from a model's prior, as a Gaussian process.
@@ -261,9 +253,6 @@ class DrawnValues(PriorValues):
         at = index if only is None else (index.unsqueeze(1), only)
         centred = self._centred[at].movedim(1, 0).double()  # (outputs, n, draws)
         return self._mean[at].T.double(), centred @ centred.mT / (centred.shape[-1] - 1)
-
-
-# --- what a user may pass --------------------------------------------------------------------------------------------
 
 
 def as_function_prior(prior: Any) -> FunctionPrior:

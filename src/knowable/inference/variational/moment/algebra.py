@@ -189,9 +189,6 @@ def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
     return Moments(mean, variance, joined_covariance(x.covariance, x.std.flatten(1), variance.flatten(1), series))
 
 
-# --- the greater of two ----------------------------------------------------------------------------------------------
-
-
 def maximum(x: Moments, y: Moments) -> Moments:
     r"""The greater of two independent normals (Clark, 1961), then treated as normal.
 
@@ -209,9 +206,6 @@ def greatest(parts: list[Moments]) -> Moments:
         pairs = [maximum(one, two) for one, two in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[len(pairs) * 2 :]
     return parts[0]
-
-
-# --- quadrature ------------------------------------------------------------------------------------------------------
 
 
 def quadrature(like: Tensor) -> tuple[Tensor, Tensor]:

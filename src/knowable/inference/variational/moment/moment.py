@@ -97,9 +97,6 @@ class MomentVI(VariationalMethod):
         return objective.posterior(prediction=self.prediction, **common)
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
-
 class MomentObjective(FlatNormalDistribution, VariationalObjective):
     """-ELBO / N of independent normals, with the expected log likelihood from the moments of the outputs."""
 
@@ -147,8 +144,6 @@ def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Mo
     found = {name: params.get(LIKELIHOOD_PREFIX + name) for name in means}
     return {name: found[name] or Moments(value) for name, value in means.items()}
 
-
-# --- the posterior ---------------------------------------------------------------------------------------------------
 
 PREDICTIONS = ("moments", "sampling")
 LIMIT = 256  # outputs of a linear layer whose covariances are followed in prediction
