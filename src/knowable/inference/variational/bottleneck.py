@@ -18,14 +18,7 @@ from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.network import no_hidden_loops
-from knowable.core.network.params import (
-    Params,
-    expand_params,
-    index_params,
-    number_of_draws,
-    with_prefix,
-    without_prefix,
-)
+from knowable.core.network.params import Params, expand_params, index_params, number_of_draws, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -454,7 +447,8 @@ class RandomCode(Posterior):
         return torch.randn(self.shape, generator=generator, dtype=self.model.dtype, device=self.model.device)
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {**with_prefix("loc.", self.loc), **with_prefix("code.", self.code)}
+        parts = ("loc", "code")
+        return {f"{part}.{name}": value for part in parts for name, value in getattr(self, part).items()}
 
     def _settings(self) -> dict[str, Any]:
         place = {"layer": self.place.layer, "entrance": self.place.entrance, "scale": self.place.scale}
