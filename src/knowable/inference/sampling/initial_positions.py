@@ -53,17 +53,11 @@ _MOST_DIMENSIONS = 100  # for which the Hessian is worth its time
 
 @dataclass(frozen=True)
 class Start:
-    """First positions of the chains and what stays fixed.
+    """First positions of the chains and what stays fixed."""
 
-    Attributes:
-        positions: ``(chains, D)``, the random parameters.
-        points: Values of the parameters that are point estimates.
-        buffers: The network's buffers.
-    """
-
-    positions: Tensor
-    points: Params
-    buffers: Buffers
+    positions: Tensor  # (chains, D), the random parameters
+    points: Params  # values of the parameters that are point estimates
+    buffers: Buffers  # the network's buffers
 
 
 def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:

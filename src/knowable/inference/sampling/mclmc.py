@@ -60,9 +60,8 @@ class MCLMC(Sampler):
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: Step in units of the posterior, or None to tune it.
@@ -104,24 +103,16 @@ class MCLMC(Sampler):
         """The transition."""
         return MCLMCKernel(self, metrics.kind_for(self.mass, dimension))
 
-    def begins_near_modes(self, dimension: int) -> bool:
-        """Where step size and a dense mass matrix are tuned."""
-        return tunes_at_modes(self, dimension)
+    begins_near_modes = tunes_at_modes
 
 
 @dataclass(frozen=True)
 class EnergyStep:
-    """A step size that is tuned by the variance of its energy error.
+    """A step size that is tuned by the variance of its energy error."""
 
-    Attributes:
-        total: Weighted sum of ΔE² / ε⁶ over the wanted variance, exponentially fading.
-        weights: Sum of the weights.
-        step: The step size ε.
-    """
-
-    total: float
-    weights: float
-    step: float
+    total: float  # weighted sum of ΔE² / ε⁶ over the wanted variance, exponentially fading
+    weights: float  # sum of the weights
+    step: float  # the step size ε
 
     def update(self, change: Tensor, target: float) -> EnergyStep:
         r"""With the energy errors of one step: the step size at which they have the variance ``target``.
@@ -143,25 +134,15 @@ class EnergyStep:
 
 @dataclass(frozen=True)
 class MCLMCState(MetricState):
-    """The state of MCLMC.
+    """The state of MCLMC."""
 
-    Attributes:
-        extra: Unseen coordinates, ``(C, E)``.
-        direction: Unit vectors ``(C, D + E)`` in units of the posterior.
-        step: The step size, where adjusted.
-        energy: The step size, where not adjusted.
-        length: Length of a trajectory, or after which the direction has decorrelated.
-        centre: Running mean of every chain's positions, ``(C, D)``.
-        transitions: Made so far, warm-up included.
-    """
-
-    extra: Tensor
-    direction: Tensor
-    step: DualAveraging
-    energy: EnergyStep
-    length: TrajectoryLength
-    centre: Tensor
-    transitions: int = 0
+    extra: Tensor  # unseen coordinates, (C, E)
+    direction: Tensor  # unit vectors (C, D + E) in units of the posterior
+    step: DualAveraging  # the step size, where adjusted
+    energy: EnergyStep  # the step size, where not adjusted
+    length: TrajectoryLength  # length of a trajectory, or after which the direction has decorrelated
+    centre: Tensor  # running mean of every chain's positions, (C, D)
+    transitions: int = 0  # made so far, warm-up included
 
 
 @dataclass(frozen=True)
@@ -358,23 +339,14 @@ _LEAST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Walk:
-    """Where all chains are on their way.
+    """Where all chains are on their way."""
 
-    Attributes:
-        position: ``(C, D)``.
-        extra: Unseen coordinates that fill up few dimensions, ``(C, E)``.
-        direction: Unit vectors ``(C, D + E)`` in units of the posterior.
-        value: Log densities ``(C,)``.
-        gradient: Their gradients ``(C, D)``.
-        energy: Change of energy since the walk began, ``(C,)``.
-    """
-
-    position: Tensor
-    extra: Tensor
-    direction: Tensor
-    value: Tensor
-    gradient: Tensor
-    energy: Tensor
+    position: Tensor  # (C, D)
+    extra: Tensor  # unseen coordinates that fill up few dimensions, (C, E)
+    direction: Tensor  # unit vectors (C, D + E) in units of the posterior
+    value: Tensor  # log densities (C,)
+    gradient: Tensor  # their gradients (C, D)
+    energy: Tensor  # change of energy since the walk began, (C,)
 
     @classmethod
     def of(cls, state: MCLMCState, direction: Tensor) -> Walk:
