@@ -35,6 +35,7 @@ class Info:
     diverging: Tensor | None = None  # 1 where the trajectory diverged, else 0
     energy: Tensor | None = None  # energy at the beginning of the trajectory
     steps: Tensor | None = None  # gradients taken
+    swap: Tensor | None = None  # mean acceptance of a chain's swaps with hotter replicas
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that the sampler has, by name."""

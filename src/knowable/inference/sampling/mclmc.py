@@ -157,7 +157,7 @@ class MCLMCKernel(Kernel):
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> MCLMCState:
         """Where the chains begin, before any tuning."""
         common = begin(target, position, self.settings, self.mass, generator=generator)
-        extra = _noise(position, extra_dimensions(position.shape[1]), generator)
+        extra = _noise(position, max(0, _LEAST_DIMENSIONS - position.shape[1]), generator)
         dimension = position.shape[1] + extra.shape[1]
         first = self.settings.step_size
         if first is None:  # speed is 1 here, and about √D with momenta
@@ -296,9 +296,7 @@ class MCLMCKernel(Kernel):
         share = effective[~effective.isnan()].mean().item() / (some.shape[0] * some.shape[1])
         if not (math.isfinite(share) and share > 0):
             return state.length
-        apart = step * self._steps_between_draws(
-            state, before, tuning=True
-        )  # positions stay correlated over apart/share
+        apart = step * self._steps_between_draws(state, before, tuning=True)  # positions correlate over apart / share
         wanted = min(max(0.4 * apart / share, 0.5 * before, 2 * step), 2 * before, _MOST_STEPS * step)
         return TrajectoryLength.begin(wanted)
 
@@ -353,11 +351,6 @@ class Walk:
         """The beginning of a walk."""
         energy = torch.zeros_like(state.value)
         return cls(state.position, state.extra, direction, state.value, state.gradient, energy)
-
-
-def extra_dimensions(dimension: int) -> int:
-    """How many unseen coordinates are added."""
-    return max(0, _LEAST_DIMENSIONS - dimension)
 
 
 def isokinetic_walk(target: Target, metric: Metric, walk: Walk, step: float, count: int) -> Walk:

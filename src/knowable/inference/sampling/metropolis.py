@@ -11,14 +11,7 @@ from knowable.core.chains.kernel import Block, Kernel, WarmUp
 from knowable.core.chains.target import Target
 from knowable.core.support.checks import check_choice
 from knowable.inference.sampling.sampler import Sampler
-from knowable.inference.sampling.tempered_moves import (
-    SHAPES,
-    Moves,
-    MoveState,
-    RandomWalk,
-    check_random_walk,
-    is_dense,
-)
+from knowable.inference.sampling.tempered_moves import SHAPES, Moves, MoveState, RandomWalk, check_random_walk, is_dense
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from knowable.core.chains.target import ModelTarget, Recordable, Target
-from knowable.core.compiling.recorder import BatchedGradient
 from knowable.core.model.data import Batch, Data
 from knowable.core.support.randomness import generator_for
 
@@ -35,13 +34,8 @@ class BatchTarget(Target):
 
     def __init__(self, target: ModelTarget):
         super().__init__(target.layout)
-        self.target, self.step_graphs = target, target.step_graphs
+        self.target, self.function, self.step_graphs = target, target.function, target.step_graphs
         self.batch: Batch | None = None
-
-    @property
-    def function(self) -> BatchedGradient:
-        """What computes it."""
-        return self.target.function
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the log densities ``(C,)`` of all rows and of their gradients ``(C, D)``."""

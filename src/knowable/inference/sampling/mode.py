@@ -185,11 +185,7 @@ def _from_differences(target: Target, flat: Tensor) -> Tensor:
 
 
 def refitted(
-    proposal: StudentTProposal,
-    log_target: Callable[[Tensor], Tensor],
-    *,
-    rounds: int,
-    generator: torch.Generator,
+    proposal: StudentTProposal, log_target: Callable[[Tensor], Tensor], *, rounds: int, generator: torch.Generator
 ) -> StudentTProposal:
     """The proposal moved to the weighted mean and covariance of its own draws, as long as that makes it better.
 

@@ -100,13 +100,6 @@ class TemperedChains(Sampler):
 
 
 @dataclass(frozen=True)
-class TemperedInfo(Info):
-    """Also the mean acceptance of a chain's swaps."""
-
-    swap: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class TemperedState(State):
     """The state of tempered chains."""
 
@@ -154,7 +147,7 @@ class TemperedKernel(Kernel):
             position, value = state.replicas.position[:chains], state.replicas.value[:chains]
             state = replace(state, position=position, value=value, transitions=state.transitions + 1)
             own = {name: each[:chains] for name, each in info.tensors().items()}
-            found.append((state, TemperedInfo(**own, swap=swap)))
+            found.append((state, Info(**own, swap=swap)))
         return state, Block.stack(found)
 
     def tuned(self, state: TemperedState) -> dict[str, float]:

@@ -120,10 +120,10 @@ def check_tuning(sampler: Any) -> None:
     check_number("target_acceptance", sampler.target_acceptance, above=0, below=1)
 
 
-def tunes_at_modes(sampler: Any, dimension: int) -> bool:
-    """Whether chains begin near modes and with the curvature there: where step size and a dense mass are tuned."""
-    tuned = sampler.step_size is None and sampler.warmup != 0
-    return tuned and metrics.kind_for(sampler.mass, dimension) == "dense" and searches_modes(dimension)
+def tunes_at_modes(self: Any, dimension: int) -> bool:
+    """A sampler's ``begins_near_modes``: where step size and a dense mass are tuned."""
+    tuned = self.step_size is None and self.warmup != 0
+    return tuned and metrics.kind_for(self.mass, dimension) == "dense" and searches_modes(dimension)
 
 
 def begin(
