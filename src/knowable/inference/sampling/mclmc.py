@@ -376,13 +376,10 @@ def isokinetic_walk(target: Target, metric: Metric, walk: Walk, step: float, cou
 def isokinetic_langevin(
     fused: FusedStep, metric: Metric, walk: Walk, step: float, length: float, noise: Tensor
 ) -> tuple[Walk, Tensor, Tensor]:
-    """One step of every chain after which directions are refreshed in part, to decorrelate over ``length``.
+    """One :func:`langevin_step` after which directions are refreshed in part, to decorrelate over ``length``.
 
-    ``fused`` is :func:`langevin_step` of a target.
-
-    Returns:
-        Where the chains are, the change of energy ``(C,)``, and whether the step was possible ``(C,)``; where it
-        was not, a chain stays and faces the other way.
+    Returns also the change of energy ``(C,)``, and whether the step was possible ``(C,)``; where it was not, a chain
+    stays and faces the other way.
     """
     share = math.sqrt(math.expm1(2 * step / length) / noise.shape[1])
     shared = (torch.tensor(step).to(noise), torch.tensor(share).to(noise), metric.factor)

@@ -1,16 +1,12 @@
 r"""Metropolis and Hamiltonian moves of chains at temperatures of their own: for Metropolis, annealing and tempering.
 
-A move takes a state and temperatures :math:`T` ``(N,)`` and leaves :math:`p(\theta)^{1/T}` of every chain as it is.
-Values and gradients in the state are those of the target itself, without T, so that a change of temperature costs
-nothing.
-
-Chains come in groups of equal size that lie one after the other (the rungs of a ladder of temperatures; or one group).
-In the warm-up every group learns its own step size and its own covariance :math:`\Sigma = L L^\top`: L is a vector of
-standard deviations (diagonal) or a lower triangle (dense). In the end Σ is estimated from the covariance *within* each
-chain, pooled over the chains of a group, so that chains in different modes do not inflate it. Early on the covariance
-*between* chains counts as well: they begin further apart than a chain walks while its steps are short. Windows begin
-short and each is a third longer than the one before: a direction whose steps are much too short widens in every window,
-so that many short windows find scales that few long ones do not.
+A move leaves :math:`p(\theta)^{1/T}` of every chain as it is. Values and gradients in the state are those without T.
+Chains come in groups of equal size that lie one after the other (the rungs of a ladder of temperatures; or one group),
+each with a step size and a covariance :math:`\Sigma = L L^\top` of its own: L is a vector of standard deviations
+(diagonal) or a lower triangle (dense). Σ is estimated from the covariance *within* each chain, pooled over the chains
+of a group, so that chains in different modes do not inflate it; early on also from that *between* chains, which begin
+further apart than a chain walks while its steps are short. Windows begin short and each is a third longer than the one
+before: a direction whose steps are much too short widens in every window.
 """
 
 from __future__ import annotations

@@ -243,10 +243,7 @@ class UTurns:
     def within(self, leaf: np.ndarray, active: np.ndarray, *tensors: Tensor) -> np.ndarray:
         """Whether a part of the growing subtree that ends with this leaf has turned back, ``(C,)``.
 
-        Args:
-            leaf: Number of the leaf in the subtree of every chain.
-            active: Which chains count.
-            tensors: Velocity, momentum, and the sum of momenta of the subtree, each ``(C, D)``.
+        ``leaf`` is its number in the subtree; the tensors are velocity, momentum, and the sum of momenta, ``(C, D)``.
         """
         speed, momentum, total = (each.cpu().numpy() for each in tensors)
         first = np.flatnonzero((leaf & 1 == 0) & active)  # this leaf is the first of a part: remember it
