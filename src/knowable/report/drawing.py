@@ -63,10 +63,6 @@ class Drawing:
 def draw(panel: Panel, *, key: str) -> Drawing:
     """Draw a panel.
 
-    Args:
-        panel: What to draw.
-        key: A prefix, unique on the page, for the identifiers inside the drawing.
-
     Raises:
         MissingExtra: If matplotlib is not installed.
     """

@@ -75,12 +75,7 @@ def _band(panel: BandPanel) -> Figure:
     axes.fill_between(panel.x, panel.low, panel.high, color=ALEATORIC_BAND, lw=0, label=f"total, {share}")
     if any(high > low for low, high in zip(panel.epistemic_low, panel.epistemic_high, strict=True)):
         axes.fill_between(
-            panel.x,
-            panel.epistemic_low,
-            panel.epistemic_high,
-            color=EPISTEMIC_BAND,
-            lw=0,
-            label=f"epistemic, {share}",
+            panel.x, panel.epistemic_low, panel.epistemic_high, color=EPISTEMIC_BAND, lw=0, label=f"epistemic, {share}"
         )
     if panel.truth:
         axes.plot(panel.x, panel.truth, color=INK, ls="--", lw=1.2, label="truth")

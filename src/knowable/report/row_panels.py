@@ -29,16 +29,7 @@ def truth_panel(
     level: float = 0.9,
     always: Sequence[int] = (),
 ) -> TruthPanel:
-    """Predictions with their intervals against what was observed.
-
-    Args:
-        target: Name of the outcome.
-        prediction: Of all held-out rows.
-        y: What was observed.
-        lines: Where each row is in the file.
-        level: Of the intervals.
-        always: Places of rows to be among those drawn where there are too many for a figure.
-    """
+    """Predictions with their intervals against what was observed."""
     low, high = prediction.interval(level)
     places = _evenly(len(y), always)
     columns = [_pick(values, places) for values in (y, prediction.mean, low, high)]
@@ -103,17 +94,7 @@ def row_listings(
     classes: tuple[str, ...] = (),
     count: int = 5,
 ) -> tuple[Listing, ...]:
-    """Tables of the most and least certain rows, with the inputs that matter most.
-
-    Args:
-        prediction: Of all held-out rows.
-        y: What was observed: numbers, or codes of classes.
-        frame: The inputs of these rows, as the user gave them.
-        lines: Where each row is in the file.
-        inputs: Names of the inputs, the most important first.
-        classes: Names of the classes.
-        count: Rows in each table.
-    """
+    """Tables of the most and least certain rows, with the inputs that matter most."""
     shown = list(inputs)[:_MOST_INPUTS]
     if isinstance(prediction, ClassPrediction):
         headings = ("Row", "Predicted", "Probability", "Truth", "Aleatoric", "Epistemic", *shown)
@@ -183,13 +164,7 @@ _MOST_COLUMNS = 60  # columns of the table
 
 
 def data_listing(frame: DataFrame, kinds: Mapping[str, str], target: str) -> Listing:
-    """One row for each column: its kind, what is missing, and what it holds; the outcome first.
-
-    Args:
-        frame: All rows, as the user gave them.
-        kinds: The kind of every input that is used.
-        target: Name of the outcome.
-    """
+    """One row for each column: its kind, what is missing, and what it holds; the outcome first."""
     others = [name for name in frame.columns if name != target]
     shown = [target, *others][: _MOST_COLUMNS + 1]
     columns: dict[Any, Any] = {name: frame[name] for name in shown}

@@ -37,14 +37,9 @@ _TERMS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judgement.
+    """A judgement."""
 
-    Attributes:
-        good: True, False, or None where it is fair or unknown.
-        text: The judgement in a sentence or two, with what to do where it is bad.
-    """
-
-    good: bool | None
+    good: bool | None  # True, False, or None where it is fair or unknown
     text: str
 
 
@@ -102,13 +97,7 @@ def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:
 
 
 def traces_panel(posterior: Posterior, encoded: Any, lines: list[int]) -> TracesPanel | None:
-    """Trace plots: the network's output for a few rows, draw by draw; None where there are no chains.
-
-    Args:
-        posterior: Of any kind.
-        encoded: A few rows, as the network takes them.
-        lines: Where these rows are in the file.
-    """
+    """Trace plots: the network's output for a few rows, draw by draw; None where there are no chains."""
     if not isinstance(posterior, ChainPosterior):
         return None
     draws = posterior.function_draws(encoded)  # (chains, draws, rows, ...)

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from knowable.errors import InvalidArgument, InvalidData
-from knowable.tabular.columns import (
-    FALSE,
-    TRUE,
-    Column,
-    find_missing,
-    label_of,
-    labels_of,
-    shown,
-    warn_of_unseen,
-)
+from knowable.tabular.columns import FALSE, TRUE, Column, find_missing, label_of, labels_of, shown, warn_of_unseen
 from knowable.tabular.table import Table
 
 if TYPE_CHECKING:
@@ -35,18 +26,13 @@ class CategoricalColumn(Column):
     Others are categories that were not in training, and the rarest where there are more than 255. No training row tells
     what an unseen category does, so that predictions for it are as uncertain as the prior. What is missing becomes the
     most frequent category.
-
-    Attributes:
-        categories: Those with a place of their own, in alphabetical order.
-        usual: The most frequent one.
-        rare: How many share the place of all others.
     """
 
     kind: ClassVar[str] = "categorical"
 
-    categories: tuple[str, ...]
-    usual: str
-    rare: int
+    categories: tuple[str, ...]  # those with a place of their own, in alphabetical order
+    usual: str  # the most frequent one
+    rare: int  # how many share the place of all others
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> CategoricalColumn:
@@ -78,21 +64,14 @@ class CategoricalColumn(Column):
 
 @dataclass(frozen=True)
 class OrdinalColumn(Column):
-    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level.
-
-    Attributes:
-        levels: From the lowest to the highest.
-        middle: Number of the median level in training.
-        centre: Mean number in training.
-        scale: Standard deviation of the numbers in training.
-    """
+    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level."""
 
     kind: ClassVar[str] = "ordinal"
 
-    levels: tuple[str, ...]
-    middle: float
-    centre: float
-    scale: float
+    levels: tuple[str, ...]  # from the lowest to the highest
+    middle: float  # number of the median level in training
+    centre: float  # mean number in training
+    scale: float  # standard deviation of the numbers in training
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> OrdinalColumn:
@@ -133,15 +112,11 @@ class OrdinalColumn(Column):
 
 @dataclass(frozen=True)
 class BooleanColumn(Column):
-    """Yes or no: one number, centred and scaled. What is missing becomes the more frequent one.
-
-    Attributes:
-        share: Share of yes in the training rows.
-    """
+    """Yes or no: one number, centred and scaled. What is missing becomes the more frequent one."""
 
     kind: ClassVar[str] = "boolean"
 
-    share: float
+    share: float  # share of yes in the training rows
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> BooleanColumn:

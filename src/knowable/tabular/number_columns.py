@@ -31,24 +31,15 @@ class NumericColumn(Column):
 
     with the median :math:`\tilde x` and the interquartile range :math:`r`, so that units do not matter. What is missing
     becomes the median.
-
-    Attributes:
-        median: Of the training rows.
-        unit: r: the interquartile range, or the mean distance from the median where that is 0.
-        log: Whether g is the logarithm.
-        centre: m.
-        scale: s.
-        low: Smallest value in training.
-        high: Largest value in training.
     """
 
     kind: ClassVar[str] = "numeric"
 
     median: float
-    unit: float
-    log: bool
-    centre: float
-    scale: float
+    unit: float  # r: the interquartile range, or the mean distance from the median where that is 0
+    log: bool  # whether g is the logarithm
+    centre: float  # m
+    scale: float  # s
     low: float
     high: float
 
@@ -103,23 +94,15 @@ class NumericColumn(Column):
 
 @dataclass(frozen=True)
 class DateColumn(Column):
-    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine.
-
-    Attributes:
-        centre: Mean of the seconds since 1970.
-        scale: Their standard deviation.
-        year: Whether the day of the year is told, where there is more than a year of data.
-        week: Whether the day of the week is told, where there are more than two weeks.
-        day: Whether the hour is told, where dates have one.
-    """
+    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine."""
 
     kind: ClassVar[str] = "date"
 
-    centre: float
+    centre: float  # mean of the seconds since 1970
     scale: float
-    year: bool
-    week: bool
-    day: bool
+    year: bool  # whether the day of the year is told, where there is more than a year of data
+    week: bool  # whether the day of the week is told, where there are more than two weeks
+    day: bool  # whether the hour is told, where dates have one
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> DateColumn:

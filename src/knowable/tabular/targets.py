@@ -24,18 +24,12 @@ class NumberTargets:
     r"""Numbers, one or several for each row, centred and scaled for the network: :math:`y' = (y - m) / s`.
 
     Predictions come back in the user's units, densities included.
-
-    Attributes:
-        means: m of each output.
-        scales: s of each output; 1 for a constant one.
-        flat: Whether targets were one number a row, and not a column of one.
-        names: Names of the outputs, where they have any.
     """
 
-    means: tuple[float, ...]
-    scales: tuple[float, ...]
-    flat: bool = True
-    names: tuple[str, ...] = ()
+    means: tuple[float, ...]  # m of each output
+    scales: tuple[float, ...]  # s of each output; 1 for a constant one
+    flat: bool = True  # whether targets were one number a row, and not a column of one
+    names: tuple[str, ...] = ()  # names of the outputs, where they have any
 
     @classmethod
     def learn(cls, y: np.ndarray, names: tuple[str, ...] = ()) -> NumberTargets:
@@ -73,14 +67,9 @@ class NumberTargets:
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """Classes, in the order of their labels.
+    """Classes, in the order of their labels."""
 
-    Attributes:
-        classes: The labels: all texts, all numbers, or False and True.
-        names: The name of the target, where it has one.
-    """
-
-    classes: tuple[Any, ...]
+    classes: tuple[Any, ...]  # the labels: all texts, all numbers, or False and True
     names: tuple[str, ...] = ()
 
     @classmethod

@@ -119,12 +119,6 @@ def fit(
 def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool) -> FittedRun:
     """Check the options, read the file, fit.
 
-    Args:
-        options: The options of the command by their names in a configuration file.
-        folder: Where the run will be written.
-        force: Whether an earlier run may be overwritten.
-        quiet: Whether to show no progress.
-
     Raises:
         KnowableError: If anything is wrong with the options or the file; nothing is written then.
     """

@@ -27,16 +27,10 @@ MADE = "made"
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command.
+    """An option or argument of a command."""
 
-    Attributes:
-        name: What the command calls it inside.
-        key: What a file calls it: its long flag without the dashes.
-        many: Whether it may be repeated.
-    """
-
-    name: str
-    key: str
+    name: str  # what the command calls it inside
+    key: str  # what a file calls it: its long flag without the dashes
     many: bool = False
 
 
@@ -61,10 +55,6 @@ def options_of(context: typer.Context) -> list[Option]:
 
 def read_options(path: Path, options: Iterable[Option]) -> dict[str, Any]:
     """Values of options from a file, under the names that the command has for them.
-
-    Args:
-        path: The file; ``.json`` is read as JSON, everything else as TOML.
-        options: The options there are.
 
     Raises:
         InvalidArgument: If the file cannot be read, or names an option that does not exist.
@@ -139,8 +129,7 @@ Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="T
 Task = Annotated[
     str,
     typer.Option(
-        metavar="auto|regression|classification",
-        help="Whether the target is a number or a class; auto infers it.",
+        metavar="auto|regression|classification", help="Whether the target is a number or a class; auto infers it."
     ),
 ]
 Drop = Annotated[

@@ -71,12 +71,6 @@ def prediction_rows(
 
     Numbers: ``line, mean, std, low, high, aleatoric_std, epistemic_std``, all in the outcome's unit. Classes: ``line,
     label, probability, p(name) ..., entropy, aleatoric, epistemic`` in nats.
-
-    Args:
-        prediction: In the user's units.
-        lines: Where each row is in the file it came from.
-        classes: Names of the classes.
-        level: Of the interval from ``low`` to ``high``.
     """
     if isinstance(prediction, RegressionPrediction):
         columns = _numbers(prediction, level)
@@ -120,11 +114,7 @@ def _classes(prediction: ClassPrediction, classes: Sequence[str]) -> dict[str, l
         "probability": _round([probs[row, label].item() for row, label in enumerate(labels)]),
     }
     columns |= {f"p({name})": _round(probs[:, place].tolist()) for place, name in enumerate(classes)}
-    uncertainty = {
-        "entropy": prediction.total,
-        "aleatoric": prediction.aleatoric,
-        "epistemic": prediction.epistemic,
-    }
+    uncertainty = {"entropy": prediction.total, "aleatoric": prediction.aleatoric, "epistemic": prediction.epistemic}
     return columns | {name: _round(value.detach().double().reshape(-1).tolist()) for name, value in uncertainty.items()}
 
 

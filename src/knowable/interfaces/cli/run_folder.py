@@ -33,17 +33,11 @@ HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.jso
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk.
-
-    Attributes:
-        folder: Where it is.
-        options: The options it was made with.
-        made: How it was made: versions, the data's name and hash, the method chosen.
-    """
+    """A run on disk."""
 
     folder: Path
     options: Mapping[str, Any]
-    made: Mapping[str, Any]
+    made: Mapping[str, Any]  # how it was made: versions, the data's name and hash, the method chosen
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:

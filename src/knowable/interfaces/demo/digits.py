@@ -50,23 +50,14 @@ def methods(epochs: int | None) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class DigitsResult:
-    """What was fitted and scored.
-
-    Attributes:
-        train: Number of training rows.
-        test: The held-out rows.
-        predictions: Predictions of each method for them.
-        scores: Their scores.
-        fits: The fits.
-        epochs: Passes over the data in each fit, or None if each stopped by itself.
-    """
+    """What was fitted and scored."""
 
     train: int
     test: Dataset
     predictions: Mapping[str, ClassPrediction]
     scores: Mapping[str, kn.Scores]
     fits: Fits
-    epochs: int | None
+    epochs: int | None  # passes over the data in each fit, or None if each stopped by itself
 
 
 def run(*, seed: int, epochs: int | None, rows: int | None = None, progress: bool | None = None) -> DigitsResult:
