@@ -236,12 +236,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """What was measured.
-
-    Attributes:
-        megabytes: The largest resident memory less what was held before, in units of 10^6 bytes; NaN where the system
-            does not tell.
-    """
+    """The largest resident memory less what was held before, in units of 10^6 bytes; NaN where it is not known."""
 
     megabytes: float = math.nan
 

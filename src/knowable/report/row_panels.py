@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 400  # rows of one figure
 _MOST_INPUTS = 5  # columns of the tables of rows
+_MOST_COLUMNS = 60  # rows of the table of columns
 
 
 def truth_panel(
@@ -158,26 +159,16 @@ def _text(value: Any) -> str:
     return "missing" if text in ("None", "nan", "NaT", "<NA>", "") else text
 
 
-# --- A summary of the columns ----------------------------------------------------------------------------------------
-
-_MOST_COLUMNS = 60  # columns of the table
-
-
 def data_listing(frame: DataFrame, kinds: Mapping[str, str], target: str) -> Listing:
     """One row for each column: its kind, what is missing, and what it holds; the outcome first."""
     others = [name for name in frame.columns if name != target]
     shown = [target, *others][: _MOST_COLUMNS + 1]
     columns: dict[Any, Any] = {name: frame[name] for name in shown}
-    rows = tuple(_column_row(str(name), column, _kind(name, kinds, target)) for name, column in columns.items())
+    used = {**kinds, target: "outcome"}
+    rows = tuple(_column_row(str(name), values, used.get(str(name), "not used")) for name, values in columns.items())
     left = len(others) + 1 - len(shown)
     note = f"{left} more columns are not listed." if left else ""
     return Listing("Columns", ("Column", "Kind", "Missing", "Distinct", "Holds"), rows, note)
-
-
-def _kind(name: Any, kinds: Mapping[str, str], target: str) -> str:
-    if name == target:
-        return "outcome"
-    return kinds.get(str(name), "not used")
 
 
 def _column_row(name: str, values: Series, kind: str) -> tuple[str, ...]:

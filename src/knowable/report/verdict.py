@@ -74,13 +74,12 @@ def _chains(terms: Diagnostics) -> Verdict:
 
 def terms_listing(diagnostics: Diagnostics) -> Listing | None:
     """The diagnostics with what each means; None where there are none."""
-    rows = tuple((*_named(name), f"{value:.5g}") for name, value in diagnostics.items() if math.isfinite(value))
-    rows = tuple((name, value, meaning) for name, meaning, value in rows)
-    return Listing("Diagnostics of the fit", ("Quantity", "Value", "Meaning"), rows) if rows else None
-
-
-def _named(term: str) -> tuple[str, str]:
-    return _TERMS.get(term, (term.replace("_", " ").capitalize(), ""))
+    rows = []
+    for term, value in diagnostics.items():
+        if math.isfinite(value):
+            name, meaning = _TERMS.get(term, (term.replace("_", " ").capitalize(), ""))
+            rows.append((name, f"{value:.5g}", meaning))
+    return Listing("Diagnostics of the fit", ("Quantity", "Value", "Meaning"), tuple(rows)) if rows else None
 
 
 def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:

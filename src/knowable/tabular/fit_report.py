@@ -216,20 +216,13 @@ def _fitted_section(run: FittedRun) -> Section:
 
 def _data_section(run: FittedRun) -> Section:
     missing = int(run.table.isna().any(axis=1).sum())
-    gaps = (
-        f" {missing} rows have missing values, which were imputed and flagged." if missing else " No value is missing."
-    )
+    gaps = f"{missing} rows have missing values, which were imputed and flagged." if missing else "No value is missing."
+    split = f"{len(run.y)} of them, not seen in the fit, are for the scores." if run.held_out else "None were held out."
     return Section(
         title="The data",
-        lead=f"{len(run.table)} rows and {len(run.kinds)} inputs. {_split_words(run)}{gaps}",
+        lead=f"{len(run.table)} rows and {len(run.kinds)} inputs. {split} {gaps}",
         listings=(data_listing(run.table, run.kinds, run.target),),
     )
-
-
-def _split_words(run: FittedRun) -> str:
-    if not run.held_out:
-        return "None were held out."
-    return f"{len(run.y)} of them, not seen in the fit, are for the scores."
 
 
 def _quality_section(run: FittedRun) -> Section:

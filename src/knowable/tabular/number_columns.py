@@ -61,9 +61,9 @@ class NumericColumn(Column):
         )  # fmt: skip
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same value, and no gaps to tell them apart."""
-        return self.scale == 0.0 and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had different values."""
+        return self.scale > 0.0
 
     def check(self, table: Table) -> list[str]:
         """Values must be numbers; a jump as of other units is told."""
@@ -82,9 +82,6 @@ class NumericColumn(Column):
             f"column {self.name!r} has a median of {now:.6g}, in training it was {self.median:.6g} (from "
             f"{self.low:.6g} to {self.high:.6g}): is it in other units?"
         ]
-
-    def _features(self) -> tuple[str, ...]:
-        return (self.name,)
 
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         found = np.where(missing, self.median, as_numbers(table, self.name))
@@ -117,9 +114,9 @@ class DateColumn(Column):
         )  # fmt: skip
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same date, and no gaps to tell them apart."""
-        return self.scale == 0.0 and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had different dates."""
+        return self.scale > 0.0
 
     def check(self, table: Table) -> list[str]:
         """Values must be dates."""
@@ -175,9 +172,6 @@ def _typed(values: pd.Series) -> bool:
     return bool(pd.api.types.is_datetime64_any_dtype(values.dtype))
 
 
-# --- the arithmetic --------------------------------------------------------------------------------------------------
-
-
 def middle_and_unit(values: np.ndarray) -> tuple[float, float]:
     """Median and interquartile range; where that is 0 the mean distance from the median, where that is 0 too, 1."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
@@ -195,7 +189,7 @@ def kurtosis(values: np.ndarray) -> float:
 
 
 def signed_log(values: np.ndarray) -> np.ndarray:
-    """Sign(z) log(1 + |z|)."""
+    """The signed logarithm, sign(z) log(1 + |z|)."""
     return np.sign(values) * np.log1p(np.abs(values))
 
 

@@ -46,7 +46,7 @@ from knowable.interfaces.cli.options import (
 )
 from knowable.interfaces.cli.training_table import divide, file_hash, lines_of, read_training
 from knowable.registry import find_method
-from knowable.report.html import render, to_json
+from knowable.report.html import finite, render, to_json
 from knowable.report.quality import quality_table
 from knowable.report.report import Report
 from knowable.report.verdict import verdict
@@ -111,9 +111,6 @@ def fit(
         if judgement.good is False and not diagnostics.out_of_time:  # a budget may end a fit at any time
             say(f"the fit did not converge: {judgement.text}")
             raise typer.Exit(NOT_CONVERGED)
-
-
-# --- The work behind ``knowable fit`` --------------------------------------------------------------------------------
 
 
 def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool) -> FittedRun:
@@ -229,7 +226,7 @@ def summary(run: FittedRun, folder: Path, report: Path | None) -> dict[str, Any]
         **scores_content(run),
         "warnings": [notice.text for notice in all_notices(run)],
     }
-    return run_folder.finite(content)
+    return finite(content)
 
 
 def print_fit(run: FittedRun, folder: Path, report: Path | None) -> None:

@@ -1,4 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and ``--config``: a TOML or JSON file in place of flags.
+
+``seed = 3`` in the file is ``--seed 3``; a flag on the command line goes before the file. The ``config.json`` of a run
+is such a file: ``knowable fit --config run/config.json --out again`` repeats the run.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,6 @@ import typer
 
 from knowable.errors import InvalidArgument
 from knowable.interfaces.cli.messages import plain_errors
-
-# --- A file in place of flags: TOML or JSON, with the names of the options as keys -----------------------------------
-#
-# ``seed = 3`` in the file is ``--seed 3``; a flag on the command line goes before the file. The ``config.json`` of a
-# run
-# is such a file: ``knowable fit --config run/config.json --out again`` repeats the run.
 
 MADE = "made"
 """The key under which a run's configuration says how it was made; it is no option."""
@@ -103,9 +101,6 @@ def _as_flag(path: Path, key: str, value: Any, *, many: bool) -> Any:
     if isinstance(value, list) and not many:
         raise InvalidArgument(f"{path}: {key!r} takes one value, got {len(value)}.")
     return [value] if many and not isinstance(value, list) else value
-
-
-# --- Options that several commands share -----------------------------------------------------------------------------
 
 
 def complete_method(incomplete: str) -> list[tuple[str, str]]:

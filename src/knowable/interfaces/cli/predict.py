@@ -19,8 +19,9 @@ from knowable.interfaces.cli.estimators import open_run, run_on
 from knowable.interfaces.cli.fit import plain_scores
 from knowable.interfaces.cli.messages import as_rich, collected, plain_errors, say, standard_output
 from knowable.interfaces.cli.options import AsJson, Config, DataFile, Force, Lenient, Level, Quiet, RunArgument
-from knowable.interfaces.cli.run_folder import check_file, finite, write_file
+from knowable.interfaces.cli.run_folder import check_file, write_file
 from knowable.interfaces.cli.training_table import lines_of
+from knowable.report.html import finite
 from knowable.report.quality import quality_table
 from knowable.tabular.fit_report import class_names
 
@@ -59,9 +60,6 @@ def predict(
         write_file(path, text, force=force)
         if not quiet:
             say(f"{len(rows)} predictions in {path}")
-
-
-# --- Predictions as rows of a table ----------------------------------------------------------------------------------
 
 
 def prediction_rows(
@@ -121,9 +119,6 @@ def _classes(prediction: ClassPrediction, classes: Sequence[str]) -> dict[str, l
 def _round(values: list[float]) -> list[float]:
     """Nine significant digits: more than single precision holds."""
     return [float(f"{value:.9g}") if math.isfinite(value) else value for value in values]
-
-
-# --- ``knowable evaluate``: how good a run is on other rows ----------------------------------------------------------
 
 
 def evaluate(
