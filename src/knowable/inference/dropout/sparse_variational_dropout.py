@@ -118,16 +118,7 @@ class SparseVariationalDropout(VariationalMethod):
 
 
 class SparseObjective(FlatNormalDistribution, VariationalObjective):
-    """-ELBO / N of independent normals under log-uniform priors.
-
-    Args:
-        model: The model, with its log-uniform priors.
-        x: Rows like those of the data.
-        size: Number of training examples N.
-        watch: A weight whose mean and log alpha are recorded after every epoch, or None.
-        initial_scale: Standard deviation of all weights at the start.
-        start: First means, where they are not the model's own.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+    """-ELBO / N of independent normals under log-uniform priors; settings as in the method.
 
     Attributes:
         normals: How the random parameters are laid out in ``q``.
