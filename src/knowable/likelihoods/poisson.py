@@ -20,36 +20,28 @@ class Poisson(Likelihood):
     """
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as counts shaped like the output."""
         y = as_numbers(y, output, output.shape[1:], name=name)
         advice = "For numbers that are not counts use Gaussian() or StudentT()."
         refuse_where((y < 0) | (y != y.round()), y, name=name, expected="a whole number, 0 or more", advice=advice)
         return y
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log probability of each row, ``(batch,)``."""
         return sum_over_event(poisson_log_prob(y, output))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K Poisson distributions."""
         return RegressionPrediction(PoissonComponents(outputs), log_weights)
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
-        """The rate."""
         return DiagonalInformation(output.exp())
 
 
 @dataclass
 class PoissonComponents:
-    """One Poisson distribution for each posterior draw, row and output.
-
-    Attributes:
-        log_rate: Logarithms of the rates, ``(K, batch, ...)``.
-    """
+    """One Poisson distribution for each posterior draw, row and output."""
 
     discrete = True
 
-    log_rate: Tensor
+    log_rate: Tensor  # logarithms of the rates, (K, batch, ...)
 
     @property
     def mean(self) -> Tensor:

@@ -44,11 +44,9 @@ class StudentT(Likelihood):
             object.__setattr__(self, "scale", check_number("scale", self.scale, above=0.0))
 
     def params(self) -> Params:
-        """The logarithm of the scale, if it is learned."""
         return {"log_scale": torch.tensor(-1.0)} if self.scale is None else {}
 
     def priors(self) -> dict[str, Normal]:
-        """The default prior on the logarithm of the scale."""
         return {"log_scale": Normal(2.0, loc=-1.0)} if self.scale is None else {}
 
     def noise_scale(self, params: Params, *, like: Tensor) -> Tensor:
@@ -58,16 +56,13 @@ class StudentT(Likelihood):
         return torch.tensor(self.scale, dtype=like.dtype, device=like.device)
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as numbers shaped like the output."""
         return as_numbers(y, output, output.shape[1:], name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log density of each row, ``(batch,)``."""
         scale = self.noise_scale(params, like=output)
         return sum_over_event(student_t_log_prob(y - output, self.df, scale))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K Student-t distributions."""
         scale = self.noise_scale(params, like=outputs).reshape(-1, *(1,) * (outputs.dim() - 1))  # (K or 1, 1, ...)
         return RegressionPrediction(StudentTComponents(self.df, outputs, scale), log_weights)
 
@@ -79,19 +74,13 @@ class StudentT(Likelihood):
 
 @dataclass
 class StudentTComponents:
-    """One Student-t distribution for each posterior draw, row and output.
-
-    Attributes:
-        df: Degrees of freedom.
-        loc: Centres, ``(K, batch, ...)``.
-        scale: Scales, broadcastable to ``loc``.
-    """
+    """One Student-t distribution for each posterior draw, row and output."""
 
     discrete = False
 
-    df: float
-    loc: Tensor
-    scale: Tensor
+    df: float  # degrees of freedom
+    loc: Tensor  # centres, (K, batch, ...)
+    scale: Tensor  # scales, broadcastable to loc
 
     @property
     def mean(self) -> Tensor:

@@ -180,7 +180,6 @@ class PriorByName(JointPrior):
         return self._own[name] if name in self._own else self.globs[self._glob_of[name]]
 
     def hyperparams(self) -> Params:
-        """Initial values of all hyperparameters, by name."""
         return dict(self._hyperparams)
 
     def prior_of(self, name: str) -> Prior:
@@ -188,7 +187,6 @@ class PriorByName(JointPrior):
         return self._unbound(name)
 
     def bound(self, name: str, params: Params) -> Prior:
-        """The elementwise prior on one parameter, at the hyperparameters found in ``params``."""
         prior = self._unbound(name)
         return prior.bind(self._own_hyperparams(name, params)) if self._hyperparams else prior
 
@@ -196,7 +194,6 @@ class PriorByName(JointPrior):
         return without_prefix(self._hyper_prefix(name), params)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Sum of the log densities of all parameters and of the hyperparameters."""
         terms = [
             self.bound(name, params).log_prob(value).sum()
             for name, value in params.items()
@@ -270,11 +267,9 @@ class Normal(Prior):
             object.__setattr__(self, "loc", check_number("loc", self.loc))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each element."""
         return normal_log_prob(value, self.loc, self.scale)
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
-        """Draw a tensor of ``shape``."""
         noise = torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
         return self.loc + self.scale * noise
 
@@ -289,7 +284,6 @@ class Normal(Prior):
         return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum()
 
     def normal_moments(self) -> tuple[Scale, Scale]:
-        """Mean and precision."""
         return self.loc, 1.0 / self.scale**2
 
 

@@ -83,17 +83,12 @@ def _like(samples: Tensor, value: float | Tensor) -> Tensor:
 
 @dataclass
 class NormalComponents:
-    """One normal distribution for each posterior draw, row and output.
-
-    Attributes:
-        loc: Means, ``(K, batch, ...)``.
-        scale: Standard deviations, broadcastable to ``loc``.
-    """
+    """One normal distribution for each posterior draw, row and output."""
 
     discrete = False
 
-    loc: Tensor
-    scale: Tensor
+    loc: Tensor  # means, (K, batch, ...)
+    scale: Tensor  # standard deviations, broadcastable to loc
 
     @property
     def mean(self) -> Tensor:
@@ -121,13 +116,9 @@ class NormalComponents:
 
 @dataclass
 class CorrelatedNormal(NormalComponents):
-    """Normal components whose outputs are correlated within a row.
+    """Normal components whose outputs are correlated within a row."""
 
-    Attributes:
-        factor: Cholesky factor of each row's covariance, ``(rows, outputs, outputs)``.
-    """
-
-    factor: Tensor
+    factor: Tensor  # cholesky factor of each row's covariance, (rows, outputs, outputs)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each output given those before it in the row; their sum is the joint log density."""
@@ -157,16 +148,13 @@ class NormalOutputs:
     """A normal distribution over the outputs of each row, which likelihoods turn into a prediction.
 
     Attributes:
-        mean: Means, ``(batch, ...)``.
-        variance: Variances, ``(batch, ...)``.
         covariance: Covariances of each row's flattened outputs, ``(batch, outputs, outputs)``, where they are known.
-        draws: Draws of the outputs, ``(K, batch, ...)``.
     """
 
-    mean: Tensor
-    variance: Tensor
+    mean: Tensor  # means, (batch, ...)
+    variance: Tensor  # variances, (batch, ...)
     covariance: Tensor | None
-    draws: Tensor
+    draws: Tensor  # draws of the outputs, (K, batch, ...)
 
     @property
     def log_weights(self) -> Tensor:

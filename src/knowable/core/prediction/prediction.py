@@ -192,7 +192,6 @@ class RegressionPrediction(Prediction):
 
     @property
     def total(self) -> Tensor:
-        """The variance."""
         return self.variance
 
     @property
@@ -224,7 +223,6 @@ class RegressionPrediction(Prediction):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Joint log density of each row, ``(batch,)``."""
         return self._log_mix(sum_over_event(self.components.log_prob(self._aligned(y)), batch_dims=2))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
@@ -239,7 +237,6 @@ class RegressionPrediction(Prediction):
 
     @classmethod
     def joined(cls, parts: Sequence[RegressionPrediction], log_weights: Tensor) -> RegressionPrediction:
-        """One prediction that mixes several; see :meth:`Prediction.joined`."""
         components = JoinedComponents([part.components for part in parts])
         within = None
         if any(part.within is not None for part in parts):
