@@ -16,7 +16,6 @@ from knowable.core.prediction.prediction import (
     ClassPrediction,
     align_target,
     check_finite_target,
-    check_has_rows,
     joined_log_weights,
     log_mixed,
     refuse_where,
@@ -131,7 +130,7 @@ def entropy(log_probs: Tensor, *, dim: int) -> Tensor:
 def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
     """Return ``y`` as integer labels ``(rows, *trailing)`` from 0 to ``classes - 1``, or raise saying which is not."""
     try:
-        y = align_target(check_has_rows(y, name=name), trailing, name=name)
+        y = align_target(y, trailing, name=name)
     except InvalidData as error:
         if y.dim() == 0:
             raise

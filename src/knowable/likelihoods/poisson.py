@@ -9,7 +9,13 @@ from torch import Tensor
 
 from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, refuse_where, sum_over_event
+from knowable.core.prediction.prediction import (
+    Components,
+    RegressionPrediction,
+    as_numbers,
+    refuse_where,
+    sum_over_event,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Poisson(Likelihood):
 
 
 @dataclass
-class PoissonComponents:
+class PoissonComponents(Components):
     """One Poisson distribution for each posterior draw, row and output."""
 
     discrete = True
@@ -45,27 +51,22 @@ class PoissonComponents:
 
     @property
     def mean(self) -> Tensor:
-        """The rates."""
         return self.log_rate.exp()
 
     @property
     def variance(self) -> Tensor:
-        """The rates again."""
         return self.log_rate.exp()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of ``y`` ``(batch, ...)`` under each component; minus infinity for what is not a count."""
         is_count = (y >= 0) & (y == y.floor())
         return poisson_log_prob(y.clamp_min(0.0), self.log_rate).masked_fill(~is_count, -torch.inf)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)``: the regularised upper incomplete gamma function."""
         shape = y.floor().clamp_min(0.0) + 1.0
         rate = self.log_rate.exp()
         return torch.special.gammaincc(shape.expand_as(rate), rate).masked_fill(y < 0, 0.0)
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One count for each entry of ``index`` ``(n, batch, ...)``."""
         return torch.poisson(self.mean.gather(0, index), generator=generator)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, sum_over_event
+from knowable.core.prediction.prediction import Components, RegressionPrediction, as_numbers, sum_over_event
 from knowable.core.support.checks import check_number
 from knowable.priors.student_t import standard_student_t, student_t_log_prob
 
@@ -73,7 +73,7 @@ class StudentT(Likelihood):
 
 
 @dataclass
-class StudentTComponents:
+class StudentTComponents(Components):
     """One Student-t distribution for each posterior draw, row and output."""
 
     discrete = False
@@ -84,27 +84,22 @@ class StudentTComponents:
 
     @property
     def mean(self) -> Tensor:
-        """The centres, which are the means where ``df`` is above 1."""
-        return self.loc
+        return self.loc  # the centre, also where ``df`` is 1 or less and there is no mean
 
     @property
     def variance(self) -> Tensor:
-        """The noise variances, ``(K, batch, ...)``."""
         factor = self.df / (self.df - 2.0) if self.df > 2.0 else torch.inf
         return (factor * self.scale.square()).expand_as(self.loc)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
         return student_t_log_prob(y - self.loc, self.df, self.scale)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component, computed on the CPU."""
-        from scipy.special import stdtr
+        from scipy.special import stdtr  # on the CPU
 
         distance = ((y - self.loc) / self.scale).detach().cpu().double().numpy()
         return torch.as_tensor(stdtr(self.df, distance)).to(dtype=self.loc.dtype, device=self.loc.device)
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
         noise = standard_student_t(self.df, index.shape, generator=generator, like=self.loc)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,8 @@ from torch import Tensor
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import NormalOutputs
-from knowable.core.prediction.prediction import align_target
+from knowable.core.prediction.prediction import Prediction, align_target
 from knowable.errors import Unsupported
-
-if TYPE_CHECKING:
-    from knowable.core.prediction.prediction import Prediction
-
 
 LIKELIHOOD_PREFIX = "likelihood."
 
@@ -90,17 +86,13 @@ class Likelihood(ABC):
         )
 
 
-# The curvature of a likelihood in the network's outputs, which is what a generalised Gauss-Newton matrix needs
-# of it ---------------------------------------------------------------------------------------------------------------
-#
-# For one row with outputs f the Fisher information is :math:`\Lambda = E[\nabla_f \log p(y \mid f) \nabla_f \log p(y
-# \mid
-# f)^\top]`. It is never formed: a batch gives products with it, with a root S of it (:math:`S S^\top = \Lambda`), its
-# diagonal, and its sum over rows and positions.
-
-
 class OutputInformation(ABC):
-    """One symmetric matrix for each row of a batch of outputs ``(batch, ...)``; all values have that shape too."""
+    r"""The Fisher information of each row of a batch in its outputs f: what a generalised Gauss-Newton matrix needs.
+
+    .. math:: \Lambda = E[\nabla_f \log p(y \mid f)\, \nabla_f \log p(y \mid f)^\top] = S S^\top
+
+    The matrices are never formed. All values have the shape of the outputs, ``(batch, ...)``.
+    """
 
     @property
     @abstractmethod

@@ -35,14 +35,8 @@ def restored(prediction: RegressionPrediction, shift: float | Tensor, scale: flo
     )
 
 
-class AffineComponents:
-    """The components of a prediction after y = shift + scale · y', with scale > 0.
-
-    Attributes:
-        inner: The components of y'.
-        shift: A number, or one for each output.
-        scale: Likewise.
-    """
+class AffineComponents(Components):
+    """The ``inner`` components after y = shift + scale · y', with scale > 0: a number, or one for each output."""
 
     def __init__(self, inner: Components, shift: Tensor, scale: Tensor):
         self.inner, self.shift, self.scale = inner, shift, scale
@@ -50,24 +44,19 @@ class AffineComponents:
 
     @property
     def mean(self) -> Tensor:
-        """Expected outcome of each component, ``(K, batch, ...)``."""
         return self.inner.mean * self.scale + self.shift
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each component, ``(K, batch, ...)``."""
         return self.inner.variance * self.scale.square()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` under each component: that of the inner one, less log scale."""
         return self.inner.log_prob(self._inverse(y)) - self.scale.log().to(y.dtype)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` under each component."""
         return self.inner.cdf(self._inverse(y))
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index``, which names the component to draw from."""
         return self.inner.sample(index, generator=generator) * self.scale + self.shift
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -78,11 +67,8 @@ def _like(samples: Tensor, value: float | Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=samples.dtype, device=samples.device)
 
 
-# --- The normal distributions that a regression prediction mixes -----------------------------------------------------
-
-
 @dataclass
-class NormalComponents:
+class NormalComponents(Components):
     """One normal distribution for each posterior draw, row and output."""
 
     discrete = False
@@ -92,24 +78,19 @@ class NormalComponents:
 
     @property
     def mean(self) -> Tensor:
-        """The means."""
         return self.loc
 
     @property
     def variance(self) -> Tensor:
-        """The noise variances, ``(K, batch, ...)``."""
         return self.scale.square().expand_as(self.loc)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
         return normal_log_prob(y, self.loc, self.scale)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
         return 0.5 * torch.erfc(math.sqrt(0.5) * (self.loc - y) / self.scale)  # erfc keeps its digits in the lower tail
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
         noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise
 
