@@ -1,4 +1,4 @@
-"""A Kronecker-factored precision for each layer, and independent layers: normal distributions over weight matrices."""
+"""Normals with a Kronecker-factored precision for each layer, and with a diagonal plus low-rank covariance."""
 
 from __future__ import annotations
 
@@ -191,9 +191,6 @@ def _squared_overlap(own: Tensor | None, other: Tensor | None, values: Tensor) -
     overlap = other if own is None else own.mT if other is None else own.mT @ other
     assert overlap is not None
     return overlap.square().mT @ values
-
-
-# --- A normal distribution whose covariance is a diagonal and a low-rank part ----------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

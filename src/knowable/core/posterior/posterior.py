@@ -163,11 +163,7 @@ class Posterior(ABC):
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def predict(
-        self,
-        x: Any,
-        samples: int = 64,
-        generator: torch.Generator | None = None,
-        max_memory: int | str | None = None,
+        self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str | None = None
     ) -> Prediction:
         """The predictive distribution at ``x``, by Monte Carlo over the weights.
 
@@ -189,11 +185,7 @@ class Posterior(ABC):
             return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
     def predict_stream(
-        self,
-        x: Any,
-        samples: int = 64,
-        generator: torch.Generator | None = None,
-        max_memory: int | str = "1GB",
+        self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str = "1GB"
     ) -> Iterator[Prediction]:
         """Predictions for consecutive blocks of rows, each small enough for ``max_memory``."""
         check_count("samples", samples)

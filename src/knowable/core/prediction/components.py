@@ -121,9 +121,6 @@ def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -
     return -0.5 * ((value - loc) / scale) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)
 
 
-# --- Network outputs that are normal: what a network linearised in its weights has under a normal posterior ----------
-
-
 @dataclass(frozen=True)
 class NormalOutputs:
     """A normal distribution over the outputs of each row, which likelihoods turn into a prediction.

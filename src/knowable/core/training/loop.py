@@ -96,21 +96,15 @@ def _run_to_the_end(
 
 
 def _warn_about(result: TrainingResult) -> None:
+    said = result.message
     if result.interrupted:
-        warnings.warn(
-            f"The fit was {result.message}; the posterior is that of the last complete record.",
-            Interrupted,
-            stacklevel=3,
-        )
-    elif result.converged is False and "still improving" in result.message:
-        warnings.warn(
-            f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
-        )
+        text = f"The fit was {said}; the posterior is that of the last complete record."
+        warnings.warn(text, Interrupted, stacklevel=3)
+    elif result.converged is False and "still improving" in said:
+        warnings.warn(f"The objective was {said}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3)
     elif result.converged is False and result.out_of_time:
-        warnings.warn(
-            f"The fit was {result.message}, before its objective had converged. Give it more time.",
-            ConvergenceWarning, stacklevel=3,
-        )  # fmt: skip
+        text = f"The fit was {said}, before its objective had converged. Give it more time."
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
 
 
 # --- one run of the loop: its steps, its windows, and the state from which it can resume -----------------------------
