@@ -49,7 +49,7 @@ class GaussianWeight(torch.Tensor):
     _draw: Tensor | None
 
     @staticmethod
-    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:
         self = loc.as_subclass(cls)
         self.loc, self.variance, self.rule, self._draw = loc, variance, rule, None
         return self

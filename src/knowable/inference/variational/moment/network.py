@@ -86,7 +86,7 @@ class Uncertain(torch.Tensor):
     path: str | None  # name of the weight, or None of a result
 
     @staticmethod
-    def __new__(cls, value: Moments, through: Propagation, path: str | None = None) -> Uncertain:  # noqa: D102
+    def __new__(cls, value: Moments, through: Propagation, path: str | None = None) -> Uncertain:
         self = value.mean.as_subclass(cls)
         self.moments, self.through, self.path = value, through, path
         return self
