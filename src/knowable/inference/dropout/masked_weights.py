@@ -63,7 +63,7 @@ class MaskedWeight(torch.Tensor):
     masks: SiteMasks
 
     @staticmethod
-    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:
         with torch._C.DisableTorchFunctionSubclass():  # a weight that is random itself is not drawn yet
             self = loc.as_subclass(cls)
         self.loc, self.place, self.masks = loc, place, masks
