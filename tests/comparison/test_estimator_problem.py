@@ -26,9 +26,16 @@ def test_rows_are_taken_by_position_from_whatever_holds_them(x):
 
 
 def test_a_clone_is_fitted_with_method_seed_and_seconds():
-    estimator = MeanEstimator(shift=1.0)
+    clones = []
+
+    class Noted(MeanEstimator):
+        def fit(self, X, y):
+            clones.append(self)
+            return super().fit(X, y)
+
+    estimator = Noted(shift=1.0)
     fitted = EstimatorProblem(estimator, (X, Y)).fit("deep_ensemble", np.array([0, 1, 2]), seed=7, seconds=3.0)
-    made = fitted.estimator
+    (made,) = clones
     assert (made.method, made.random_state, made.budget, made.shift) == ("deep_ensemble", 7, 3.0, 1.0)
     assert (estimator.method, estimator.random_state, estimator.budget) == ("map", None, None)
     prediction = fitted.predict(X, samples=5)
@@ -61,10 +68,15 @@ def test_names_are_those_the_estimator_knows_and_auto_is_its_own():
 
 
 def test_without_a_posterior_nothing_is_known_of_the_fit_and_with_one_it_speaks():
+    class Keeping(MeanEstimator):
+        def fit(self, X, y):
+            model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
+            self.posterior_ = kn.ExactLinear().fit(model, (X.astype(np.float32), y.astype(np.float32)))
+            return super().fit(X, y)
+
     fitted = EstimatorProblem(MeanEstimator(), (X, Y)).fit("map", np.arange(10), seed=0, seconds=None)
     assert fitted.diagnostics == Diagnostics()
-    model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
-    fitted.estimator.posterior_ = kn.ExactLinear().fit(model, (X.astype(np.float32), Y.astype(np.float32)))
+    fitted = EstimatorProblem(Keeping(), (X, Y)).fit("map", np.arange(10), seed=0, seconds=None)
     assert fitted.diagnostics.method.startswith("ExactLinear")
 
 

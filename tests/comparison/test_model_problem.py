@@ -64,7 +64,7 @@ def test_data_that_cannot_be_used_is_refused_before_any_fit():
     model, (x, y) = linear_problem()
     with pytest.raises(InvalidData, match="same number of rows"):
         ModelProblem(model, (x, y[:-1]))
-    with pytest.raises(Unsupported, match="weights on its rows"):
+    with pytest.raises(Unsupported, match="data has row weights, which a comparison does not support"):
         ModelProblem(model, kn.Data((x, y), size=40, weights=torch.ones(40)))
     with pytest.raises(InvalidData, match="outside has 1 missing"):
         ModelProblem(model, (x, y)).outside(torch.full((1, 1), torch.nan))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 _LEAST = 0.05  # seconds: less is no time for a fit
-_OVERRUN = 1.2  # times its share: a method that takes longer does not heed it
+_OVERRUN = 1.2  # times its share: a method that takes longer ignores its time limit
 _RESERVE = 0.5  # shares that are kept back until the last fit, for those that take longer than they should
 _MARGIN = 0.1  # shares that the last one leaves, for the same reason
 
@@ -33,7 +33,7 @@ class Budget:
         self._end = math.inf if seconds is None else clock() + seconds - spent
         self._fits = fits
         self._besides: dict[str, list[float]] = {}  # seconds beside the fit, of every one so far
-        self._needs: dict[str, float] = {}  # seconds of methods that do not heed their share
+        self._needs: dict[str, float] = {}  # seconds of methods that exceed their share
 
     @property
     def left(self) -> float:

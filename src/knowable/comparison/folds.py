@@ -37,7 +37,7 @@ class Splitter(Protocol):
 def as_splits(cv: Any, rows: int, y: Any, *, seed: int) -> tuple[Split, ...]:
     """Folds from their number, a cross-validator, or pairs of positions or masks.
 
-    A number deals the rows at random into folds whose sizes differ by one row at the most. Labels, and numbers of few
+    A number deals the rows at random into folds whose sizes differ by at most one row. Labels, and numbers of few
     values, are shared out evenly.
     """
     if isinstance(cv, bool) or not isinstance(cv, int | np.integer):

@@ -29,7 +29,7 @@ _RUG = 120
 
 @dataclass(frozen=True)
 class InputGrid:
-    """Values to put in the place of one input."""
+    """Values to substitute for one input."""
 
     values: tuple[Any, ...]  # as the user's table has them
     x: Numbers
@@ -115,7 +115,7 @@ def _dates(known: Series, name: str) -> InputGrid:
 
 
 def _filled(background: DataFrame, name: str, values: Sequence[Any]) -> DataFrame:
-    """The background rows once for each value, with that value in the place of their own."""
+    """The background rows once for each value, with that value instead of their own."""
     import pandas
 
     filled = pandas.concat([background] * len(values), ignore_index=True)

@@ -1,4 +1,4 @@
-"""Single rows: predictions against truth, what certainty is worth, and the most and least certain rows."""
+"""Single rows: predictions against truth, error against certainty, and the most and least certain rows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from knowable.tabular.targets import TASKS
 
 USUAL_BUDGET = 20.0  # seconds, which a fit has where none are given
 _CHAINS = 8
-_GRADIENTS = {"regression": 3_000, "classification": 10_000}  # of every chain, below which chains are not worth while
+_GRADIENTS = {"regression": 3_000, "classification": 10_000}  # of every chain, below which chains are not used
 _FEW = 2_000  # rows, on which classifiers from different starts end as the same function
 _STEPS = 5_000  # of training
 _OVERHEAD = 1e-3  # seconds of a gradient, whatever its size

@@ -45,7 +45,7 @@ class NumericColumn(Column):
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> NumericColumn:
-        """Measure the column; a value out of all proportion is refused unless the kind was given."""
+        """Measure the column; an outlier beyond a million interquartile ranges is refused unless the kind was given."""
         values = as_numbers(table, name)
         present = values[~np.isnan(values)]
         median, unit = middle_and_unit(present)
@@ -194,7 +194,7 @@ def signed_log(values: np.ndarray) -> np.ndarray:
 
 
 def refuse_slips(table: Table, name: str, values: np.ndarray, median: float, unit: float) -> None:
-    """Refuse a value that is out of all proportion to the others, naming it."""
+    """Refuse an extreme outlier, naming it."""
     away = np.abs(np.nan_to_num(values, nan=median) - median) / unit
     row = int(away.argmax())
     if away[row] > _SLIP:

@@ -44,7 +44,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
             the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
         budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
-        samples: Draws of the weights that a prediction uses, at the most.
+        samples: Maximum number of posterior draws that a prediction uses.
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
         precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.

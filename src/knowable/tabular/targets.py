@@ -172,7 +172,7 @@ def label_array(values: np.ndarray) -> np.ndarray:
 def refuse_hopeless(
     table: Table, names: tuple[str, ...], y: np.ndarray, task: str, kinds: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a target from which nothing can be learned, or with a value out of all proportion."""
+    """Refuse a target from which nothing can be learned, or with an extreme outlier."""
     if len(table) < 2:
         raise InvalidData(f"{table.source} has 1 sample: at least 2 rows are needed.")
     if task == "regression":
