@@ -9,6 +9,7 @@ from torch import nn
 import knowable as kn
 from knowable.core.network.params import Layout
 from knowable.inference.laplace.curvature import FullCurvature, prior_precision, second_moment, touching_precision
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.testing import NETWORKS
 from tests.core.cases import diagonal_posterior, full_posterior
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
@@ -108,7 +109,7 @@ def test_determinant_solution_and_covariance_are_those_of_the_precision():
     torch.testing.assert_close(curvature.log_det(prior, ONE), torch.logdet(precision))
     vector = torch.randn(len(precision), dtype=torch.float64)
     torch.testing.assert_close(curvature.solve(prior, ONE, vector), torch.linalg.solve(precision, vector))
-    posterior = curvature.posterior(expansion, prior, ONE)
+    posterior = LaplacePosterior(expansion.model, curvature.normal(expansion, prior, ONE))
     torch.testing.assert_close(posterior.covariance, precision.inverse())
 
 

@@ -9,6 +9,7 @@ from torch import nn
 import knowable as kn
 from knowable.inference.laplace.curvature import prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.testing import NETWORKS
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 
@@ -71,5 +72,5 @@ def test_the_posterior_is_the_prior_and_the_diagonal():
     precision = dense_ggn(expansion).diagonal() + 1.0
     torch.testing.assert_close(curvature.log_det(prior, ONE), precision.log().sum())
     torch.testing.assert_close(curvature.solve(prior, ONE, torch.ones_like(precision)), 1 / precision)
-    posterior = curvature.posterior(expansion, prior, ONE)
+    posterior = LaplacePosterior(expansion.model, curvature.normal(expansion, prior, ONE))
     torch.testing.assert_close(expansion.layout.flatten(posterior.scale), precision.rsqrt())

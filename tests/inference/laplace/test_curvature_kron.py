@@ -11,6 +11,7 @@ from knowable.core.model.structured_normal import KroneckerFactored
 from knowable.inference.laplace.curvature import PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerFactors, VectorFactors
 from knowable.inference.laplace.expansion import ExpansionPoint
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, informations, slow_factors
 
 ONE = torch.ones(1, dtype=torch.float64)
@@ -205,7 +206,7 @@ def test_the_posterior_before_is_added_along_the_basis():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = kn.Model(net, kn.Gaussian(0.5))
     first = expansion_of(model, (x[:5], y[:5]))
-    posterior = KroneckerCurvature.of(first).posterior(first, prior_precision(first), ONE)
+    posterior = LaplacePosterior(first.model, KroneckerCurvature.of(first).normal(first, prior_precision(first), ONE))
     second = expansion_of(kn.Model(net, kn.Gaussian(0.5), prior=posterior), (x[5:], y[5:]))
     prior = prior_precision(second)
     assert isinstance(prior.joint, KroneckerFactored)
@@ -220,7 +221,7 @@ def test_the_posterior_before_is_added_along_the_basis():
 def test_solutions_are_those_of_the_dense_precision():
     expansion = case_expansion("batchnorm_cnn")
     curvature, prior = KroneckerCurvature.of(expansion), prior_precision(expansion)
-    posterior = curvature.posterior(expansion, prior, ONE)
+    posterior = LaplacePosterior(expansion.model, curvature.normal(expansion, prior, ONE))
     dense = posterior.as_prior().joint_normal(expansion.layout)[1]
     vector = torch.randn(expansion.layout.size, dtype=torch.float64)
     torch.testing.assert_close(curvature.solve(prior, ONE, vector), torch.linalg.solve(dense, vector))

@@ -9,6 +9,7 @@ from torch import nn
 import knowable as kn
 from knowable.inference.laplace.curvature import prior_precision
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
+from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.testing import NETWORKS
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 
@@ -51,7 +52,7 @@ def test_determinant_solution_and_posterior_are_those_of_the_dense_precision():
     torch.testing.assert_close(curvature.log_det(prior, 2 * ONE), torch.logdet(precision))
     vector = torch.randn(41, dtype=torch.float64)
     torch.testing.assert_close(curvature.solve(prior, 2 * ONE, vector), torch.linalg.solve(precision, vector))
-    posterior = curvature.posterior(expansion, prior, 2 * ONE)
+    posterior = LaplacePosterior(expansion.model, curvature.normal(expansion, prior, 2 * ONE))
     torch.testing.assert_close(posterior.as_prior().joint_normal(expansion.layout)[1], precision)
 
 
@@ -61,11 +62,11 @@ def test_the_posterior_before_brings_its_directions():
     model = kn.Model(net, kn.Gaussian(0.5))
     first = expansion_of(model, (x[:5], y[:5]))
     one = LowRankCurvature.of(first, rank=20)
-    posterior = one.posterior(first, prior_precision(first), ONE)
+    posterior = LaplacePosterior(first.model, one.normal(first, prior_precision(first), ONE))
     second = expansion_of(kn.Model(net, kn.Gaussian(0.5), prior=posterior), (x[5:], y[5:]))
     two, prior = LowRankCurvature.of(second, rank=20), prior_precision(second)
     both = expansion_of(model, (x, y))
     expected = dense_ggn(both) + torch.eye(both.layout.size, dtype=torch.float64)
     torch.testing.assert_close(two.log_det(prior, ONE), torch.logdet(expected))
-    found = two.posterior(second, prior, ONE)
+    found = LaplacePosterior(second.model, two.normal(second, prior, ONE))
     torch.testing.assert_close(found.as_prior().joint_normal(second.layout)[1], expected)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.inference.laplace.newton import log_joint, log_joint_and_gradient, polished
+from knowable.inference.laplace.laplace import log_joint, log_joint_and_gradient, polished
 from knowable.testing import LinearGaussian, network_case
 from tests.inference.laplace.oracle import expansion_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +13,12 @@ from knowable.core.model.likelihood import OutputInformation
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
 from knowable.core.network.jacobian import BatchJacobian
+from knowable.core.network.layers import Layer
 from knowable.core.network.params import Layout, Params, pack
 from knowable.core.network.weight_uses import WeightUse
-from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.hessian import hessian
-from knowable.inference.laplace.posteriors import LaplacePosterior
 
 
 class Curvature(ABC):
@@ -29,12 +27,9 @@ class Curvature(ABC):
     The posterior's precision is :math:`P = \sum_o w_o H_o + \Lambda_0`: the curvature of each noise scale with a factor
     (proportional to 1 / noise²), and the prior's precision. Both may change without another pass over the data, which
     makes tuning them cheap.
-
-    Attributes:
-        notes: Where the curvature is not of the structure that was asked for.
     """
 
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # where the curvature is not of the structure that was asked for
 
     @classmethod
     @abstractmethod
@@ -50,7 +45,7 @@ class Curvature(ABC):
         """P⁻¹ v for a vector over the weights ``(D,)``."""
 
     @abstractmethod
-    def posterior(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any) -> Posterior:
+    def normal(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor) -> JointNormal:
         """The normal distribution with precision P around the expansion's weights."""
 
 
@@ -66,15 +61,10 @@ def undetermined() -> InvalidArgument:
 
 
 class FullCurvature(Curvature):
-    r"""One matrix over all weights: :math:`H_o = \sum_n J_n^\top \Lambda_{n,o} J_n`, or the Hessian.
-
-    Args:
-        matrices: H, ``(groups, D, D)``, in double precision.
-        notes: See :class:`Curvature`.
-    """
+    r"""One matrix over all weights: :math:`H_o = \sum_n J_n^\top \Lambda_{n,o} J_n`, or the Hessian."""
 
     def __init__(self, matrices: Tensor, notes: tuple[str, ...] = ()):
-        self.matrices, self.notes = matrices, notes
+        self.matrices, self.notes = matrices, notes  # (groups, D, D), in double precision
 
     @classmethod
     def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> FullCurvature:
@@ -107,14 +97,11 @@ class FullCurvature(Curvature):
             raise undetermined()
         return factor
 
-    def posterior(
-        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> LaplacePosterior:
+    def normal(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor) -> FullCovarianceNormal:
         """With the covariance's own Cholesky factor."""
         covariance = torch.cholesky_inverse(self._factor(prior, weights))
         scale_tril = torch.linalg.cholesky(covariance).to(expansion.model.dtype)
-        normal = FullCovarianceNormal(expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril)
-        return LaplacePosterior(expansion.model, normal, **common)
+        return FullCovarianceNormal(expansion.layout, expansion.layout.flatten(expansion.weights), scale_tril)
 
 
 class _Sums:
@@ -140,33 +127,32 @@ class _Sums:
         """Add a batch."""
         for group, information in enumerate(self.expansion.informations(rows.output, y)):
             head = None if self.layer is None else head_use(rows, self.layer, information)
-            if head is not None:
-                self._add_head(rows, head, group, information)
+            if self.layer is not None and head is not None:
+                self._add_head(rows, self.layer, head, self.sums[group], information)
                 continue
             for columns in self.expansion.columns(information, number, self.row_bytes):
                 flat = rows.flat(columns, self.expansion.layout).flatten(0, 1)
                 self.sums[group] += second_moment(flat)
 
-    def _add_head(self, rows: BatchJacobian, head: WeightUse, group: int, information: OutputInformation) -> None:
+    def _add_head(
+        self, rows: BatchJacobian, layer: Layer, head: WeightUse, sums: Tensor, information: OutputInformation
+    ) -> None:
         self.by_output = True
         a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
         width, like = a.shape[1], information.diagonal()
         for number in range(head.output.shape[head.feature_dim]):
             unit = torch.zeros_like(like)
             unit.select(head.feature_dim, number).fill_(1.0)
-            column = rows.at_rows(self.layer, head.in_front(information.times(unit))).flatten(
-                0, 1
-            )  # (rows and positions, out)
-            weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)
+            column = rows.at_rows(layer, head.in_front(information.times(unit))).flatten(0, 1)
+            weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)  # (rows and positions, out, in)
             here = slice(number * width, (number + 1) * width)
-            self.sums[group, here, : here.stop] += a.T @ weighted.flatten(1)
+            sums[here, : here.stop] += a.T @ weighted.flatten(1)
 
     def total(self) -> Tensor:
         """H in the order of the weights, ``(groups, D, D)``."""
-        if not self.by_output:
-            return self.sums
-        assert self.layer is not None
         layer, layout, sums = self.layer, self.expansion.layout, self.sums
+        if layer is None or not self.by_output:
+            return sums
         for start in range(0, layout.size, layer.width):
             sums[:, :start, start : start + layer.width] = sums[:, start : start + layer.width, :start].mT
         places = layout.views(torch.arange(layout.size, device=sums.device))
@@ -200,20 +186,12 @@ def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class PriorPrecision:
-    """The precision of the prior over the random weights, in double precision.
-
-    Attributes:
-        layout: The random weights.
-        by_name: For each its precision: one number, or one for each element. Of a prior with correlations it is the
-            diagonal.
-        joint: The prior as a normal distribution, if it has correlations.
-        notes: Where it is an approximation.
-    """
+    """The precision of the prior over the random weights, in double precision."""
 
     layout: Layout
-    by_name: Params
-    joint: JointNormal | None = None
-    notes: tuple[str, ...] = ()
+    by_name: Params  # one number, or one for each element; the diagonal, of a prior with correlations
+    joint: JointNormal | None = None  # the prior as a normal distribution, if it has correlations
+    notes: tuple[str, ...] = ()  # where it is an approximation
 
     @property
     def flat(self) -> Tensor:
@@ -268,18 +246,12 @@ def touching_precision(prior: Prior, value: Tensor) -> Tensor:
     return (-slope / torch.where(value.abs() > tiny, value, torch.full_like(value, tiny))).clamp_min(0.0)
 
 
-# --- Second moments -----------------------------------------------------------------------------------------------
-
 _NARROWEST_BLOCK = 128  # products of thinner matrices are slow
 _MOST_BLOCKS = 8
 
 
 def second_moment(values: Tensor) -> Tensor:
-    r"""The sum of :math:`v v^\top` over vectors v that are ``values[..., :]``: ``(n, n)``.
-
-    Args:
-        values: ``(..., n)``; with three dimensions or more, the one before the last holds positions.
-    """
+    r"""The sum of :math:`v v^\top` over vectors v in ``values`` ``(..., n)`` or ``(..., positions, n)``: ``(n, n)``."""
     count = values.shape[-1]
     if values.dim() > 2 and values.shape[-2] > count:  # positions: many small matrices, none of which is copied
         return (values.mT @ values).flatten(0, -3).sum(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,19 +10,13 @@ from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.params import unpack
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
-from knowable.inference.laplace.posteriors import LaplacePosterior
 
 
 class DiagonalCurvature(Curvature):
-    r"""For each weight :math:`h_d = \sum_n \sum_k (v_{nk}^\top \partial f_n / \partial \theta_d)^2`.
-
-    Args:
-        diagonals: h, ``(groups, D)``, in double precision.
-        notes: See :class:`Curvature`.
-    """
+    r"""For each weight :math:`h_d = \sum_n \sum_k (v_{nk}^\top \partial f_n / \partial \theta_d)^2`."""
 
     def __init__(self, diagonals: Tensor, notes: tuple[str, ...] = ()):
-        self.diagonals, self.notes = diagonals, notes
+        self.diagonals, self.notes = diagonals, notes  # (groups, D), in double precision
 
     @classmethod
     def of(cls, expansion: ExpansionPoint, *, rank: int = 0) -> DiagonalCurvature:
@@ -51,12 +43,10 @@ class DiagonalCurvature(Curvature):
         """Weight by weight."""
         return vector / self.precision(prior, weights)
 
-    def posterior(
-        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> LaplacePosterior:
+    def normal(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor) -> IndependentNormal:
         """Independent normals."""
         scale = expansion.layout.views(self.precision(prior, weights).rsqrt().to(expansion.model.dtype))
-        return LaplacePosterior(expansion.model, IndependentNormal(expansion.weights, scale), **common)
+        return IndependentNormal(expansion.weights, scale)
 
 
 class _Sums:

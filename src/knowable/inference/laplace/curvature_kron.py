@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from knowable.core.network.params import pack
 from knowable.core.network.weight_uses import WeightUse
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, second_moment, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
-from knowable.inference.laplace.posteriors import LaplacePosterior
 
 _LARGEST_MATRIX = 512  # elements of a parameter that is no weight matrix; beyond, its curvature is diagonal
 
@@ -30,10 +28,6 @@ class KroneckerCurvature(Curvature):
     over M rows n and positions t (positions count as rows: the "expand" setting of Eschenhagen et al., 2023). Inputs
     have a 1 at the end for the bias. A parameter that is no weight matrix has its full curvature matrix, or its
     diagonal where it is large.
-
-    Args:
-        factors: One for each layer and other parameter.
-        notes: See :class:`Curvature`.
     """
 
     def __init__(self, factors: list[Factors], notes: tuple[str, ...] = ()):
@@ -64,21 +58,14 @@ class KroneckerCurvature(Curvature):
             found |= block.params(block.back(block.rotate(block.matrix(parts)) / block.precision))
         return prior.layout.flatten(found)
 
-    def posterior(
-        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> LaplacePosterior:
+    def normal(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor) -> KroneckerFactored:
         """Independent layers."""
         blocks = [block.mapped(lambda value: value.to(expansion.model.dtype)) for block in self.blocks(prior, weights)]
-        return LaplacePosterior(expansion.model, KroneckerFactored(expansion.weights, tuple(blocks)), **common)
+        return KroneckerFactored(expansion.weights, tuple(blocks))
 
 
 class Factors(ABC):
-    """The curvature of the parameters in one block.
-
-    Attributes:
-        names: The parameters.
-        shapes: Their shapes.
-    """
+    """The curvature of the parameters in one block."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -109,19 +96,12 @@ class Factors(ABC):
             entries = zip(self.names, self.shapes, strict=True)
             elements = {name: prior.by_name[name].expand(shape) for name, shape in entries}
             matrix = pack(elements, self.names, self.shapes, basis.precision.shape[0])
-            plain = KroneckerBlock(self.names, self.shapes, matrix)
-            added = plain.along(basis)
+            added = KroneckerBlock(self.names, self.shapes, matrix).along(basis)
         return KroneckerBlock(self.names, self.shapes, basis.precision + added, basis.out_basis, basis.in_basis)
 
 
 class LayerFactors(Factors):
-    """A Kronecker product.
-
-    Args:
-        layer: The layer.
-        inputs: Sum of aaᵀ, ``(in, in)``.
-        outputs: Sum of ggᵀ over M, ``(groups, out, out)``.
-    """
+    """The Kronecker product of Σ ggᵀ / M, ``(groups, out, out)``, and Σ aaᵀ, ``(in, in)``."""
 
     def __init__(self, layer: Layer, inputs: Tensor, outputs: Tensor):
         self.names, self.shapes = layer.names, layer.shapes
@@ -129,19 +109,17 @@ class LayerFactors(Factors):
 
     @cached_property
     def _input_basis(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.inputs)
-        return values.clamp_min(0.0), vectors
+        return torch.linalg.eigh(self.inputs)
 
     @cached_property
     def _output_basis(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.outputs[0])
-        return values.clamp_min(0.0), vectors
+        return torch.linalg.eigh(self.outputs[0])
 
     def block(self, prior: PriorPrecision, weights: Tensor) -> KroneckerBlock:
         """In the eigenvectors of the two factors; with a prior that has a basis of its own, of the partial traces."""
         if self._previous(prior) is None and len(weights) == 1:
             (a, in_basis), (g, out_basis) = self._input_basis, self._output_basis
-            g = g * weights
+            a, g = a.clamp_min(0.0), g.clamp_min(0.0) * weights
         else:
             outputs = torch.einsum("o,oij->ij", weights, self.outputs)
             in_basis, out_basis = self._bases(outputs.detach(), self._previous(prior))
@@ -159,13 +137,7 @@ class LayerFactors(Factors):
 
 
 class VectorFactors(Factors):
-    """The whole curvature of one parameter, or its diagonal.
-
-    Args:
-        name: The parameter.
-        shape: Its shape.
-        curvature: ``(groups, n, n)``, or ``(groups, n)``.
-    """
+    """The whole curvature of one parameter, ``(groups, n, n)``, or its diagonal, ``(groups, n)``."""
 
     def __init__(self, name: str, shape: torch.Size, curvature: Tensor):
         self.names, self.shapes, self.curvature = (name,), (shape,), curvature
@@ -175,8 +147,7 @@ class VectorFactors(Factors):
         total = torch.tensordot(weights, self.curvature, dims=1)
         if total.dim() == 1:
             return self._with_prior(KroneckerBlock(self.names, self.shapes, total.unsqueeze(1)), prior)
-        previous = self._previous(prior)
-        whole = total.detach()
+        previous, whole = self._previous(prior), total.detach()
         if previous is not None:
             whole = whole + _matrix(previous.out_basis, previous.precision[:, 0])
         basis = torch.linalg.eigh(whole)[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,6 @@ from knowable.core.network.params import Params
 from knowable.core.support.randomness import generator_for
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint
-from knowable.inference.laplace.posteriors import LaplacePosterior
 
 _EXTRA = 10  # directions beyond the rank, which make the leading ones precise (oversampling)
 _PASSES = 3  # over the data: subspace iterations
@@ -22,14 +19,10 @@ _VECTORISE_BELOW = 20_000  # weights; beyond it directions go through the networ
 
 
 class LowRankCurvature(Curvature):
-    r"""A factor F of k columns for each noise: :math:`H_o \approx F_o F_o^\top`.
-
-    Args:
-        factors: F, ``(groups, D, k)``, in double precision.
-    """
+    r"""A factor F of k columns for each noise: :math:`H_o \approx F_o F_o^\top`."""
 
     def __init__(self, factors: Tensor):
-        self.factors = factors
+        self.factors = factors  # (groups, D, k), in double precision
 
     @classmethod
     def of(cls, expansion: ExpansionPoint, *, rank: int) -> LowRankCurvature:
@@ -63,16 +56,13 @@ class LowRankCurvature(Curvature):
         first = vector / diagonal
         return first - scaled @ torch.linalg.solve(inner, factor.T @ first)
 
-    def posterior(
-        self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor, **common: Any
-    ) -> LaplacePosterior:
+    def normal(self, expansion: ExpansionPoint, prior: PriorPrecision, weights: Tensor) -> DiagonalPlusLowRank:
         """The prior's diagonal, and the leading eigenvectors."""
         diagonal, factor = (part.to(expansion.model.dtype) for part in self.parts(prior, weights))
         if not (diagonal > 0).all():
             raise undetermined()
         flat = expansion.layout.flatten(expansion.weights)
-        normal = DiagonalPlusLowRank.of_precision(expansion.layout, flat, diagonal, factor)
-        return LaplacePosterior(expansion.model, normal, **common)
+        return DiagonalPlusLowRank.of_precision(expansion.layout, flat, diagonal, factor)
 
 
 def _leading(expansion: ExpansionPoint, group: int, rank: int) -> Tensor:
@@ -86,9 +76,8 @@ def _leading(expansion: ExpansionPoint, group: int, rank: int) -> Tensor:
     count = min(size, rank + _EXTRA)
     generator = generator_for(expansion.seed, "directions", group, device=expansion.model.device)
     like = {"dtype": torch.float64, "device": expansion.model.device}
-    omega = torch.linalg.qr(torch.randn((size, count), generator=generator, **like))[0]
-    product = _times(expansion, group, omega)
-    for _ in range(_PASSES - 1):
+    product = torch.randn((size, count), generator=generator, **like)
+    for _ in range(_PASSES):
         omega = torch.linalg.qr(product)[0]
         product = _times(expansion, group, omega)
     core = omega.T @ product

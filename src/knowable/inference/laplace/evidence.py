@@ -22,7 +22,7 @@ from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import InvalidArgument
-from knowable.inference.laplace.curvature import Curvature, PriorPrecision, conditional_prior, prior_precision
+from knowable.inference.laplace.curvature import Curvature, conditional_prior, prior_precision
 from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.point.point import PointObjective
 
@@ -54,10 +54,6 @@ class Evidence:
         if name is None or name not in settings:
             return torch.ones(self.expansion.groups, dtype=torch.float64, device=self.expansion.model.device)
         return torch.exp(2.0 * (self.expansion.params[name].double() - settings[name])).reshape(-1)
-
-    def precision(self, settings: Params) -> PriorPrecision:
-        """The prior's precision."""
-        return prior_precision(self.expansion, settings)
 
     def log_likelihood(self, settings: Params) -> Tensor:
         """The log likelihood log p(D | θ) at the weights."""

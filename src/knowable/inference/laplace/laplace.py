@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob, Method
@@ -21,14 +22,13 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.settings import Trained
 from knowable.errors import Interrupted, InvalidArgument
-from knowable.inference.laplace.curvature import Curvature, FullCurvature
+from knowable.inference.laplace.curvature import Curvature, FullCurvature, prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
 from knowable.inference.laplace.evidence import Evidence, TuningObjective, most_probable
 from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
-from knowable.inference.laplace.newton import log_joint_and_gradient, polished
-from knowable.inference.laplace.posteriors import PREDICTIONS
+from knowable.inference.laplace.posteriors import PREDICTIONS, LaplacePosterior
 from knowable.inference.point.point import PointObjective, fit_point, start_values
 
 STRUCTURES: dict[str, type[Curvature]] = {
@@ -178,10 +178,10 @@ class Laplace(Trained, Method):
         evidence, settings = self._tuned(self._point(model, rows, point.mean(), point.buffers, seed), polish)
         expansion = evidence.expansion
         params = {**expansion.params, **_cast(settings, expansion.params)}
-        prior, names = evidence.precision(settings), expansion.layout.names
+        prior, names = prior_precision(expansion, settings), expansion.layout.names
         value = evidence(settings).item() if evidence.proper else None
-        posterior = evidence.curvature.posterior(
-            expansion, prior, evidence.weights(settings),
+        posterior = LaplacePosterior(
+            model, evidence.curvature.normal(expansion, prior, evidence.weights(settings)),
             points={name: value for name, value in params.items() if name not in names},
             buffers=expansion.buffers, seed=seed, prediction=self.prediction,
             log_evidence=None if value is None else LogEvidence(value, "estimate"),
@@ -256,7 +256,7 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
     variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()
     there = expansion.at(_cast(settings, expansion.params)) if settings else expansion
     _, gradient = log_joint_and_gradient(there)
-    step = evidence.curvature.solve(evidence.precision(settings), evidence.weights(settings), gradient)
+    step = evidence.curvature.solve(prior_precision(expansion, settings), evidence.weights(settings), gradient)
     gain = 0.5 * (gradient @ step).item()
     terms = {
         "log_likelihood": evidence.log_likelihood(settings).item(),
@@ -274,3 +274,69 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
 
 def _cast(values: Params, like: Params) -> Params:
     return {name: value.detach().to(like[name]) for name, value in values.items()}
+
+
+# --- the last steps to the mode, by Newton's method -----------------------------------------------------------------
+
+_SHORTEST_STEP = 1e-3  # as a fraction of the Newton step
+_ARMIJO = 0.2  # the least gain, as a fraction of what the gradient promises
+
+
+def polished(expansion: ExpansionPoint, most: int) -> ExpansionPoint:
+    """The point after up to ``most`` damped Newton steps that increase the log joint.
+
+    With the generalised Gauss-Newton curvature they are Levenberg-Marquardt steps, in which the prior keeps the matrix
+    positive definite. Newton's method converges quadratically: one more step after the gain has become negligible makes
+    all digits right. In single precision that step is rounding error, and not taken.
+    """
+    double = expansion.model.dtype == torch.float64
+    little = 1e-10 if double else 1e-6  # nats
+    for _ in range(most):
+        curvature = FullCurvature.of(expansion)
+        value, gradient = log_joint_and_gradient(expansion)
+        ones = torch.ones(expansion.groups, dtype=torch.float64, device=gradient.device)
+        step = curvature.solve(prior_precision(expansion), ones, gradient)
+        slope = gradient @ step  # twice the gain that the quadratic approximation promises
+        last = not 0.5 * slope > little
+        if last and not (double and slope > 0):
+            break
+        higher = _search(expansion, value, step, slope)
+        if higher is None:
+            break
+        expansion = higher
+        if last:
+            break
+    return expansion
+
+
+def _search(expansion: ExpansionPoint, value: Tensor, step: Tensor, slope: Tensor) -> ExpansionPoint | None:
+    """Backtracking line search: the longest of the step, its half, its quarter, ... with enough gain (Armijo)."""
+    layout = expansion.layout
+    flat = layout.flatten(expansion.params)
+    slack = 10 * torch.finfo(flat.dtype).eps * value.abs()
+    length = 1.0
+    while length > _SHORTEST_STEP:
+        there = expansion.at(layout.views(flat + (length * step).to(flat)))
+        if log_joint(there) >= value + _ARMIJO * length * slope - slack:
+            return there
+        length /= 2
+    return None
+
+
+def log_joint(expansion: ExpansionPoint) -> Tensor:
+    """The log joint log p(D, θ) of all rows, in double precision."""
+    model, params, buffers = expansion.model, expansion.params, expansion.buffers
+    with torch.no_grad():
+        parts = [model.score(model.forward(params, x, buffers=buffers), y, params) for x, y in expansion.data]
+        return torch.cat(parts).double().sum() + model.log_prior(params)
+
+
+def log_joint_and_gradient(expansion: ExpansionPoint) -> tuple[Tensor, Tensor]:
+    """The log joint log p(D, θ) and its gradient in the random weights, ``(D,)``, in double precision."""
+    value, gradient = expansion.log_likelihood()
+    with torch.enable_grad():
+        flat = expansion.layout.flatten(expansion.params).detach().requires_grad_()
+        prior = expansion.model.log_prior({**expansion.params, **expansion.layout.views(flat)})
+        if prior.requires_grad:
+            gradient = gradient + torch.autograd.grad(prior, flat)[0]
+    return value + prior.detach(), gradient
