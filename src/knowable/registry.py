@@ -20,11 +20,7 @@ _FAMILIES = (point, exact, laplace, variational, dropout, sampling, ensembles)
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method and what it says of itself.
-
-    Attributes:
-        cls: The method's class.
-    """
+    """A method's class and what it says of itself."""
 
     cls: type[Method]
 

@@ -165,11 +165,7 @@ class IndependentNormal(JointNormal):
 
 
 class FlatNormal(JointNormal):
-    """What correlated normals over one flat vector share.
-
-    Attributes:
-        layout: Order of the parameters in the flat vector.
-    """
+    """What correlated normals over one flat vector share."""
 
     loc: Tensor  # mean, (D,)
 

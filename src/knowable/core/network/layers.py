@@ -59,18 +59,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class NetworkLayers:
-    """The layers of a network, and its other parameters.
-
-    Attributes:
-        axes: Where each use has its rows; a trace of any number of rows has the same uses in the same order.
-        convolves: Whether a layer is a convolution, whose backward pass is as quick direction by direction.
-    """
+    """The layers of a network, and its other parameters."""
 
     names: tuple[str, ...]  # all traced parameters
     layers: tuple[Layer, ...]  # weight matrices, all of whose uses are noted in a trace
     others: tuple[str, ...]  # parameters that are something else
-    axes: tuple[RowAxis, ...]
-    convolves: bool = False
+    axes: tuple[RowAxis, ...]  # where each use has its rows; traces of any number of rows have the same uses in order
+    convolves: bool = False  # whether a layer is a convolution, whose backward pass is as quick direction by direction
 
     @classmethod
     def of(cls, network: Network, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers) -> NetworkLayers:

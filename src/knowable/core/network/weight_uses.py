@@ -38,9 +38,6 @@ class WeightUse:
     Linear maps and convolutions are ``s = W a + b`` at every row and position: the gradient in W is a sum of outer
     products of gradients in s with the inputs a, and :meth:`activations` and :meth:`in_front` give both as
     ``(..., features)``, with rows and positions in front.
-
-    Attributes:
-        settings: The other arguments of a convolution: ``stride``, ``padding``, ``dilation``, ``groups``.
     """
 
     operation: Callable[..., Any]  # the torch function
@@ -50,7 +47,7 @@ class WeightUse:
     inputs: Any  # the input of a linear map or convolution; of other operations the first argument
     output: Any  # the result, with respect to which gradients are taken
     passed_on: Any  # the same values, with which the network went on
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # of a convolution: stride, padding, dilation, groups
     kernel: tuple[int, ...] = ()  # the size of a convolution's kernel
     tensors: tuple[Tensor, ...] = ()  # all tensors among the arguments (where fused operations are not taken apart)
 

@@ -123,15 +123,11 @@ def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -
 
 @dataclass(frozen=True)
 class NormalOutputs:
-    """A normal distribution over the outputs of each row, which likelihoods turn into a prediction.
-
-    Attributes:
-        covariance: Covariances of each row's flattened outputs, ``(batch, outputs, outputs)``, where they are known.
-    """
+    """A normal distribution over the outputs of each row, which likelihoods turn into a prediction."""
 
     mean: Tensor  # means, (batch, ...)
     variance: Tensor  # variances, (batch, ...)
-    covariance: Tensor | None
+    covariance: Tensor | None  # of each row's flattened outputs, (batch, outputs, outputs), where they are known
     draws: Tensor  # draws of the outputs, (K, batch, ...)
 
     @property

@@ -52,24 +52,14 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of one run of the training loop.
-
-    Args:
-        epochs: Passes over the data, or None to stop when the objective has converged.
-        learning_rate: Step size, or None to choose it from the number of parameters.
-        batch_size: Rows per step, or None for all rows up to 1,024 and 128 beyond.
-        training: Optimiser, gradient clipping, patience, divergence, accumulation.
-        schedule: ``"fall"`` (the learning rate is constant, then falls to zero along a cosine) or ``"constant"``.
-        cycles: Number of cycles of the learning rate. With several it is restarted each time and, where ``epochs`` is
-            given, falls all along (Huang et al., 2017).
-    """
+    """The settings of one run of the training loop: those of :class:`Trained`, and the learning-rate schedule."""
 
     epochs: int | None = None
     learning_rate: float | None = None
     batch_size: int | None = None
     training: Training = Training()
-    schedule: str = "fall"
-    cycles: int = 1
+    schedule: str = "fall"  # the learning rate is constant, then falls to zero along a cosine; or "constant"
+    cycles: int = 1  # how often it falls; with several and a number of epochs, all along (Huang et al., 2017)
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, SHAPES)
@@ -124,13 +114,9 @@ class Trained:
 
 @dataclass
 class TrainingResult:
-    """How a run went.
+    """How a run went."""
 
-    Attributes:
-        history: One record per 100 steps: step, epoch, learning rate, mean loss and terms, validation log likelihood.
-    """
-
-    history: list[dict[str, float]]
+    history: list[dict[str, float]]  # a record per 100 steps: step, epoch, rate, mean loss and terms, validation score
     steps: int
     epochs: float
     converged: bool | None  # whether the loss had settled at the end (None if the run was too short to tell)
