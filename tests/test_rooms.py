@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -157,3 +159,17 @@ def test_every_public_name_is_there_once_with_a_docstring_and_others_are_refused
         assert value is not None and (not callable(value) or value.__doc__), name
     with pytest.raises(AttributeError, match="module 'knowable' has no attribute 'MCMC'"):
         _ = knowable.MCMC
+
+
+def test_every_public_method_has_a_docstring_of_its_own_or_of_the_class_it_overrides():
+    """``help()`` shows the inherited one."""
+    bare = []
+    for name in [each for each in MODULES if not each.endswith("__main__")]:
+        here = [each for each in vars(importlib.import_module(name)).values() if isinstance(each, type)]
+        for cls in [each for each in here if each.__module__ == name and not each.__name__.startswith("_")]:
+            for key, value in vars(cls).items():
+                written = isinstance(value, FunctionType | property | classmethod | staticmethod | cached_property)
+                documented = any(getattr(vars(base).get(key), "__doc__", None) for base in cls.__mro__)
+                if written and not key.startswith("_") and not documented:
+                    bare.append(f"{name}.{cls.__name__}.{key}")
+    assert bare == []

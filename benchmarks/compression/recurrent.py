@@ -37,7 +37,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True)
-class RewritePlan:
+class Plan:
     """How much of it there is.
 
     Attributes:
@@ -65,11 +65,11 @@ class RewritePlan:
     learning_rate: float = 2e-3
 
 
-PLAN = RewritePlan()
-_QUICK = RewritePlan(rows=40, test=10, length=6, hidden=4, dense_epochs=1, epochs=2, kl_warmup=1, batch_size=20)
+PLAN = Plan()
+_QUICK = Plan(rows=40, test=10, length=6, hidden=4, dense_epochs=1, epochs=2, kl_warmup=1, batch_size=20)
 
 
-def sequences(plan: RewritePlan, *, seed: int = 0) -> Images:
+def sequences(plan: Plan, *, seed: int = 0) -> Images:
     """Symbols ``(N, length)`` and, for every place, which symbol was the last to be remembered (KINDS: none yet)."""
     generator = torch.Generator().manual_seed(seed)
     shape = plan.rows + plan.test, plan.length
@@ -87,7 +87,7 @@ def last_kept(kept: Tensor, kind: Tensor) -> Tensor:
     return torch.where(last < 0, KINDS, kind.gather(1, last.clamp_min(0)))
 
 
-def chance_percent(plan: RewritePlan) -> float:
+def chance_percent(plan: Plan) -> float:
     """Error of who sees only the present symbol: elsewhere one of KINDS at best, or none yet where that is likelier."""
     error = 0.0
     for place in range(plan.length):
@@ -97,7 +97,7 @@ def chance_percent(plan: RewritePlan) -> float:
     return 100.0 * error / plan.length
 
 
-def evaluate(cell: str, plan: RewritePlan, *, fits: Fits) -> dict[str, Any]:
+def evaluate(cell: str, plan: Plan, *, fits: Fits) -> dict[str, Any]:
     """Train a network with that cell both ways, and compare."""
     import knowable as kn
 

@@ -31,7 +31,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True)
-class RewritePlan:
+class Plan:
     """How much of it there is.
 
     Attributes:
@@ -51,11 +51,11 @@ class RewritePlan:
     learning_rate: float = 1e-3
 
 
-PLAN = RewritePlan()
-_QUICK = RewritePlan(rows=64, test=20, epochs=2, batch_size=32)
+PLAN = Plan()
+_QUICK = Plan(rows=64, test=20, epochs=2, batch_size=32)
 
 
-def evaluate(name: str, plan: RewritePlan, *, quick: bool, fits: Fits) -> dict[str, Any]:
+def evaluate(name: str, plan: Plan, *, quick: bool, fits: Fits) -> dict[str, Any]:
     """Train one of the networks and predict with its mean and with draws."""
     import knowable as kn
 

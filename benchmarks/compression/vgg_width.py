@@ -27,7 +27,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True)
-class RewritePlan:
+class Plan:
     """How much of it there is.
 
     Attributes:
@@ -49,11 +49,11 @@ class RewritePlan:
     learning_rate: float = 1e-3
 
 
-PLAN = RewritePlan()
-_QUICK = RewritePlan((0.1, 0.2), rows=30, dense_epochs=1, epochs=2, kl_warmup=1, batch_size=15)
+PLAN = Plan()
+_QUICK = Plan((0.1, 0.2), rows=30, dense_epochs=1, epochs=2, kl_warmup=1, batch_size=15)
 
 
-def evaluate(width: float, plan: RewritePlan, *, quick: bool, fits: Fits) -> dict[str, Any]:
+def evaluate(width: float, plan: Plan, *, quick: bool, fits: Fits) -> dict[str, Any]:
     """Train a network of that width both ways, and compare."""
     import knowable as kn
 

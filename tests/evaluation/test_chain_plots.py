@@ -143,7 +143,7 @@ def test_nothing_global_is_touched(plot):
 
 @pytest.mark.parametrize("plot", [trace_plot, rank_plot])
 def test_what_cannot_be_drawn_is_refused(plot):
-    with pytest.raises(InvalidType, match="samples must be what a sampler gave"):
+    with pytest.raises(InvalidType, match="samples must be Samples, a ChainPosterior or a dict"):
         plot(torch.zeros(4, 100))
     with pytest.raises(InvalidArgument, match="at least 4 draws"):
         plot({"a": torch.zeros(4, 3)})
@@ -151,7 +151,7 @@ def test_what_cannot_be_drawn_is_refused(plot):
         plot({"a": torch.zeros(4, 10), "b": torch.zeros(2, 10)})
     with pytest.raises(InvalidArgument, match="names must be of 'a', 'w'"):
         plot(draws(), names="b")
-    with pytest.raises(InvalidArgument, match="x is for the posterior of a network"):
+    with pytest.raises(InvalidArgument, match="x needs a ChainPosterior"):
         plot(draws(), x=torch.zeros(1, 1))
     with pytest.raises(InvalidArgument, match="most"):
         plot(draws(), most=0)

@@ -48,11 +48,11 @@ def test_a_posterior_is_drawn_from_its_history():
     assert len(sparsity_plot(found).axes[0].lines) == 2
 
 
-def test_moments_are_evenly_spaced_and_count_what_is_drowned():
+def test_moments_are_evenly_spaced_and_count_what_is_sparse():
     figure = weights_plot(posterior(), moments=3)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     # of 24 elements 4 more in each of epochs 2 to 6; those in the middle are the third of six: round(2.5) is 2
-    assert titles == ["epoch 1\n0.0% drowned", "epoch 3\n33.3% drowned", "epoch 6\n83.3% drowned"]
+    assert titles == ["epoch 1\n0.0% sparse", "epoch 3\n33.3% sparse", "epoch 6\n83.3% sparse"]
     images = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
     np.testing.assert_array_equal(images[2], posterior().frames[5, 0].float())
     np.testing.assert_array_equal(images[5], posterior().frames[5, 1].float())

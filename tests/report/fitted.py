@@ -14,14 +14,17 @@ from knowable.tabular.regressor import BayesianRegressor
 SLOPES, NOISE = torch.tensor([2.0, -1.0, 0.0]), 0.5
 
 
-def linear_fit(seed=0, rows=160, **changes):
-    """Exact linear regression on three inputs, of which the last says nothing; the fourth quarter is held out."""
+def linear_fit(seed=0, rows=160, noise=0.2, **changes):
+    """Exact linear regression on three inputs, of which the last says nothing; the fourth quarter is held out.
+
+    ``noise`` is that of the model, for standardised targets.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
     y = x @ SLOPES.double() + NOISE * torch.randn(rows, generator=generator, dtype=torch.float64)
     frame = pandas.DataFrame({name: x[:, place].numpy() for place, name in enumerate("abc")})
     estimator = BayesianRegressor(
-        kn.ExactLinear(), likelihood=kn.Gaussian(noise=0.2), prior=kn.Normal(10.0), random_state=0
+        kn.ExactLinear(), likelihood=kn.Gaussian(noise=noise), prior=kn.Normal(10.0), random_state=0
     )
     return _run(estimator, frame, "height", y.numpy(), y, "lines.csv", changes)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from knowable.errors import MissingExtra, Unsupported
-from knowable.report.drawing import svg
+from knowable.report.drawing import draw
 from knowable.report.panels import Panel
 from tests.interfaces.cases import HOSTILE, every_panel
 
@@ -19,7 +19,7 @@ KINDS = range(12)  # all panels that matplotlib draws
 def drawn():
     """Every panel with its drawing."""
     panels = every_panel(torch.Generator().manual_seed(0))[:-1]
-    return [(panel, svg(panel, key="here")) for panel in panels]
+    return [(panel, draw(panel, key="here").svg) for panel in panels]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +43,7 @@ def test_identifiers_carry_the_key_and_every_reference_has_its_target(kind, draw
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_labels_are_drawn_and_not_obeyed(kind, generator):
-    text = svg(every_panel(generator, HOSTILE)[kind], key="k")
+    text = draw(every_panel(generator, HOSTILE)[kind], key="k").svg
     ElementTree.fromstring(text)
     assert "<script" not in text
 
@@ -54,14 +54,14 @@ def test_a_drawing_names_no_address_on_the_network(drawn):
 
 def test_the_same_panel_gives_the_same_drawing(drawn):
     panel, text = drawn[0]
-    assert svg(panel, key="here") == text
+    assert draw(panel, key="here").svg == text
 
 
 def test_drawing_leaves_the_settings_of_matplotlib_alone(generator):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    svg(every_panel(generator)[0], key="k")
+    draw(every_panel(generator)[0], key="k")
     assert dict(matplotlib.rcParams) == before
 
 
@@ -69,10 +69,10 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(
         Unsupported, match="band, bars, calibration, curves, dependence, forest, lines, noise, traces, truth"
     ):
-        svg(Panel("t", "c", "a", "pie"), key="k")
+        draw(Panel("t", "c", "a", "pie"), key="k")
 
 
 def test_without_matplotlib_the_extra_to_install_is_named(generator, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"pip install knowable\[report\]"):
-        svg(every_panel(generator)[0], key="k")
+        draw(every_panel(generator)[0], key="k")

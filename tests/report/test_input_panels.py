@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from knowable.report.input_panels import dependence_panel, grid_of
-from tests.report.fitted import class_fit, linear_fit
+from tests.report.fitted import NOISE, class_fit, linear_fit
 
 
 def background(frame, seed):
@@ -16,7 +16,7 @@ def background(frame, seed):
 
 
 def test_along_an_input_of_a_linear_model_the_mean_is_a_line_and_the_variances_are_averages():
-    fitted = linear_fit()
+    fitted = linear_fit(noise=NOISE / linear_fit().outcomes.std)  # in the outcome's unit: NOISE
     frame = fitted.inputs
     panel = dependence_panel(fitted.predict, frame, "a", kind="numeric", target="height", level=0.8, seed=1)
     rows, z = background(frame, 1), NormalDist().inv_cdf(0.9)
@@ -26,7 +26,7 @@ def test_along_an_input_of_a_linear_model_the_mean_is_a_line_and_the_variances_a
         prediction = fitted.predict(rows.assign(a=x))
         assert mean == pytest.approx(prediction.mean.mean().item(), abs=1e-5)
         assert doubt**2 == pytest.approx(prediction.epistemic.mean().item(), rel=1e-4)
-        assert noise**2 == pytest.approx(prediction.aleatoric.mean().item(), rel=1e-5)
+        assert noise == pytest.approx(NOISE, rel=1e-5)
         assert low == pytest.approx(mean - z * np.hypot(noise, doubt), abs=1e-6)
     steps = np.diff(panel.responses[0].mean) / np.diff(panel.x)
     assert np.ptp(steps) < 1e-3 and steps[0] == pytest.approx(2.0, abs=0.3)

@@ -49,13 +49,7 @@ class Budget:
         return self.left > max(self._beside(method), self._needs.get(method, 0.0))
 
     def count(self, method: str, *, began: float, fit: float) -> None:
-        """A fit is done.
-
-        Args:
-            method: Which.
-            began: What :attr:`left` was before it.
-            fit: Seconds that it took by itself, without predicting and scoring.
-        """
+        """A fit is done."""
         taken = began - self.left
         if math.isfinite(taken):
             self._besides.setdefault(method, []).append(max(0.0, taken - fit))

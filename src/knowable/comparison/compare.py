@@ -96,7 +96,8 @@ def compare(
         check_number("budget", budget, above=0)
     problem = as_problem(model_or_estimator, data)
     candidates, held, notices = _with_reference(as_candidates(methods, problem.resolve), reference, problem)
-    splits = as_splits(cv, problem.rows, _all_outcomes(problem), seed=seed)
+    y = problem.outcomes(np.arange(problem.rows))
+    splits = as_splits(cv, problem.rows, y.numpy(force=True) if isinstance(y, Tensor) else y, seed=seed)
     conditions = Conditions(problem, seed, samples, None if outside is None else problem.outside(outside))
     journal = Journal(out, identity(conditions, splits))
     clock = Budget(budget, fits_to_make(journal, candidates, splits, held), spent=journal.seconds)
@@ -175,11 +176,6 @@ def _with_reference(
     if any(each.name == wanted.name for each in candidates):
         wanted = Candidate(f"{wanted.name} (reference)", wanted.method)
     return (*candidates, wanted), wanted, []
-
-
-def _all_outcomes(problem: Problem) -> Any:
-    y = problem.outcomes(np.arange(problem.rows))
-    return y.numpy(force=True) if isinstance(y, Tensor) else y
 
 
 def _check_any(run: ComparisonRun) -> None:

@@ -62,8 +62,6 @@ class Comparison:
     notices: tuple[str, ...] = ()
     citations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    # --- figures -----------------------------------------------------------------------------------------------------
-
     @property
     def scores(self) -> tuple[ScoreColumn, ...]:
         """The scores that there are, in the order of tables."""
@@ -163,8 +161,6 @@ class Comparison:
                     f"{kind.name}_difference_se": from_best.standard_error,
                 }
         return row
-
-    # --- ways out ----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return as_text(self)

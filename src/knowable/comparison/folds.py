@@ -39,12 +39,6 @@ def as_splits(cv: Any, rows: int, y: Any, *, seed: int) -> tuple[Split, ...]:
 
     A number deals the rows at random into folds whose sizes differ by one row at the most. Labels, and numbers of few
     values, are shared out evenly.
-
-    Args:
-        cv: What the user passed.
-        rows: How many rows there are.
-        y: Their outcomes.
-        seed: The same seed gives the same folds.
     """
     if isinstance(cv, bool) or not isinstance(cv, int | np.integer):
         return _given(cv, rows, y)

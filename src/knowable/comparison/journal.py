@@ -19,33 +19,19 @@ _KIND = "knowable comparison"
 
 @dataclass(frozen=True)
 class Record:
-    """One method on one fold.
-
-    Attributes:
-        method: The method's name in the comparison.
-        settings: What makes it this method.
-        fold: Number of the fold, from 0.
-        reference: Settings of the method it was held against; empty if none.
-        scores: Scores by name, seconds and memory among them.
-        agreement: How far it is from the reference, by name; empty if that is not known.
-        converged: Whether the fit had settled; None if that cannot be told.
-        message: How the fit ended.
-        warnings: What the fit warned of.
-        error: Why there are no scores; None if there are.
-        elapsed: Seconds that all of it took: fitting, predicting, scoring.
-    """
+    """One method on one fold."""
 
     method: str
-    settings: str
+    settings: str  # what makes it this method
     fold: int
-    reference: str = ""
+    reference: str = ""  # settings of the method it was held against; empty if none
     scores: dict[str, float] = field(default_factory=dict)
-    agreement: dict[str, float] = field(default_factory=dict)
-    converged: bool | None = None
+    agreement: dict[str, float] = field(default_factory=dict)  # distances from the reference, by name
+    converged: bool | None = None  # whether the fit had settled; None if that cannot be told
     message: str = ""
     warnings: tuple[str, ...] = ()
-    error: str | None = None
-    elapsed: float = 0.0
+    error: str | None = None  # why there are no scores; None if there are
+    elapsed: float = 0.0  # seconds that all of it took: fitting, predicting, scoring
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

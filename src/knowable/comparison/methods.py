@@ -16,15 +16,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with the name it goes by.
-
-    Attributes:
-        name: What tables call it.
-        method: The method, or the name that an estimator knows it by.
-    """
+    """A method with the name it goes by."""
 
     name: str
-    method: Method | str
+    method: Method | str  # the method, or the name that an estimator knows it by
 
     @property
     def settings(self) -> str:
@@ -40,10 +35,6 @@ class Candidate:
 
 def as_candidates(methods: Any, resolve: Callable[[Any], Method | str]) -> tuple[Candidate, ...]:
     """Methods by name or as objects, in a list; or in a dict that names them.
-
-    Args:
-        methods: What the user passed.
-        resolve: Turns one of them into what can be fitted.
 
     Raises:
         InvalidType: If there is something else in it.

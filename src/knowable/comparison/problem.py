@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +20,6 @@ from knowable.core.method import Method
 from knowable.core.model.data import as_data, as_input
 from knowable.core.model.model import Model
 from knowable.core.posterior.diagnostics import Diagnostics
-from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.time_limit import time_limit
@@ -26,21 +27,13 @@ from knowable.errors import InvalidData, InvalidType, Unsupported
 from knowable.registry import find_method
 
 
-class Fitted(ABC):
+@dataclass(frozen=True)
+class Fitted:
     """A method fitted to some of the rows."""
 
-    @abstractmethod
-    def predict(self, x: Any, *, samples: int) -> Prediction:
-        """The predictive distribution at ``x``."""
-
-    @abstractmethod
-    def outcomes(self, y: Any, prediction: Prediction) -> Any:
-        """Observed outcomes as the prediction scores them."""
-
-    @property
-    @abstractmethod
-    def diagnostics(self) -> Diagnostics:
-        """What the fit says about itself."""
+    predict: Callable[..., Prediction]  # of inputs and ``samples=``
+    outcomes: Callable[[Any, Prediction], Any]  # observed outcomes as the prediction scores them
+    diagnostics: Diagnostics
 
 
 class Problem(ABC):
@@ -88,26 +81,6 @@ class Problem(ABC):
 # --- A model with its data, as what methods are compared on ----------------------------------------------------------
 
 
-class FittedModel(Fitted):
-    """A posterior."""
-
-    def __init__(self, posterior: Posterior):
-        self.posterior = posterior
-
-    def predict(self, x: Any, *, samples: int) -> Prediction:
-        """By Monte Carlo over so many draws."""
-        return self.posterior.predict(x, samples=samples)
-
-    def outcomes(self, y: Any, prediction: Prediction) -> Any:
-        """As they are."""
-        return y
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """Those of the posterior."""
-        return self.posterior.diagnostics
-
-
 class ModelProblem(Problem):
     """A model and ``(x, y)``."""
 
@@ -134,11 +107,12 @@ class ModelProblem(Problem):
         """Inputs that the network takes."""
         return as_input(x, self.model, name="outside")
 
-    def fit(self, method: Method | str, index: np.ndarray, *, seed: int, seconds: float | None) -> FittedModel:
+    def fit(self, method: Method | str, index: np.ndarray, *, seed: int, seconds: float | None) -> Fitted:
         """Fit the method's posterior."""
         data = (self.inputs(index), self.outcomes(index))
         with time_limit(seconds):
-            return FittedModel(as_method(method).fit(self.model, data, seed=seed, progress=False))
+            posterior = as_method(method).fit(self.model, data, seed=seed, progress=False)
+        return Fitted(posterior.predict, lambda y, prediction: y, posterior.diagnostics)
 
     def identity(self) -> dict[str, str]:
         """Model, start values and data."""
@@ -194,52 +168,6 @@ class DistributionEstimator(Protocol):
         ...
 
 
-@runtime_checkable
-class KnowsClasses(Protocol):
-    """A fitted classifier."""
-
-    classes_: Any
-
-
-@runtime_checkable
-class KnowsPosterior(Protocol):
-    """A fitted estimator that keeps the posterior it predicts with."""
-
-    posterior_: Posterior
-
-
-class FittedEstimator(Fitted):
-    """An estimator after ``fit``."""
-
-    def __init__(self, estimator: DistributionEstimator):
-        self.estimator = estimator
-
-    def predict(self, x: Any, *, samples: int) -> Prediction:
-        """With as many draws as the estimator is set to."""
-        return self.estimator.predict_dist(x)
-
-    def outcomes(self, y: Any, prediction: Prediction) -> Any:
-        """Numbers as they are; labels as their places among the classes."""
-        values = np.asarray(y)
-        if not isinstance(prediction, ClassPrediction):
-            return values.astype(float)
-        if not isinstance(self.estimator, KnowsClasses):
-            raise InvalidType(f"{type(self.estimator).__name__} predicts labels but has no classes_ after fit.")
-        places = {label: place for place, label in enumerate(np.asarray(self.estimator.classes_).tolist())}
-        unknown = [label for label in values.tolist() if label not in places]
-        if unknown:
-            raise InvalidData(
-                f"the label {unknown[0]!r} is in the rows held out and not in the training rows of this fold. Use "
-                f"fewer folds, or leave rare labels out."
-            )
-        return np.array([places[label] for label in values.tolist()])
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """Those of its posterior, where it keeps one."""
-        return self.estimator.posterior_.diagnostics if isinstance(self.estimator, KnowsPosterior) else Diagnostics()
-
-
 class EstimatorProblem(Problem):
     """An estimator and ``(X, y)``: arrays or data frames."""
 
@@ -276,7 +204,7 @@ class EstimatorProblem(Problem):
         """As it is: the estimator checks it."""
         return x
 
-    def fit(self, method: Method | str, index: np.ndarray, *, seed: int, seconds: float | None) -> FittedEstimator:
+    def fit(self, method: Method | str, index: np.ndarray, *, seed: int, seconds: float | None) -> Fitted:
         """Fit a clone with that method."""
         from sklearn.base import clone
 
@@ -285,7 +213,12 @@ class EstimatorProblem(Problem):
         estimator.set_params(**{name: value for name, value in settings.items() if name in self._own()})
         with time_limit(seconds):
             estimator.fit(self.inputs(index), self.outcomes(index))
-        return FittedEstimator(estimator)
+        posterior = getattr(estimator, "posterior_", None)  # where it keeps one
+        return Fitted(
+            lambda x, *, samples: estimator.predict_dist(x),  # with as many draws as the estimator is set to
+            lambda y, prediction: _as_scored(estimator, y, prediction),
+            Diagnostics() if posterior is None else posterior.diagnostics,
+        )
 
     def identity(self) -> dict[str, str]:
         """The estimator's parameters but for those that the comparison sets, and the table."""
@@ -306,6 +239,23 @@ class EstimatorProblem(Problem):
 
     def _own(self) -> dict[str, Any]:
         return self.estimator.get_params(deep=False)
+
+
+def _as_scored(estimator: Any, y: Any, prediction: Prediction) -> np.ndarray:
+    """Numbers as they are; labels as their places among the classes."""
+    values = np.asarray(y)
+    if not isinstance(prediction, ClassPrediction):
+        return values.astype(float)
+    if not hasattr(estimator, "classes_"):
+        raise InvalidType(f"{type(estimator).__name__} predicts labels but has no classes_ after fit.")
+    places = {label: place for place, label in enumerate(np.asarray(estimator.classes_).tolist())}
+    unknown = [label for label in values.tolist() if label not in places]
+    if unknown:
+        raise InvalidData(
+            f"the label {unknown[0]!r} is in the rows held out and not in the training rows of this fold. Use "
+            f"fewer folds, or leave rare labels out."
+        )
+    return np.array([places[label] for label in values.tolist()])
 
 
 def table_fingerprint(table: Any) -> str:

@@ -34,18 +34,7 @@ from knowable.report.warned import Warned, collect_warnings
 
 @dataclass
 class ComparisonRun:
-    """A comparison while it runs.
-
-    Attributes:
-        conditions: What is the same for every fit.
-        candidates: The methods, in the order of the user.
-        splits: The folds.
-        reference: The method that the others are compared with, or None.
-        journal: Finished fits.
-        budget: The clock.
-        records: What came out, failures too.
-        not_run: Methods and folds that there was no time for.
-    """
+    """A comparison while it runs."""
 
     conditions: Conditions
     candidates: Sequence[Candidate]
@@ -53,8 +42,8 @@ class ComparisonRun:
     reference: Candidate | None
     journal: Journal
     budget: Budget
-    records: list[Record] = field(default_factory=list)
-    not_run: list[tuple[str, int]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)  # what came out, failures too
+    not_run: list[tuple[str, int]] = field(default_factory=list)  # methods and folds that there was no time for
 
     def go(self, progress: bool | None = None) -> None:
         """Make every fit that is not in the journal yet, as far as the time goes."""
@@ -131,34 +120,21 @@ _DISTANCE = {True: "total_variation", False: "wasserstein"}  # for classes, for 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for every fit.
-
-    Attributes:
-        problem: What is compared on.
-        seed: Fixes everything random.
-        samples: Draws of a prediction.
-        outside: Inputs from elsewhere, or None.
-    """
+    """What is the same for every fit."""
 
     problem: Problem
     seed: int
     samples: int
-    outside: Any = None
+    outside: Any = None  # inputs from elsewhere, or None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A record, and the fit behind it where there is one.
-
-    Attributes:
-        record: What is kept.
-        fitted: For comparison with others, if the fit succeeded.
-        seconds: That the fit alone took.
-    """
+    """A record, and the fit behind it where there is one."""
 
     record: Record
-    fitted: Fitted | None
-    seconds: float
+    fitted: Fitted | None  # for comparison with others, if the fit succeeded
+    seconds: float  # that the fit alone took
 
 
 def attempt(
@@ -172,15 +148,6 @@ def attempt(
     truth: Fitted | None = None,
 ) -> Outcome:
     """Fit a method to a fold's training rows and score it on the others. What goes wrong is written into the record.
-
-    Args:
-        conditions: What is the same for every fit.
-        candidate: The method.
-        fold: Number of the fold.
-        split: Its rows.
-        seconds: Limit of time for the fit.
-        reference: Settings of the reference.
-        truth: That method fitted to the same rows, or None where it is not there.
 
     Raises:
         KeyboardInterrupt: If the fit was stopped from the keyboard.
@@ -269,12 +236,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """What was measured.
-
-    Attributes:
-        megabytes: The largest resident memory less what was held before, in units of 10^6 bytes; NaN where the system
-            does not tell.
-    """
+    """The largest resident memory less what was held before, in units of 10^6 bytes; NaN where it is not known."""
 
     megabytes: float = math.nan
 

@@ -102,12 +102,7 @@ def order(losses: Mapping[str, ByFold]) -> list[str]:
 
 
 def ranking(scores: Mapping[str, ByFold], *, higher: bool = False) -> tuple[RankedMethod, ...]:
-    """The places of all methods that finished a fold, the best first.
-
-    Args:
-        scores: Scores of each method by fold.
-        higher: Whether a higher score is better.
-    """
+    """The places of all methods that finished a fold, the best first."""
     sign = -1.0 if higher else 1.0
     losses = {method: {fold: sign * value for fold, value in folds.items()} for method, folds in scores.items()}
     found = order(losses)

@@ -53,8 +53,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# --- Sentences, for the page and the terminal ------------------------------------------------------------------------
-
 VERDICTS = {
     "best": "best",
     "tied": "tied with the best",

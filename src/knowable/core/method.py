@@ -119,29 +119,17 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class FitJob:
-    """The arguments of one fit, checked.
+    """The arguments of one fit, checked."""
 
-    Attributes:
-        method: The method that fits, for its name and settings.
-        model: The model.
-        rows: The training data.
-        validation: Held-out data, or None.
-        seed: Fixes every random choice.
-        progress: Show a progress bar (None: only on a terminal).
-        checkpoint: Where to save at intervals, or None.
-        engine: Precision of the arithmetic, and how gradients are computed.
-        label: Text of the progress bar; the method's name where it is empty.
-    """
-
-    method: Method
-    model: Model
-    rows: Data
-    validation: Data | None = None
-    seed: int = 0
-    progress: bool | None = None
-    checkpoint: Checkpoint | None = None
-    engine: Engine = field(default_factory=Engine)
-    label: str = ""
+    method: Method  # the method that fits, for its name and settings
+    model: Model  # the model
+    rows: Data  # the training data
+    validation: Data | None = None  # held-out data, or None
+    seed: int = 0  # fixes every random choice
+    progress: bool | None = None  # show a progress bar (None: only on a terminal)
+    checkpoint: Checkpoint | None = None  # where to save at intervals, or None
+    engine: Engine = field(default_factory=Engine)  # precision of the arithmetic, and how gradients are computed
+    label: str = ""  # text of the progress bar; the method's name where it is empty
 
     @classmethod
     def of(

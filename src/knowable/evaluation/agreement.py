@@ -1,4 +1,4 @@
-"""Agreement of two predictions over classes, one often a reference such as long chains (Izmailov et al., 2021)."""
+"""Agreement of two predictions over classes, one often a reference such as HMC (Izmailov et al., 2021)."""
 
 from __future__ import annotations
 

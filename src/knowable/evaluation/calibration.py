@@ -29,7 +29,7 @@ class ReliabilityCurve:
     """Accuracy against confidence, in bins of equal width.
 
     Attributes:
-        edges: Borders of the bins, ``(bins + 1,)``; a bin holds its upper border.
+        edges: Edges of the bins, ``(bins + 1,)``; a bin includes its upper edge.
         confidence: Mean probability of the predicted label in each bin, ``(bins,)``; NaN where the bin is empty.
         accuracy: Share of right labels in each bin, ``(bins,)``; NaN where the bin is empty.
         count: Number of predictions in each bin, ``(bins,)``.
@@ -125,8 +125,8 @@ def coverage_curve(prediction: Prediction, y: Array, levels: Sequence[float] | T
     """Observed coverage of central intervals at many levels, as data for a calibration plot.
 
     An outcome lies in the central interval of a level exactly if its probability integral transform F(y) lies within
-    half that level of 1/2. Counts are given the share of [F(y-1), F(y)] that does (Czado et al., 2009), so that a
-    calibrated prediction over counts is on the diagonal too, although its intervals, which end at counts, hold more.
+    half that level of 1/2. A count contributes the share of [F(y-1), F(y)] that does (Czado et al., 2009), so that a
+    calibrated prediction over counts is on the diagonal too, although its intervals, which end at counts, cover more.
 
     Args:
         prediction: A Prediction over numbers.
@@ -155,14 +155,14 @@ def _transform(prediction: RegressionPrediction, y: Array) -> tuple[Tensor, Tens
 
 
 def _share_inside(below: Tensor, above: Tensor, level: float) -> Tensor:
-    """The share of each stretch [below, above] that lies within ``level`` / 2 of 1/2."""
+    """The share of each interval [below, above] that lies within ``level`` / 2 of 1/2."""
     low, high = (1 - level) / 2, (1 + level) / 2
     inside = (above.clamp_max(high) - below.clamp_min(low)).clamp_min(0.0) / (above - below)
     return torch.where(above > below, inside, ((above >= low) & (above <= high)).double())
 
 
 def coverage(prediction: Prediction | tuple[Array, Array], y: Array, *, level: float = 0.9) -> float:
-    """Share of outcomes inside their central interval, borders included; every output counts as one.
+    """Share of outcomes inside their central interval, endpoints included; every output counts as one.
 
     Args:
         prediction: A Prediction over numbers, or the intervals themselves as a pair ``(low, high)``.
@@ -184,18 +184,14 @@ def coverage_rows(prediction: Prediction | tuple[Array, Array], y: Array, *, lev
     """Share of each row's outputs inside their interval, ``(B,)``; see :func:`coverage`."""
     level = check_number("level", level, above=0.0, below=1.0)
     if isinstance(prediction, Prediction):
-        below, above = _transform(regression(prediction, "coverage"), y)
+        numbers, upper = regression(prediction, "coverage"), (1 + level) / 2
+        below, above = _transform(numbers, y)
         # quantile(q) is the smallest x with F(x) >= q: y >= quantile(q) iff F(y) >= q; y > quantile(q) iff F(y-) >= q
-        inside = (above >= (1 - level) / 2) & _at_most(below, (1 + level) / 2, prediction)
-        return by_row(inside).double().mean(1)
+        not_over = below < upper if numbers.components.discrete else below <= upper
+        return by_row((above >= (1 - level) / 2) & not_over).double().mean(1)
     low, high = _pair(prediction)
     observed = align_target(target(y, low.shape[0], device=low.device), low.shape[1:])
     return by_row((observed >= low) & (observed <= high)).double().mean(1)
-
-
-def _at_most(below: Tensor, q: float, prediction: Prediction) -> Tensor:
-    discrete = isinstance(prediction, RegressionPrediction) and prediction.components.discrete
-    return below < q if discrete else below <= q
 
 
 def interval_width(prediction: Prediction | tuple[Array, Array], level: float = 0.9) -> float:
@@ -219,10 +215,9 @@ def interval_width(prediction: Prediction | tuple[Array, Array], level: float = 
 def interval_width_rows(prediction: Prediction | tuple[Array, Array], *, level: float = 0.9) -> Tensor:
     """Mean width of each row's intervals, ``(B,)``; see :func:`interval_width`."""
     level = check_number("level", level, above=0.0, below=1.0)
-    given = (
-        regression(prediction, "interval_width").interval(level) if isinstance(prediction, Prediction) else prediction
-    )
-    low, high = _pair(given)
+    if isinstance(prediction, Prediction):
+        prediction = regression(prediction, "interval_width").interval(level)
+    low, high = _pair(prediction)
     return by_row(high - low).mean(1)
 
 

@@ -1,6 +1,6 @@
-"""Two looks at chains: their traces, and the ranks of their draws (Vehtari et al., 2021).
+"""Trace plots and rank plots of chains (Vehtari et al., 2021).
 
-Both draw a few quantities, those that have mixed worst first. They return a matplotlib ``Figure`` and touch nothing
+Both draw a few quantities, those with the largest R-hat first. They return a matplotlib ``Figure`` and touch nothing
 global: no pyplot, no backend; ``figure.savefig("trace.png")`` writes it.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WELL, _BADLY = 1.01, 1.05  # R-hat
-_POINTS = 2_000  # of a trace; more than the eye sees are thinned
+_POINTS = 2_000  # of a trace; longer ones are thinned
 _SHOWN_CHAINS = 8  # rows of ranks
 _DENSITY = 160  # points of a density's curve
 
@@ -36,12 +36,12 @@ def trace_plot(
 ) -> Figure:
     """Traces of the chains, with the density of each chain beside them.
 
-    Chains that have mixed look alike: level, restless, one on top of the other. A chain that drifts, sticks or keeps to
-    itself has not.
+    Chains that have mixed overlap, without a trend and with low autocorrelation. A chain that drifts, does not move or
+    stays apart from the others has not mixed.
 
     Args:
-        samples: What a sampler gave: ``Samples``, a ``ChainPosterior``, or draws by name ``(chains, draws, ...)``.
-        x: Inputs: draw the network's outputs there instead of weights, which may be exchanged between chains.
+        samples: Result of a sampler: ``Samples``, a ``ChainPosterior``, or draws by name ``(chains, draws, ...)``.
+        x: Inputs: plot the network's outputs there instead of weights, which may be permuted between chains.
         names: Which parameters to draw; None is all of them.
         most: How many quantities to draw: those with the largest R-hat.
 
@@ -80,11 +80,11 @@ def rank_plot(
     """Histograms of the ranks of each chain's draws among the draws of all chains.
 
     If all chains draw from the same distribution their ranks are uniform: nearly every bar ends in the shaded band,
-    which holds 95% of the bars of independent draws (correlated ones scatter more); those outside are drawn dark. Bars
-    that lean, or bulge in the middle or at the ends, show a chain that lies elsewhere or is too narrow or too wide.
+    which covers 95% of the bars of independent draws (autocorrelated ones vary more); bars outside are drawn dark. A
+    slope shows a chain with another mean, a hump in the middle or at the ends one with a smaller or larger variance.
 
     Args:
-        samples: What a sampler gave: ``Samples``, a ``ChainPosterior``, or draws by name ``(chains, draws, ...)``.
+        samples: Result of a sampler: ``Samples``, a ``ChainPosterior``, or draws by name ``(chains, draws, ...)``.
         x: Inputs: rank the network's outputs there instead of weights.
         names: Which parameters to draw; None is all of them.
         most: How many quantities to draw: those with the largest R-hat.
@@ -132,7 +132,7 @@ class _Quantity:
 
 
 def _chosen(samples: Any, x: Any, names: Any, most: int) -> list[_Quantity]:
-    """The quantities with the largest R-hat, those that never moved last."""
+    """The quantities with the largest R-hat; those that are constant (R-hat is NaN) come last."""
     check_count("most", most)
     draws = _selected(_draws_of(samples, x), names)
     worst = torch.cat([rhat(value).reshape(-1) for value in draws.values()])
@@ -155,14 +155,14 @@ def _draws_of(samples: Any, x: Any) -> dict[str, Tensor]:
     if isinstance(samples, ChainPosterior):
         given: Mapping[str, Any] = samples.draws if x is None else {"f": samples.function_draws(x)}
     elif x is not None:
-        raise InvalidArgument("x is for the posterior of a network, which has outputs at x; these are draws alone.")
+        raise InvalidArgument("x needs a ChainPosterior, whose network has outputs at x; samples are draws alone.")
     elif isinstance(samples, Samples):
         given = samples.draws
     elif isinstance(samples, Mapping) and samples:
         given = samples
     else:
         raise InvalidType(
-            f"samples must be what a sampler gave (Samples, a ChainPosterior) or a dict of draws (chains, draws, ...), "
+            f"samples must be Samples, a ChainPosterior or a dict of draws (chains, draws, ...), "
             f"got {type(samples).__name__}."
         )
     draws = {str(name): torch.as_tensor(value).detach() for name, value in given.items()}
@@ -190,8 +190,7 @@ def _selected(draws: dict[str, Tensor], names: Any) -> dict[str, Tensor]:
 def rank_counts(draws: Tensor, bins: int) -> tuple[Tensor, float, float, float]:
     """How many of each chain's ``(chains, draws)`` ranks fall in each bin, the number expected, and its 95% band.
 
-    The band is that of independent draws dealt to chains at random (a hypergeometric count, nearly normal). Equal
-    values are ranked at random.
+    The band is that of independent draws (a hypergeometric count, nearly normal). Ties are ranked at random.
     """
     chains, count = draws.shape
     shuffled = torch.randperm(chains * count, generator=torch.Generator().manual_seed(0))
@@ -209,7 +208,7 @@ def rank_counts(draws: Tensor, bins: int) -> tuple[Tensor, float, float, float]:
 
 
 def _least_even(counts: list[Tensor], rows: int) -> list[int]:
-    """All chains, or where there are too many those whose ranks are least even, in order."""
+    """All chains, or where there are too many those whose ranks are least uniform, in order."""
     uneven = torch.stack([each.double().var(1) for each in counts]).sum(0)
     return sorted(uneven.argsort(descending=True, stable=True)[:rows].tolist())
 
@@ -221,11 +220,10 @@ def _trace(axes: Axes, quantity: _Quantity) -> None:
     chains, count = quantity.draws.shape
     step = max(1, count // _POINTS)
     where = range(1, count + 1, step)
+    width, alpha = 0.7 if count > 200 else 1.0, max(0.35, 0.9 - 0.06 * chains)
     for number, chain in enumerate(quantity.draws):
-        axes.plot(
-            where, chain[::step].numpy(), color=COLOURS[number % len(COLOURS)], lw=0.7 if count > 200 else 1.0,
-            alpha=max(0.35, 0.9 - 0.06 * chains), rasterized=True,
-        )  # fmt: skip
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(where, chain[::step].numpy(), color=colour, lw=width, alpha=alpha, rasterized=True)
     axes.set_xlim(1, count)
     axes.grid(axis="y", color=GRID, lw=0.6)
     axes.margins(y=0.06)
@@ -257,14 +255,12 @@ def kernel_density(draws: Tensor, at: Tensor) -> Tensor:
         return torch.zeros_like(at)
     spread = draws.quantile(torch.tensor([0.25, 0.75], dtype=draws.dtype)).diff().item() / 1.349
     scale = min(draws.std().item(), spread) if spread > 0 else draws.std().item()
-    width = max(0.9 * scale * len(draws) ** -0.2, 0.5 * (at[1] - at[0]).item())  # one that stood still is a spike
+    width = max(0.9 * scale * len(draws) ** -0.2, 0.5 * (at[1] - at[0]).item())  # a constant chain is a spike
     z = (at.unsqueeze(1) - draws) / width
     return torch.exp(-0.5 * z.square()).mean(1) / (width * math.sqrt(2 * math.pi))
 
 
-def _bars(
-    axes: Axes, counts: Tensor, chain: int, expected: float, band: tuple[float, float], top: float
-) -> None:  # fmt: skip
+def _bars(axes: Axes, counts: Tensor, chain: int, expected: float, band: tuple[float, float], top: float) -> None:
     bins = len(counts)
     axes.axhspan(*band, color=BAND, lw=0, zorder=0)
     axes.axhline(expected, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=3)
@@ -285,12 +281,7 @@ def _verdict(axes: Axes, quantity: _Quantity, *, x: float, ha: str = "right") ->
     """R-hat and effective sample size above the axes, in red where the chains have not mixed."""
     known = not math.isnan(quantity.rhat)
     colour = MUTED if not known or quantity.rhat <= _WELL else "#8a6d00" if quantity.rhat <= _BADLY else "#c0392b"
-    text = f"R-hat {_figures(quantity.rhat)}   ess {quantity.ess:,.0f}" if known else "never moved"
-    axes.annotate(
-        text, (x, 1.0), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", ha=ha, va="bottom",
-        color=colour, fontsize=8,
-    )  # fmt: skip
-
-
-def _figures(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.0f}" if math.isfinite(value) else "∞"
+    number = f"{quantity.rhat:.3f}" if quantity.rhat < 10 else f"{quantity.rhat:.0f}".replace("inf", "∞")
+    text = f"R-hat {number}   ess {quantity.ess:,.0f}" if known else "never moved"
+    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 4), "textcoords": "offset points"}
+    axes.annotate(text, (x, 1.0), **place, ha=ha, va="bottom", color=colour, fontsize=8)

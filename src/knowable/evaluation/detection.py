@@ -1,6 +1,6 @@
-"""Detection: is uncertainty high where it should be, outside of what was learned and where the prediction is wrong?
+"""Out-of-distribution detection and selective prediction: is uncertainty high off the data and where errors are?
 
-Points from elsewhere ("outside") should score higher than points like the training data ("inside").
+Out-of-distribution points ("outside") should score higher than points like the training data ("inside").
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ def aupr(inside: Prediction | Array, outside: Prediction | Array) -> float:
     """
     low, high = _two_samples(inside, outside)
     thresholds = torch.cat((low, high)).unique().flip(0)
-    found, false_alarms = _count_at_least(high, thresholds), _count_at_least(low, thresholds)
+    found, false_positives = _count_at_least(high, thresholds), _count_at_least(low, thresholds)
     recall = found.double() / len(high)
-    precision = found.double() / (found + false_alarms)
+    precision = found.double() / (found + false_positives)
     steps = torch.diff(recall, prepend=recall.new_zeros(1))
     return (steps * precision).sum().item()
 
 
 def tpr_at_fpr(inside: Prediction | Array, outside: Prediction | Array, fpr: float = 0.05) -> float:
-    """Share of points outside that are found when at most a share ``fpr`` of points inside raises an alarm.
+    """True positive rate (share of points outside that are found) at a false positive rate of at most ``fpr``.
 
-    The alarm is "score above the threshold", with the lowest threshold that keeps the promise exactly: ties are never
-    split, so the false alarms are at most, and with ties may be fewer than, the share allowed.
+    Positive is "score above the threshold", with the lowest threshold that keeps the false positive rate: ties are
+    never split, so with ties it may be lower than ``fpr``.
 
     Args:
         inside: Uncertainty of points like the training data, as in :func:`auroc`.
         outside: The same for points from elsewhere.
-        fpr: Share of false alarms allowed, from 0 to 1.
+        fpr: False positive rate allowed, from 0 to 1.
 
     Returns:
-        The share found; higher is better.
+        The true positive rate; higher is better.
 
     Example:
         >>> tpr_at_fpr([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6], fpr=0.25)
@@ -107,7 +107,7 @@ def tpr_at_fpr(inside: Prediction | Array, outside: Prediction | Array, fpr: flo
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """Mean loss of the predictions that are kept when the most uncertain are refused.
+    """Mean loss of the predictions that are kept when the most uncertain are rejected.
 
     Attributes:
         coverage: Share of predictions kept, ``(n,)``: 1/n, 2/n, ..., 1.
@@ -197,6 +197,6 @@ def _count_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _most_within(share: float, count: int) -> int:
-    """The largest m with m / count <= share, compared as it will be read, not as share * count rounds."""
+    """The largest m with m / count <= share; share * count may round to a neighbour of it."""
     near = round(share * count)
     return max(m for m in (near - 1, near, near + 1, 0) if m <= count and m / count <= share)

@@ -1,4 +1,4 @@
-"""All the scores that fit a prediction, with their standard errors."""
+"""All scores for a prediction's kind of outcome, with their standard errors."""
 
 from __future__ import annotations
 
@@ -58,9 +58,21 @@ class Scores(Mapping[str, float]):
         return f" ± {error:.2g}" if math.isfinite(error) else ""
 
 
+_RENAMED = {
+    "squared_error": "rmse",
+    "std": "mean_std",
+    "entropy": "mean_entropy",
+    "mutual_information": "mean_mutual_information",
+}
+_ORDER = (
+    *("nll", "rmse", "crps", "coverage_90", "interval_width_90", "accuracy", "brier"),
+    *("ece", "mean_std", "mean_entropy", "mean_mutual_information"),
+)
+
+
 @torch.no_grad()
 def evaluate(prediction: Prediction, y: Array) -> Scores:
-    """Score a prediction with all that fits it.
+    """Score a prediction with all scores for its kind of outcome.
 
     Numbers: ``nll``, ``rmse``, ``crps``, ``coverage_90``, ``interval_width_90``, ``ece``, ``mean_std``. Classes:
     ``nll``, ``accuracy``, ``brier``, ``ece``, ``mean_entropy``, ``mean_mutual_information`` (in nats). See
@@ -78,75 +90,37 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
         InvalidData: If ``y`` does not fit it, is empty, or has missing values.
     """
     if isinstance(prediction, RegressionPrediction):
-        return _evaluate_numbers(prediction, y)
-    if isinstance(prediction, ClassPrediction):
-        return _evaluate_classes(prediction, y)
-    raise InvalidType(
-        f"prediction must be a Prediction, what posterior.predict(x) returns; got a {type(prediction).__name__}. "
-        f"For plain tensors use the functions in knowable.metrics."
-    )
-
-
-def _evaluate_numbers(prediction: RegressionPrediction, y: Array) -> Scores:
-    per_row = {
-        "nll": nll_rows(prediction, y),
-        "squared_error": squared_error_rows(prediction, y),
-        "crps": crps_rows(prediction, y),
-        "coverage_90": coverage_rows(prediction, y, level=0.9),
-        "interval_width_90": interval_width_rows(prediction, level=0.9),
-        "std": by_row(in_double(prediction.std)).mean(1),
-    }
-    means, errors = _means_and_errors(per_row)
-    rmse = math.sqrt(means["squared_error"])
-    values = {
-        "nll": means["nll"],
-        "rmse": rmse,
-        "crps": means["crps"],
-        "coverage_90": means["coverage_90"],
-        "interval_width_90": means["interval_width_90"],
-        "ece": ece(prediction, y),
-        "mean_std": means["std"],
-    }
-    # d sqrt(m) = dm / (2 sqrt(m)); a mean of squares that is zero has no error
-    errors["rmse"] = errors["squared_error"] / (2 * rmse) if rmse > 0 else errors["squared_error"]
-    errors["mean_std"] = errors["std"]
-    return _scores(values, errors, per_row)
-
-
-def _evaluate_classes(prediction: ClassPrediction, y: Array) -> Scores:
-    per_row = {
-        "nll": nll_rows(prediction, y),
-        "accuracy": accuracy_rows(prediction, y),
-        "brier": brier_rows(prediction, y),
-        "entropy": by_row(in_double(prediction.total)).mean(1),
-        "mutual_information": by_row(in_double(prediction.epistemic)).mean(1),
-    }
-    means, errors = _means_and_errors(per_row)
-    values = {
-        "nll": means["nll"],
-        "accuracy": means["accuracy"],
-        "brier": means["brier"],
-        "ece": ece(prediction, y),
-        "mean_entropy": means["entropy"],
-        "mean_mutual_information": means["mutual_information"],
-    }
-    errors["mean_entropy"], errors["mean_mutual_information"] = errors["entropy"], errors["mutual_information"]
-    return _scores(values, errors, per_row)
-
-
-def _means_and_errors(per_row: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, float]]:
-    """Means over rows and their standard errors."""
-    means = {name: values.mean().item() for name, values in per_row.items()}
-    errors = {
-        name: (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
-        for name, values in per_row.items()
-    }
-    return means, errors
-
-
-def _scores(values: Mapping[str, float], errors: Mapping[str, float], per_row: Mapping[str, Tensor]) -> Scores:
+        per_row = {
+            "nll": nll_rows(prediction, y),
+            "squared_error": squared_error_rows(prediction, y),
+            "crps": crps_rows(prediction, y),
+            "coverage_90": coverage_rows(prediction, y, level=0.9),
+            "interval_width_90": interval_width_rows(prediction, level=0.9),
+            "std": by_row(in_double(prediction.std)).mean(1),
+        }
+    elif isinstance(prediction, ClassPrediction):
+        per_row = {
+            "nll": nll_rows(prediction, y),
+            "accuracy": accuracy_rows(prediction, y),
+            "brier": brier_rows(prediction, y),
+            "entropy": by_row(in_double(prediction.total)).mean(1),
+            "mutual_information": by_row(in_double(prediction.epistemic)).mean(1),
+        }
+    else:
+        raise InvalidType(
+            f"prediction must be a Prediction, what posterior.predict(x) returns; got a {type(prediction).__name__}. "
+            f"For plain tensors use the functions in knowable.metrics."
+        )
+    values, errors = {"ece": ece(prediction, y)}, {}
+    for name, rows in per_row.items():
+        score = _RENAMED.get(name, name)
+        values[score] = rows.mean().item()
+        errors[score] = (rows.std() / math.sqrt(len(rows))).item() if len(rows) > 1 else math.nan
+    if "rmse" in values:
+        values["rmse"] = math.sqrt(values["rmse"])
+        errors["rmse"] /= 2 * values["rmse"] if values["rmse"] > 0 else 1.0  # d sqrt(m) = dm / (2 sqrt(m))
     return Scores(
-        values,
-        standard_errors={name: errors[name] for name in values if name in errors},
+        {name: values[name] for name in _ORDER if name in values},
+        standard_errors={name: errors[name] for name in _ORDER if name in errors},
         per_row={name: rows.cpu() for name, rows in per_row.items()},
     )

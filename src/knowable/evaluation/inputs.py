@@ -1,7 +1,7 @@
-"""What the scores take: predictions, tensors, arrays and lists, brought to one form and checked once.
+"""Inputs of the scores: predictions, tensors, arrays and lists, converted to one form and checked once.
 
-Scores are computed in double precision. Whatever lies behind the rows (several outputs, pixels) is flattened into one
-dimension, so that every score is first a value for each row and then a mean over rows.
+Scores are computed in double precision. The dimensions after the rows (outputs, pixels) are flattened into one, so that
+every score is first a value for each row and then a mean over rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from knowable.errors import InvalidData, InvalidType
 Array = Tensor | np.ndarray | Sequence[Any]
 """Numbers as a tensor, an array or nested lists."""
 
-_SUM_TOLERANCE = 1e-3  # how far class probabilities may be from summing to one (half precision is that rough)
+_SUM_TOLERANCE = 1e-3  # of the sum of class probabilities, which may have been computed in half precision
 
 
 def score_tensor(name: str, value: Any, *, device: torch.device | None = None) -> Tensor:
-    """Numbers in double precision, whole numbers and booleans as int64; raises for anything else."""
+    """Numbers in double precision, integers and booleans as int64; raises for anything else."""
     tensor = to_tensor(value, name)
     if tensor.is_complex():
         raise InvalidType(f"{name} must hold real numbers, got {tensor.dtype}.")
@@ -46,7 +46,7 @@ def in_double(value: Tensor) -> Tensor:
 
 
 def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
-    """The distribution function at ``x`` in double precision; ``x`` goes in with the precision of the prediction."""
+    """The CDF at ``x`` in double precision, evaluated in the precision of the prediction."""
     return in_double(prediction.cdf(x.to(prediction.components.mean.dtype)))
 
 
@@ -73,7 +73,7 @@ def check_rows(name: str, value: Tensor) -> Tensor:
 
 
 def by_row(value: Tensor) -> Tensor:
-    """Flatten everything behind the rows: ``(B, ...)`` to ``(B, E)``."""
+    """Flatten all dimensions after the rows: ``(B, ...)`` to ``(B, E)``."""
     return value.reshape(value.shape[0], -1)
 
 
@@ -84,7 +84,7 @@ def regression(prediction: Any, what: str) -> RegressionPrediction:
             raise InvalidData("prediction is empty. A score needs at least one row.")
         return prediction
     raise InvalidType(
-        f"prediction must be a Prediction over numbers for {what}, got {_describe(prediction)}."
+        f"prediction must be a Prediction over numbers for {what}, got a {type(prediction).__name__}."
         + (" For classes use accuracy, brier, nll or ece." if isinstance(prediction, ClassPrediction) else "")
     )
 
@@ -181,12 +181,3 @@ def _check_labels(y: Tensor, classes: int) -> Tensor:
             f"(counting from 0). Renumber the labels, or predict all {classes} classes that y can take."
         )
     return labels
-
-
-def _describe(value: Any) -> str:
-    text = repr(value)
-    return (
-        f"{type(value).__name__} {text}"
-        if len(text) < 60 and isinstance(value, (str, int, float))
-        else f"a {type(value).__name__}"
-    )

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-5
-"""Estimated error at which an integral stops, as a share of the predictive standard deviation (or of a larger miss).
+"""Estimated error at which an integral stops, as a share of the predictive standard deviation (or a larger residual).
 
 The true error is mostly a hundred times smaller; the largest seen on wide mixtures of counts was four times this.
 """
 
 _CHUNK = 1 << 18  # numbers held at once by each intermediate of the closed form
-_REACH = 8.5  # standard deviations, beyond which a normal has nothing
+_REACH = 8.5  # standard deviations, beyond which the mass of a normal is negligible
 _SPACING = 0.5  # of the smallest standard deviation: the terms left out fall as exp(-(2π / spacing)² / 4)
 _MOST_SPLITS = 300
 _MOST_TERMS = 512  # a sum over more integers than this becomes an integral
@@ -79,12 +79,9 @@ def _normal_mixture_chunk(loc: Tensor, scale: Tensor, y: Tensor, weights: Tensor
     near = (weights * _mean_absolute_normal(y - loc, scale.square())).sum(0)
     low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
     terms = ((high - low) / (_SPACING * scale.amin(0))).max().item()  # infinite or NaN with point masses
-    few = terms < 2 * loc.shape[0]
-    return near - (
-        _spread_by_sum(loc, scale, weights, low, high, math.ceil(terms))
-        if few
-        else _spread_by_pairs(loc, scale, weights)
-    )
+    if terms < 2 * loc.shape[0]:
+        return near - _spread_by_sum(loc, scale, weights, low, high, math.ceil(terms))
+    return near - _spread_by_pairs(loc, scale, weights)
 
 
 def _spread_by_pairs(loc: Tensor, scale: Tensor, weights: Tensor) -> Tensor:
@@ -98,7 +95,7 @@ def _spread_by_pairs(loc: Tensor, scale: Tensor, weights: Tensor) -> Tensor:
 
 
 def _spread_by_sum(loc: Tensor, scale: Tensor, weights: Tensor, low: Tensor, high: Tensor, terms: int) -> Tensor:
-    """The same as the integral of F (1 - F), by the trapezoidal rule between ends where nothing is left."""
+    """The same as the integral of F (1 - F), by the trapezoidal rule between ends where it is negligible."""
     total, step = torch.zeros_like(low), (high - low) / terms
     inverse = scale.reciprocal() * math.sqrt(0.5)
     offset = (low - loc) * inverse
@@ -118,13 +115,13 @@ def _mean_absolute_normal(mean: Tensor, variance: Tensor) -> Tensor:
 def continuous_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -> Tensor:
     r"""CRPS from any distribution function, by adaptive integration on both sides of the outcome.
 
-    The real line is folded into (-1, 1) by x = y + s t / (1 - t²), which also holds heavy tails; the estimated error is
-    brought below :data:`TOLERANCE` times s.
+    The real line is mapped to (-1, 1) by x = y + s t / (1 - t²), which works for heavy tails too; the estimated error
+    is brought below :data:`TOLERANCE` times s.
 
     Args:
-        cdf: Distribution functions of all outcomes at once, elementwise.
+        cdf: The CDFs of all outcomes at once, elementwise.
         y: Observed outcomes.
-        scale: The length s over which each distribution function, seen from ``y``, does its rising.
+        scale: The distance s from ``y`` within which each CDF rises.
 
     Returns:
         The score of each outcome, shaped like ``y``.
@@ -132,7 +129,7 @@ def continuous_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -
 
     def integrand(t: Tensor) -> Tensor:
         below = cdf(y + scale * t / (1 - t * t))
-        return torch.where(t < 0, below, 1 - below).square() * _stretch(t)
+        return torch.where(t < 0, below, 1 - below).square() * _jacobian(t)
 
     return scale * _integrate(integrand, y)
 
@@ -143,7 +140,7 @@ def count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, mean: Tensor, std: Te
     Distributions that spread over more than 512 counts are integrated instead, as in :func:`continuous_crps`.
 
     Args:
-        cdf: Distribution functions of all outcomes at once, elementwise.
+        cdf: The CDFs of all outcomes at once, elementwise.
         y: Observed counts.
         mean: Means of the distributions.
         std: Standard deviations.
@@ -161,7 +158,7 @@ def count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, mean: Tensor, std: Te
 
 
 def _count_range(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    """The counts outside of which the distribution function is 0 or 1 to within 1e-7."""
+    """The counts outside of which the CDF is 0 or 1 to within 1e-7."""
     reach = 6 * std + 6
     for _ in range(60):
         low, high = (mean - reach).floor().clamp_min(0.0), (mean + reach).ceil()
@@ -173,7 +170,7 @@ def _count_range(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> 
 
 
 def _narrow_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The sum over counts from low to high, and the ones between there and the outcome."""
+    """The sum over counts from low to high, and the terms of 1 between that range and the outcome."""
     score = (y - 1 - high).clamp_min(0.0) + (low - y).clamp_min(0.0)
     for step in range(int((high - low).max().item()) + 1):
         k = low + step
@@ -182,7 +179,7 @@ def _narrow_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, 
 
 
 def _wide_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -> Tensor:
-    """The sum over counts as an integral: a function linear between counts, plus what makes each cell a trapezium.
+    """The sum over counts as an integral: linear interpolation between counts, corrected to the trapezoidal rule.
 
     For values a and b at neighbouring counts, ∫ ((1-f) a + f b)² df = (a² + b²)/2 - (a - b)²/6.
     """
@@ -193,11 +190,10 @@ def _wide_count_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) 
         k = x.floor()
         a, b = (torch.where(left, below, 1 - below) for below in (_count_cdf(cdf, k), _count_cdf(cdf, k + 1)))
         cell = torch.lerp(a, b, x - k).square() + (a - b).square() / 6
-        return cell * _stretch(t)
+        return cell * _jacobian(t)
 
-    ends = (
-        _count_cdf(cdf, y - 1).square() + (1 - _count_cdf(cdf, y)).square()
-    )  # a trapezium gives its last knot one half
+    # the trapezoidal rule counts the two end points by half
+    ends = _count_cdf(cdf, y - 1).square() + (1 - _count_cdf(cdf, y)).square()
     return scale * _integrate(integrand, y) + ends / 2
 
 
@@ -205,7 +201,7 @@ def _count_cdf(cdf: Callable[[Tensor], Tensor], k: Tensor) -> Tensor:
     return torch.where(k < 0, 0.0, cdf(k.clamp_min(0.0)))
 
 
-def _stretch(t: Tensor) -> Tensor:
+def _jacobian(t: Tensor) -> Tensor:
     """The derivative of t / (1 - t²)."""
     return (1 + t * t) / (1 - t * t).square()
 

@@ -1,7 +1,7 @@
 r"""How far a posterior is from a reference one, such as long chains: compared as functions, not as weights.
 
-Weights can be exchanged without changing the network's function, so that two posteriors are compared by what their
-draws say at given inputs (Izmailov et al., 2021).
+Weights can be permuted without changing the network's function, so two posteriors are compared by the outputs of their
+draws at given inputs (Izmailov et al., 2021).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Figures = dict[str, Tensor]  # each (B,), one value for each input
 
 _MEANING = {
     "mean_shift": "|difference of means| in sds of the reference",
-    "sd_ratio": "spread of the functions over the reference's",
-    "predictive_sd_ratio": "the same with the noise",
+    "sd_ratio": "sd of the functions over the reference's",
+    "predictive_sd_ratio": "predictive sd (with the noise) over the reference's",
     "wasserstein": "W1 distance of the functions' values in sds of the reference",
-    "ks": "largest difference of their distribution functions",
+    "ks": "Kolmogorov-Smirnov: largest difference of the CDFs",
     "agreement": "share of inputs with the same label",
     "total_variation": "distance of the predictive probabilities",
     "epistemic_difference": "mutual information less the reference's, nats",
@@ -42,9 +42,8 @@ class ReferenceComparison(Mapping[str, float]):
 
     Attributes:
         figures: The distances, by name.
-        standard_errors: Of each, from the number of draws (by leaving out a tenth of them at a time).
-        same: What each figure would be for the reference itself with as many draws of its own: no posterior can be
-            seen to be nearer.
+        standard_errors: Of each, from the number of draws (jackknife over tenths of them).
+        same: What each figure would be for as many other draws of the reference itself, the best a posterior can reach.
         per_input: The figures at each input, ``(B,)``.
         draws: How many draws of the posterior and of the reference were compared.
     """
@@ -92,9 +91,9 @@ def compare_to_reference(
     and ``wasserstein`` of the draws' probabilities. Each is computed at every input and averaged.
 
     Args:
-        posterior: What any method gave.
-        reference: The one to be compared with, such as long chains of ``NUTS`` for the same model.
-        x: Inputs. Some beyond the data show where approximations differ most.
+        posterior: Any fitted posterior.
+        reference: The reference posterior, such as long chains of ``NUTS`` for the same model.
+        x: Inputs. Approximations differ most at inputs outside the range of the data.
         samples: Draws of each (a posterior of fewer atoms uses all of them).
 
     Returns:
@@ -102,7 +101,7 @@ def compare_to_reference(
 
     Raises:
         InvalidType: If either is not a posterior.
-        InvalidArgument: If they do not predict the same kind of outcome, or the reference has no spread.
+        InvalidArgument: If they predict different kinds of outcome, or the reference has zero variance.
 
     Example:
         >>> import knowable as kn
@@ -122,15 +121,7 @@ def compare_to_reference(
 
 @torch.no_grad()
 def compare_predictions(prediction: Prediction, reference: Prediction) -> ReferenceComparison:
-    """The same for two predictions at the same inputs, draw against draw; see :func:`compare_to_reference`.
-
-    Args:
-        prediction: What a posterior or an estimator predicts.
-        reference: The one to be compared with.
-
-    Raises:
-        InvalidArgument: If they do not predict the same kind of outcome, or the reference has no spread.
-    """
+    """Compare two predictions at the same inputs; see :func:`compare_to_reference`."""
     figures, one, two = _prepared(prediction, reference)
     per_input = figures(one, two)
     values = {name: value.mean().item() for name, value in per_input.items()}
@@ -162,9 +153,7 @@ class _Draws:
         return torch.tensordot(self.weights, values, dims=1)
 
 
-def _prepared(
-    found: Prediction, truth: Prediction
-) -> tuple[Callable[[_Draws, _Draws], Figures], _Draws, _Draws]:  # fmt: skip
+def _prepared(found: Prediction, truth: Prediction) -> tuple[Callable[[_Draws, _Draws], Figures], _Draws, _Draws]:
     if isinstance(found, RegressionPrediction) and isinstance(truth, RegressionPrediction):
         one, two, figures = _numbers(found), _numbers(truth), _regression_figures
         if not (_spread(two) > 0).all():
@@ -188,16 +177,12 @@ def _numbers(prediction: RegressionPrediction) -> _Draws:
     noise = prediction.components.variance
     if prediction.within is not None:
         noise = noise - prediction.within
-    values = in_double(prediction.samples).flatten(2) if prediction.samples.dim() > 2 else _column(prediction.samples)
+    values = in_double(prediction.samples).reshape(*prediction.samples.shape[:2], -1)
     noise = in_double(noise.expand_as(prediction.components.mean)).reshape(noise.shape[0], values.shape[1], -1)
     if len(noise) != len(values):  # one component with the weights integrated out
         noise = noise.mean(0, keepdim=True).expand_as(values)
         return _Draws(values, torch.full((len(values),), 1 / len(values), dtype=torch.float64), noise)
     return _Draws(values, in_double(prediction.log_weights).exp(), noise)
-
-
-def _column(samples: Tensor) -> Tensor:
-    return in_double(samples).unsqueeze(-1)
 
 
 def _probabilities(prediction: ClassPrediction) -> _Draws:
@@ -281,13 +266,12 @@ def distances(a: Tensor, b: Tensor, weights_a: Tensor, weights_b: Tensor) -> tup
 
 
 def _standard_errors(figures: Callable[[_Draws, _Draws], Figures], one: _Draws, two: _Draws) -> dict[str, float]:
-    """Leave out a tenth of both sets of draws at a time: consecutive ones, which may hang together."""
+    """Jackknife: leave out a tenth of both sets of draws at a time, consecutive ones, which may be autocorrelated."""
     left = []
     for group in range(_GROUPS):
         some = [each.some(_without(len(each), group)) for each in (one, two)]
         left.append({name: value.mean() for name, value in figures(*some).items()})
-    names = left[0]
-    stacked = {name: torch.stack([each[name] for each in left]) for name in names}
+    stacked = {name: torch.stack([each[name] for each in left]) for name in left[0]}
     return {name: ((_GROUPS - 1) * value.var(correction=0)).sqrt().item() for name, value in stacked.items()}
 
 
@@ -299,10 +283,7 @@ def _without(count: int, group: int) -> Tensor:
 
 
 def _if_same(figures: Callable[[_Draws, _Draws], Figures], reference: _Draws) -> dict[str, float]:
-    r"""The two halves of the reference's draws compared, brought to the error of twice as many.
-
-    Distances fall as one over the root of the number of draws; ratios and shares come nearer to one in the same way.
-    """
+    """The figures of one half of the reference's draws against the other, scaled by 1/√2 to twice as many draws."""
     half = torch.arange(len(reference)) < len(reference) // 2
     if len(reference) < 4:
         return dict.fromkeys(figures(reference, reference), float("nan"))

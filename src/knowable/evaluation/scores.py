@@ -1,4 +1,4 @@
-"""Scores of predictions against what was observed.
+"""Scores of predictions against observed outcomes.
 
 Each score has a ``*_rows`` function with one value for each row, for standard errors and paired comparisons, and a
 function that gives their mean as a float. With several outputs or pixels in a row, each counts as one prediction; only
@@ -37,7 +37,7 @@ def nll(prediction: Prediction | Array, y: Array) -> float:
         y: Observed outcomes: numbers, counts or labels.
 
     Returns:
-        The score; lower is better, infinite if something came that was held impossible.
+        The score; lower is better, infinite if an outcome had predictive probability 0.
 
     Example:
         >>> nll(torch.tensor([[0.5, 0.5], [0.1, 0.9]]), [0, 1])  # (log 2 - log 0.9) / 2
@@ -88,8 +88,8 @@ def crps(prediction: Prediction | Array, y: Array) -> float:
 
     Exact for mixtures of normals (Grimit et al., 2006), for mixtures over counts whose range is moderate, and for
     samples (whose empirical distribution is scored). For other predictions an adaptive integral, with an error below
-    1e-4 of the predictive standard deviation (or of the miss, if that is larger); it reaches 1e-3 only where the mixed
-    distributions are hundreds of times narrower than the distances between them.
+    1e-4 of the predictive standard deviation (or of the residual, if that is larger); it reaches 1e-3 only where the
+    mixed distributions are hundreds of times narrower than the distances between them.
 
     Args:
         prediction: A Prediction over numbers, or equally weighted samples of the outcome ``(K, B, ...)``.
@@ -136,11 +136,7 @@ def _prediction_crps(prediction: RegressionPrediction, y: Array) -> Tensor:
 
 
 def _is_normal_mixture(prediction: RegressionPrediction) -> bool:
-    """Whether the components are normal, judged by their distribution functions.
-
-    A few points decide it, since all components are of one family; they lie where the first and the last component are
-    neither 0 nor 1.
-    """
+    """Whether the components are normal, by their CDFs at a few points (all components are of one family)."""
     parts = prediction.components
     mean, std = parts.mean, parts.variance.sqrt()
     points = [mean[k] + z * std[k] for k in (0, -1) for z in (-2.5, -0.7, 1.5)]
@@ -151,7 +147,7 @@ def _is_normal_mixture(prediction: RegressionPrediction) -> bool:
 
 
 def _finite_spread(prediction: RegressionPrediction) -> Tensor:
-    """The standard deviation, or where there is none the distance between the quartiles."""
+    """The standard deviation, or where it is infinite the interquartile range."""
     std = in_double(prediction.std)
     if torch.isfinite(std).all():
         return std

@@ -1,4 +1,4 @@
-"""Looks at weights as they drown in their noise: how sparse each layer is, and one weight through training.
+"""Plots of sparse variational dropout: the sparsity of each layer, and one weight matrix through training.
 
 The plots return a matplotlib ``Figure`` and touch nothing global: no pyplot, no backend; ``figure.savefig`` writes it.
 """
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 _PREFIX = "sparsity."
 _RANGE = 10.0  # of log alpha, either side of 0
-_LOUDEST = 0.995  # the share of means that the colours tell apart
-_WIDEST = 3.0  # sides of a picture of a weight
+_QUANTILE = 0.995  # of the means' absolute values, where their colours end
+_WIDEST = 3.0  # aspect ratio of the picture of a weight
 
 
 def sparsity_plot(posterior: Posterior | Sequence[dict[str, float]]) -> Figure:
-    """The share of each weight's elements that are drowned in noise, against the epoch.
+    """The sparsity of each weight (the share of its elements with log alpha above the threshold) against the epoch.
 
     Args:
-        posterior: What ``SparseVariationalDropout`` gave, or its history (``posterior.diagnostics.history``).
+        posterior: Posterior of ``SparseVariationalDropout``, or its history (``posterior.diagnostics.history``).
 
     Returns:
         The figure; ``figure.savefig("sparsity.png")`` writes it.
@@ -57,7 +57,7 @@ def sparsity_plot(posterior: Posterior | Sequence[dict[str, float]]) -> Figure:
             values = [(record["epoch"], 100 * record[name]) for record in history if name in record]
             label = f"{name.removeprefix(_PREFIX)}, {values[-1][1]:.1f}% at the end"
             axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, linewidth=1.5, label=label)
-        axes.set(xlabel="epoch", ylabel="weights drowned in noise (%)", ylim=(-2, 102))
+        axes.set(xlabel="epoch", ylabel="sparsity (%)", ylim=(-2, 102))
         axes.grid(color=GRID, linewidth=0.6)
         axes.legend(loc="lower right" if len(names) < 6 else "best")
 
@@ -68,7 +68,7 @@ def weights_plot(posterior: Posterior, *, moments: int = 5) -> Figure:
     """A watched weight at some moments of its training: its means above, log alpha below.
 
     Args:
-        posterior: What ``SparseVariationalDropout(watch=...)`` gave.
+        posterior: Posterior of ``SparseVariationalDropout(watch=...)``.
         moments: How many moments are shown, evenly spaced from the first epoch to the last.
 
     Returns:
@@ -79,17 +79,18 @@ def weights_plot(posterior: Posterior, *, moments: int = 5) -> Figure:
     """
     frames, name, threshold = _frames_of(posterior)
     check_count("moments", moments)
-    chosen = sorted({round(each) for each in np.linspace(0, len(frames) - 1, min(moments, len(frames)))})
-    loudest = _loudest(frames)
+    chosen = _spaced(moments, len(frames))
+    limit = _colour_limit(frames)
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(2, len(chosen), squeeze=False)
         for column, index in enumerate(chosen):
             mean, log_alpha = _picture(frames[index])
-            _draw_means(grid[0, column], mean, loudest)
-            _draw_noise(grid[1, column], log_alpha)
+            _draw(grid[0, column], mean, "RdBu_r", limit)
+            _draw(grid[1, column], log_alpha.clamp(-_RANGE, _RANGE), "viridis_r", _RANGE)
             grid[0, column].set_title(_caption(index, log_alpha, threshold), color=INK)
-        _colour_bars(figure, grid[:, -1], grid[:, :])
+        for row, label in zip(grid, ("mean", "log alpha"), strict=True):
+            figure.colorbar(row[-1].images[0], ax=list(row), label=label, fraction=0.05, pad=0.02)
         figure.suptitle(f"{name} through training", color=INK, fontweight="bold", x=0.01, ha="left")
 
     high, wide = _picture(frames[0]).shape[-2:]
@@ -101,9 +102,9 @@ def weights_film(posterior: Posterior, path: str | os.PathLike[str], *, most: in
     """Write a film of a watched weight through training: its means beside log alpha, epoch after epoch.
 
     Args:
-        posterior: What ``SparseVariationalDropout(watch=...)`` gave.
-        path: A file that ends in ``.gif``, or a folder for one PNG for each moment (made if it is not there).
-        most: At most so many moments, evenly spaced.
+        posterior: Posterior of ``SparseVariationalDropout(watch=...)``.
+        path: A file that ends in ``.gif``, or a folder for one PNG for each moment (created if missing).
+        most: Largest number of moments, evenly spaced.
         seconds: Length of the film.
 
     Returns:
@@ -118,8 +119,8 @@ def weights_film(posterior: Posterior, path: str | os.PathLike[str], *, most: in
     path = Path(path)
     if path.suffix not in ("", ".gif"):
         raise InvalidArgument(f"path must be a .gif or a folder, got {path.name!r}.")
-    chosen = sorted({round(each) for each in np.linspace(0, len(frames) - 1, min(most, len(frames)))})
-    pictures = [_moment(frames, index, name, threshold, _loudest(frames)) for index in chosen]
+    chosen, limit = _spaced(most, len(frames)), _colour_limit(frames)
+    pictures = [_moment(frames, index, name, threshold, limit) for index in chosen]
     if path.suffix == ".gif":
         _write_gif(path, pictures, seconds)
     else:
@@ -141,6 +142,11 @@ def _frames_of(posterior: Any) -> tuple[Tensor, str, float]:
     return frames.float().cpu(), str(getattr(posterior, "watched", "")), posterior.log_alpha_threshold
 
 
+def _spaced(number: int, epochs: int) -> list[int]:
+    """Indices of evenly spaced epochs, the first and the last among them."""
+    return sorted({round(each) for each in np.linspace(0, epochs - 1, min(number, epochs))})
+
+
 def _picture(frame: Tensor) -> Tensor:
     """A frame ``(2, *shape)`` as two pictures ``(2, outputs, inputs)``, rearranged if too wide or too high."""
     flat = frame.flatten(2)
@@ -152,49 +158,35 @@ def _picture(frame: Tensor) -> Tensor:
     return torch.nn.functional.pad(flat.flatten(1), (0, padding), value=torch.nan).view(2, -1, columns)
 
 
-def _loudest(frames: Tensor) -> float:
+def _colour_limit(frames: Tensor) -> float:
     """Where the colours of the means end."""
     sizes = frames[:, 0].abs().flatten()
     some = sizes[:: max(1, len(sizes) // 1_000_000)]
-    return max(torch.quantile(some, _LOUDEST).item(), 1e-6)
+    return max(torch.quantile(some, _QUANTILE).item(), 1e-6)
 
 
 def _caption(index: int, log_alpha: Tensor, threshold: float) -> str:
     seen = log_alpha[~log_alpha.isnan()]
-    return f"epoch {index + 1}\n{100 * (seen > threshold).double().mean().item():.1f}% drowned"
+    return f"epoch {index + 1}\n{100 * (seen > threshold).double().mean().item():.1f}% sparse"
 
 
-def _draw_means(axes: Axes, mean: Tensor, loudest: float) -> AxesImage:
-    _bare(axes)
-    return axes.imshow(mean.numpy(), cmap="RdBu_r", vmin=-loudest, vmax=loudest, interpolation="none", aspect="auto")
-
-
-def _draw_noise(axes: Axes, log_alpha: Tensor) -> AxesImage:
-    _bare(axes)
-    shown = log_alpha.clamp(-_RANGE, _RANGE)
-    return axes.imshow(shown.numpy(), cmap="viridis_r", vmin=-_RANGE, vmax=_RANGE, interpolation="none", aspect="auto")
-
-
-def _bare(axes: Axes) -> None:
+def _draw(axes: Axes, values: Tensor, colours: str, limit: float) -> AxesImage:
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set(visible=True, color=MUTED, linewidth=0.6)
+    return axes.imshow(values.numpy(), cmap=colours, vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
 
 
-def _colour_bars(figure: Figure, last: Any, rows: Any) -> None:
-    for axes, row, label in zip(last, rows, ("mean", "log alpha"), strict=True):
-        figure.colorbar(axes.images[0], ax=list(row), label=label, fraction=0.05, pad=0.02)
-
-
-def _moment(frames: Tensor, index: int, name: str, threshold: float, loudest: float) -> Figure:
+def _moment(frames: Tensor, index: int, name: str, threshold: float, limit: float) -> Figure:
     """The picture of one epoch."""
     mean, log_alpha = _picture(frames[index])
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        drawn = _draw_means(left, mean, loudest), _draw_noise(right, log_alpha)
-        for axes, image, label in zip((left, right), drawn, ("mean", "log alpha"), strict=True):
-            figure.colorbar(image, ax=axes, orientation="horizontal", label=label, pad=0.02, aspect=30)
+        means = _draw(left, mean, "RdBu_r", limit)
+        noise = _draw(right, log_alpha.clamp(-_RANGE, _RANGE), "viridis_r", _RANGE)
+        figure.colorbar(means, ax=left, orientation="horizontal", label="mean", pad=0.02, aspect=30)
+        figure.colorbar(noise, ax=right, orientation="horizontal", label="log alpha", pad=0.02, aspect=30)
         title = f"{name}, {_caption(index, log_alpha, threshold)}".replace("\n", ", ")
         figure.suptitle(title, color=INK, fontweight="bold", x=0.01, ha="left")
 

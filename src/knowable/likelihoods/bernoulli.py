@@ -32,15 +32,12 @@ class Bernoulli(Likelihood):
     """
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as zeros and ones shaped like the output."""
         return check_binary(y, output, output.shape[1:], name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log probability of each row, ``(batch,)``."""
         return sum_over_event(bernoulli_log_prob(y, output))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> BernoulliPrediction:
-        """A mixture of K Bernoulli distributions for each output."""
         return BernoulliPrediction(outputs, log_weights)
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> BernoulliPrediction:
@@ -48,7 +45,6 @@ class Bernoulli(Likelihood):
         return BernoulliPrediction(outputs.draws, outputs.log_weights, moderated(outputs.mean, outputs.variance))
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
-        """Probability of a 1 times that of a 0."""
         return DiagonalInformation(output.sigmoid() * (-output).sigmoid())
 
 
@@ -82,16 +78,13 @@ class BernoulliPrediction(ClassPrediction):
 
     @property
     def total(self) -> Tensor:
-        """Entropy of the mixture in nats, ``(batch, ...)``."""
         return binary_entropy(self._log_mean_one, self._log_mean_zero)
 
     @property
     def aleatoric(self) -> Tensor:
-        """Expected entropy of the draws in nats, ``(batch, ...)``."""
         return self._mix(binary_entropy(F.logsigmoid(self.logits), F.logsigmoid(-self.logits)))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Joint log probability of each row's outcomes, ``(batch,)``."""
         y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")
         if self.mean_logits is not None:
             return sum_over_event(bernoulli_log_prob(y, self.mean_logits))
@@ -99,7 +92,6 @@ class BernoulliPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[BernoulliPrediction], log_weights: Tensor) -> BernoulliPrediction:
-        """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
         mean_logits = None
         if all(part.mean_logits is not None for part in parts):
             ones, zeros = ([part._log_mean_one for part in parts], [part._log_mean_zero for part in parts])

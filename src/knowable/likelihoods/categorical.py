@@ -16,7 +16,6 @@ from knowable.core.prediction.prediction import (
     ClassPrediction,
     align_target,
     check_finite_target,
-    check_has_rows,
     joined_log_weights,
     log_mixed,
     refuse_where,
@@ -38,11 +37,9 @@ class Categorical(Likelihood):
     """
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
-        """Labels as integers, without the class dimension."""
         return align_target(y.long(), output.shape[2:])
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as integer labels."""
         if output.dim() < 2 or output.shape[1] < 2:
             raise InvalidData(
                 f"Categorical needs a network with one output for each of two or more classes in dimension 1, but its "
@@ -51,11 +48,9 @@ class Categorical(Likelihood):
         return check_labels(y, output.shape[1], output.shape[2:], name=name).to(output.device)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log probability of each row's labels, ``(batch,)``."""
         return sum_over_event(-F.cross_entropy(output, y, reduction="none"))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
-        """A mixture of K categorical distributions."""
         return CategoricalPrediction(outputs.log_softmax(2), log_weights)
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> CategoricalPrediction:
@@ -64,7 +59,6 @@ class Categorical(Likelihood):
         return CategoricalPrediction(outputs.draws.log_softmax(2), outputs.log_weights, log_mean_probs)
 
     def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
-        """The matrix diag(p) - p pᵀ at every position."""
         return SoftmaxInformation(output.softmax(1))
 
 
@@ -96,16 +90,13 @@ class CategoricalPrediction(ClassPrediction):
 
     @property
     def total(self) -> Tensor:
-        """Entropy of the mixture in nats, ``(batch, ...)``."""
         return entropy(self.log_mean_probs, dim=1)
 
     @property
     def aleatoric(self) -> Tensor:
-        """Expected entropy of the draws in nats, ``(batch, ...)``."""
         return self._mix(entropy(self.log_probs, dim=2))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Joint log probability of each row's labels, ``(batch,)``."""
         y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
         if self._closed_form:
             return sum_over_event(self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1))
@@ -114,7 +105,6 @@ class CategoricalPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
-        """One prediction that mixes several; see :meth:`~knowable.core.prediction.prediction.Prediction.joined`."""
         closed_form = all(part._closed_form for part in parts)
         means = log_mixed([part.log_mean_probs for part in parts], log_weights) if closed_form else None
         return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights), means)
@@ -140,7 +130,7 @@ def entropy(log_probs: Tensor, *, dim: int) -> Tensor:
 def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
     """Return ``y`` as integer labels ``(rows, *trailing)`` from 0 to ``classes - 1``, or raise saying which is not."""
     try:
-        y = align_target(check_has_rows(y, name=name), trailing, name=name)
+        y = align_target(y, trailing, name=name)
     except InvalidData as error:
         if y.dim() == 0:
             raise

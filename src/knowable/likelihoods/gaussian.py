@@ -58,13 +58,11 @@ class Gaussian(Likelihood):
             object.__setattr__(self, "noise", check_number("noise", self.noise, above=0.0))
 
     def params(self) -> Params:
-        """The logarithm of the noise, if it is learned."""
         if self.noise is not None:
             return {}
         return {"log_noise": torch.full(() if self.outputs == 1 else (self.outputs,), -1.0)}
 
     def priors(self) -> dict[str, Normal]:
-        """The default prior on the logarithm of the noise."""
         return {"log_noise": Normal(2.0, loc=-1.0)} if self.noise is None else {}
 
     def noise_scale(self, params: Params, *, like: Tensor) -> Tensor:
@@ -72,7 +70,6 @@ class Gaussian(Likelihood):
         return self._log_noise(params, like).exp()
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as numbers shaped like the output."""
         if self.outputs > 1 and (output.dim() < 2 or output.shape[-1] != self.outputs):
             raise InvalidData(
                 f"This Gaussian has a noise for each of {self.outputs} outputs, but the network's output has shape "
@@ -82,7 +79,6 @@ class Gaussian(Likelihood):
         return as_numbers(y, output, output.shape[1:], name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log density of each row, ``(batch,)``."""
         count = output.shape[1:].numel()
         if isinstance(self.noise, float):
             squares = sum_over_event((y - output).square())
@@ -95,7 +91,6 @@ class Gaussian(Likelihood):
         return -0.5 * squares - (count // self.outputs) * log_noise.sum() - count * HALF_LOG_TWO_PI
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K normal distributions."""
         scale = self.noise_scale(params, like=outputs)
         return RegressionPrediction(NormalComponents(outputs, self._over_draws(scale, outputs)), log_weights)
 
@@ -115,7 +110,6 @@ class Gaussian(Likelihood):
         return RegressionPrediction(components, log_weights, within=within.to(mean.dtype), samples=outputs.draws)
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
-        """1 / noise²."""
         return DiagonalInformation(self.noise_scale(params, like=output).pow(-2.0).expand_as(output))
 
     def _log_noise(self, params: Params, like: Tensor) -> Tensor:

@@ -26,11 +26,9 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
-        """Numbers shaped like the means."""
         return align_target(y.to(output.dtype), (*output.shape[1:-1], output.shape[-1] // 2))
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as numbers shaped like the means."""
         if output.dim() < 2 or output.shape[-1] % 2:
             raise InvalidData(
                 f"HeteroscedasticGaussian needs a network whose last dimension is even (means, then log scales), but "
@@ -39,13 +37,11 @@ class HeteroscedasticGaussian(Likelihood):
         return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log density of each row, ``(batch,)``."""
         mean, log_scale = output.chunk(2, dim=-1)
         squares = ((y - mean) * torch.exp(-log_scale)).square()
         return sum_over_event(-0.5 * squares - log_scale - 0.5 * math.log(2 * math.pi))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K normal distributions."""
         mean, log_scale = outputs.chunk(2, dim=-1)
         return RegressionPrediction(NormalComponents(mean, log_scale.exp()), log_weights)
 

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, refuse_where, sum_over_event
+from knowable.core.prediction.prediction import (
+    Components,
+    RegressionPrediction,
+    as_numbers,
+    refuse_where,
+    sum_over_event,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,60 +26,47 @@ class Poisson(Likelihood):
     """
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as counts shaped like the output."""
         y = as_numbers(y, output, output.shape[1:], name=name)
         advice = "For numbers that are not counts use Gaussian() or StudentT()."
         refuse_where((y < 0) | (y != y.round()), y, name=name, expected="a whole number, 0 or more", advice=advice)
         return y
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log probability of each row, ``(batch,)``."""
         return sum_over_event(poisson_log_prob(y, output))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K Poisson distributions."""
         return RegressionPrediction(PoissonComponents(outputs), log_weights)
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
-        """The rate."""
         return DiagonalInformation(output.exp())
 
 
 @dataclass
-class PoissonComponents:
-    """One Poisson distribution for each posterior draw, row and output.
-
-    Attributes:
-        log_rate: Logarithms of the rates, ``(K, batch, ...)``.
-    """
+class PoissonComponents(Components):
+    """One Poisson distribution for each posterior draw, row and output."""
 
     discrete = True
 
-    log_rate: Tensor
+    log_rate: Tensor  # logarithms of the rates, (K, batch, ...)
 
     @property
     def mean(self) -> Tensor:
-        """The rates."""
         return self.log_rate.exp()
 
     @property
     def variance(self) -> Tensor:
-        """The rates again."""
         return self.log_rate.exp()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of ``y`` ``(batch, ...)`` under each component; minus infinity for what is not a count."""
         is_count = (y >= 0) & (y == y.floor())
         return poisson_log_prob(y.clamp_min(0.0), self.log_rate).masked_fill(~is_count, -torch.inf)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)``: the regularised upper incomplete gamma function."""
         shape = y.floor().clamp_min(0.0) + 1.0
         rate = self.log_rate.exp()
         return torch.special.gammaincc(shape.expand_as(rate), rate).masked_fill(y < 0, 0.0)
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One count for each entry of ``index`` ``(n, batch, ...)``."""
         return torch.poisson(self.mean.gather(0, index), generator=generator)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
-from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, sum_over_event
+from knowable.core.prediction.prediction import Components, RegressionPrediction, as_numbers, sum_over_event
 from knowable.core.support.checks import check_number
 from knowable.priors.student_t import standard_student_t, student_t_log_prob
 
@@ -44,11 +44,9 @@ class StudentT(Likelihood):
             object.__setattr__(self, "scale", check_number("scale", self.scale, above=0.0))
 
     def params(self) -> Params:
-        """The logarithm of the scale, if it is learned."""
         return {"log_scale": torch.tensor(-1.0)} if self.scale is None else {}
 
     def priors(self) -> dict[str, Normal]:
-        """The default prior on the logarithm of the scale."""
         return {"log_scale": Normal(2.0, loc=-1.0)} if self.scale is None else {}
 
     def noise_scale(self, params: Params, *, like: Tensor) -> Tensor:
@@ -58,16 +56,13 @@ class StudentT(Likelihood):
         return torch.tensor(self.scale, dtype=like.dtype, device=like.device)
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        """Return ``y`` as numbers shaped like the output."""
         return as_numbers(y, output, output.shape[1:], name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log density of each row, ``(batch,)``."""
         scale = self.noise_scale(params, like=output)
         return sum_over_event(student_t_log_prob(y - output, self.df, scale))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
-        """A mixture of K Student-t distributions."""
         scale = self.noise_scale(params, like=outputs).reshape(-1, *(1,) * (outputs.dim() - 1))  # (K or 1, 1, ...)
         return RegressionPrediction(StudentTComponents(self.df, outputs, scale), log_weights)
 
@@ -78,44 +73,33 @@ class StudentT(Likelihood):
 
 
 @dataclass
-class StudentTComponents:
-    """One Student-t distribution for each posterior draw, row and output.
-
-    Attributes:
-        df: Degrees of freedom.
-        loc: Centres, ``(K, batch, ...)``.
-        scale: Scales, broadcastable to ``loc``.
-    """
+class StudentTComponents(Components):
+    """One Student-t distribution for each posterior draw, row and output."""
 
     discrete = False
 
-    df: float
-    loc: Tensor
-    scale: Tensor
+    df: float  # degrees of freedom
+    loc: Tensor  # centres, (K, batch, ...)
+    scale: Tensor  # scales, broadcastable to loc
 
     @property
     def mean(self) -> Tensor:
-        """The centres, which are the means where ``df`` is above 1."""
-        return self.loc
+        return self.loc  # the centre, also where ``df`` is 1 or less and there is no mean
 
     @property
     def variance(self) -> Tensor:
-        """The noise variances, ``(K, batch, ...)``."""
         factor = self.df / (self.df - 2.0) if self.df > 2.0 else torch.inf
         return (factor * self.scale.square()).expand_as(self.loc)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
         return student_t_log_prob(y - self.loc, self.df, self.scale)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component, computed on the CPU."""
-        from scipy.special import stdtr
+        from scipy.special import stdtr  # on the CPU
 
         distance = ((y - self.loc) / self.scale).detach().cpu().double().numpy()
         return torch.as_tensor(stdtr(self.df, distance)).to(dtype=self.loc.dtype, device=self.loc.device)
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
         noise = standard_student_t(self.df, index.shape, generator=generator, like=self.loc)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise

@@ -47,6 +47,5 @@ class BernoulliPrior(Prior):
         return torch.where(value == 1, of_one, torch.where(value == 0, of_zero, nothing))
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
-        """Draw a tensor of ``shape``."""
         uniform = torch.rand(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
         return (uniform < self.probability).to(like.dtype)

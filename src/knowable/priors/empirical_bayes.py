@@ -60,7 +60,6 @@ class EmpiricalBayes(Prior):
         return self.prior.log_prob(value)
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
-        """Draw a tensor of ``shape`` at the initial scale."""
         return self.prior.sample(shape, generator=generator, like=like)
 
     def kl_from_normal(self, loc: Tensor, scale: Tensor) -> Tensor | None:
@@ -68,11 +67,9 @@ class EmpiricalBayes(Prior):
         return self.prior.kl_from_normal(loc, scale)
 
     def normal_moments(self) -> tuple[float | Tensor, float | Tensor] | None:
-        """Mean and precision at the initial scale, if the wrapped prior is normal."""
         return self.prior.normal_moments()
 
     def hyperparams(self, like: Tensor) -> Params:
-        """The logarithm of the initial scale."""
         shape = like.shape if self.per == "weight" else ()
         return {"log_scale": torch.full(shape, math.log(self.prior.scale), dtype=like.dtype, device=like.device)}
 
@@ -81,7 +78,6 @@ class EmpiricalBayes(Prior):
         return dataclasses.replace(self.prior, scale=hyperparams["log_scale"].exp())
 
     def log_hyperprior(self, hyperparams: Params) -> Tensor | float:
-        """Log density of the logarithm of the scale."""
         return 0.0 if self.hyperprior is None else self.hyperprior.log_prob(hyperparams["log_scale"]).sum()
 
     def hyper_group(self, name: str, glob: str) -> str:

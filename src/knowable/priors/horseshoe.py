@@ -33,7 +33,6 @@ class Horseshoe(Prior):
         object.__setattr__(self, "scale", check_number("scale", self.scale, above=0.0))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each element."""
         z = 0.5 * (value / self.scale).square()
         constant = -math.log(self.scale) - 0.5 * math.log(2 * math.pi**3)
         return constant + log_scaled_exponential_integral(z)

@@ -28,7 +28,6 @@ class LaplacePrior(Prior):
         object.__setattr__(self, "scale", check_scale("scale", self.scale))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each element."""
         return -value.abs() / self.scale - log_of(self.scale) - math.log(2.0)
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:

@@ -35,11 +35,9 @@ class StudentTPrior(Prior):
         object.__setattr__(self, "scale", check_scale("scale", self.scale))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each element."""
         return student_t_log_prob(value, self.df, self.scale)
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
-        """Draw a tensor of ``shape``."""
         return self.scale * standard_student_t(self.df, shape, generator=generator, like=like)
 
 

@@ -61,11 +61,7 @@ class Drawing:
 
 
 def draw(panel: Panel, *, key: str) -> Drawing:
-    """Draw a panel.
-
-    Args:
-        panel: What to draw.
-        key: A prefix, unique on the page, for the identifiers inside the drawing.
+    """Draw a panel; ``key`` is a prefix, unique on the page, for the identifiers inside the drawing.
 
     Raises:
         MissingExtra: If matplotlib is not installed.
@@ -78,11 +74,6 @@ def draw(panel: Panel, *, key: str) -> Drawing:
         figure = drawing(panel)
         markup = _inline(_markup(figure), alt=panel.alt, key=key)
         return Drawing(markup, tuple(_placed(figure, marks_of(panel))))
-
-
-def svg(panel: Panel, *, key: str) -> str:
-    """The ``<svg>`` element of a panel; see :func:`draw`."""
-    return draw(panel, key=key).svg
 
 
 def _markup(figure: Figure) -> str:

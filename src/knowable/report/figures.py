@@ -75,12 +75,7 @@ def _band(panel: BandPanel) -> Figure:
     axes.fill_between(panel.x, panel.low, panel.high, color=ALEATORIC_BAND, lw=0, label=f"total, {share}")
     if any(high > low for low, high in zip(panel.epistemic_low, panel.epistemic_high, strict=True)):
         axes.fill_between(
-            panel.x,
-            panel.epistemic_low,
-            panel.epistemic_high,
-            color=EPISTEMIC_BAND,
-            lw=0,
-            label=f"epistemic, {share}",
+            panel.x, panel.epistemic_low, panel.epistemic_high, color=EPISTEMIC_BAND, lw=0, label=f"epistemic, {share}"
         )
     if panel.truth:
         axes.plot(panel.x, panel.truth, color=INK, ls="--", lw=1.2, label="truth")
@@ -131,17 +126,20 @@ def _calibration(panel: CalibrationPanel) -> Figure:
 
 
 def _curves(panel: CurvesPanel) -> Figure:
-    count = len(panel.groups)
-    figure = new_figure(0.5 + 2.1 * count)
-    for number, (method, lines) in enumerate(panel.groups):
+    """A small plot for each group; traces are thin lines, one for each chain, without a legend."""
+    traces, count = isinstance(panel, TracesPanel), len(panel.groups)
+    figure = new_figure(0.5 + (1.9 if traces else 2.1) * count)
+    for number, (name, lines) in enumerate(panel.groups):
         axes = figure.add_subplot(count, 1, number + 1)
         for place, line in enumerate(lines):
             colour, dash, _ = SERIES[place % len(SERIES)]
-            axes.plot(line.x, line.y, color=colour, ls=dash, lw=1.4, label=line.name)
-        axes.set_ylim(*_settled_range(lines))
-        axes.set_title(method, loc="left", color=INK)
+            dash, width = ("-", 0.6) if traces else (dash, 1.4)
+            axes.plot(line.x, line.y, color=colour, ls=dash, lw=width, label=line.name)
+        axes.set_title(name, loc="left", color=INK)
         axes.set_ylabel(panel.axes.y)
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lines), borderaxespad=0.1)
+        if not traces:
+            axes.set_ylim(*_settled_range(lines))
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lines), borderaxespad=0.1)
     figure.axes[-1].set_xlabel(panel.axes.x)
     return figure
 
@@ -255,20 +253,6 @@ def _lines(panel: LinesPanel) -> Figure:
     return finish(figure, axes, panel.axes.x, panel.axes.y)
 
 
-def _traces(panel: TracesPanel) -> Figure:
-    """Thin lines, one for each chain."""
-    count = len(panel.groups)
-    figure = new_figure(0.5 + 1.9 * count)
-    for number, (quantity, chains) in enumerate(panel.groups):
-        axes = figure.add_subplot(count, 1, number + 1)
-        for place, line in enumerate(chains):
-            axes.plot(line.x, line.y, color=SERIES[place % len(SERIES)][0], lw=0.6, label=line.name)
-        axes.set_title(quantity, loc="left", color=INK)
-        axes.set_ylabel(panel.axes.y)
-    figure.axes[-1].set_xlabel(panel.axes.x)
-    return figure
-
-
 def _forest(panel: ForestPanel) -> Figure:
     figure = new_figure(1.0 + 0.34 * len(panel.names))
     draw_forest(figure.add_subplot(), panel)
@@ -306,7 +290,7 @@ FIGURES: dict[str, Callable[[Any], Any]] = {
     "forest": _forest,
     "lines": _lines,
     "noise": _noise,
-    "traces": _traces,
+    "traces": _curves,
     "truth": _truth,
 }
 """The drawing of each kind of panel."""

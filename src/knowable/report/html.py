@@ -116,7 +116,7 @@ _PANELS: dict[str, type[panels.Panel]] = {
 
 def to_json(report: Report) -> str:
     """The report as JSON text; numbers that are not finite become null."""
-    return json.dumps(_plain(report.to_dict()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json.dumps(finite(report.to_dict()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def from_json(text: str) -> Report:
@@ -134,11 +134,12 @@ def from_json(text: str) -> Report:
         ) from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+def finite(value: Any) -> Any:
+    """The same with None in place of numbers that are NaN or infinite, as JSON wants it."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -29,20 +29,12 @@ _RUG = 120
 
 @dataclass(frozen=True)
 class InputGrid:
-    """Values to put in the place of one input.
+    """Values to put in the place of one input."""
 
-    Attributes:
-        values: As the user's table has them.
-        x: Where they are along the axis.
-        categories: Their names, where they are no numbers.
-        seen: Values in the data along the axis, where they are numbers.
-        label: Name of the axis.
-    """
-
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # as the user's table has them
     x: Numbers
     categories: tuple[str, ...] = ()
-    seen: Numbers = ()
+    seen: Numbers = ()  # values in the data along the axis, where they are numbers
     label: str = ""
 
 
@@ -62,16 +54,6 @@ def dependence_panel(
     Every value v of the input is put into the same background rows. The mean, the aleatoric and the epistemic variance
     (entropies for classes) are averaged over these rows; bands are :math:`\bar\mu \pm z \sqrt{\bar v}` with z the
     normal quantile of the level.
-
-    Args:
-        predict: The fitted model.
-        frame: Held-out rows, as the user gave them.
-        name: The input.
-        kind: Its kind: ``numeric``, ``date``, or one with categories.
-        target: Name of the outcome.
-        classes: Names of the classes, if it has any.
-        level: Of the bands.
-        seed: Fixes the choice of the background rows.
 
     Returns:
         The panel, or None where the input takes fewer than two values.
@@ -257,17 +239,11 @@ _BARS = 12
 
 @dataclass(frozen=True)
 class Importance:
-    """How much one input matters.
-
-    Attributes:
-        name: The input.
-        gain: Rise of the NLL in nats per row when it is permuted.
-        error: Standard error of that mean over rows.
-    """
+    """How much one input matters."""
 
     name: str
-    gain: float
-    error: float
+    gain: float  # rise of the NLL in nats per row when it is permuted
+    error: float  # standard error of that mean over rows
 
 
 def importances(
@@ -276,13 +252,6 @@ def importances(
     r"""Permutation importance (Breiman, 2001) of each input, measured in log density; the most important first.
 
     .. math:: \frac1n \sum_i \log p(y_i \mid x_i) - \log p(y_i \mid x_i \text{ with input } j \text{ of another row})
-
-    Args:
-        predict: The fitted model.
-        frame: Inputs of held-out rows.
-        y: Their outcomes.
-        inputs: Which inputs to look at; of very many, those that move most with the prediction are taken.
-        seed: Fixes the shuffles.
     """
     generator = np.random.default_rng(seed)
     places = np.sort(generator.choice(len(frame), min(len(frame), _MOST_ROWS), replace=False))

@@ -28,21 +28,13 @@ _MOST = 400  # of one figure: more are thinned, a page is no database
 
 @dataclass(frozen=True)
 class Mark:
-    """One point that can be read.
+    """One point that can be read."""
 
-    Attributes:
-        plot: Which of the figure's pairs of axes it is on, from 0.
-        x: Place along the first axis, in its units.
-        y: Place along the second axis.
-        text: What it says.
-        row: Line of the file it stands for, if it stands for one.
-    """
-
-    plot: int
+    plot: int  # which of the figure's pairs of axes it is on, from 0
     x: float
     y: float
     text: str
-    row: int | None = None
+    row: int | None = None  # line of the file it stands for, if it stands for one
 
 
 def marks_of(panel: Panel) -> tuple[Mark, ...]:

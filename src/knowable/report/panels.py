@@ -14,18 +14,11 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Panel:
-    """What every figure has.
-
-    Attributes:
-        title: A short heading.
-        caption: What to see in it.
-        alt: The figure in words, for those who cannot see it.
-        kind: Which drawing it asks for.
-    """
+    """What every figure has."""
 
     title: str
     caption: str
-    alt: str
+    alt: str  # the figure in words, for those who cannot see it
     kind: str = ""
 
 
@@ -153,25 +146,15 @@ class BarsPanel(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class ForestPanel(Panel):
-    """A forest plot: named values with error bars, one below the other.
-
-    Attributes:
-        axes: ``x``: what the values are; ``y``: what the names are.
-        names: From top to bottom.
-        values: Where each marker is; one that is not finite is not drawn.
-        half_widths: Half the length of each error bar.
-        verdicts: ``"best"``, ``"tied"``, ``"worse"`` or ``"unclear"``: colour and shape of each marker.
-        texts: Each value in words.
-        zero: Whether a line marks zero.
-    """
+    """A forest plot: named values with error bars, one below the other."""
 
     kind: str = "forest"
     axes: Axes
     names: tuple[str, ...]
-    values: Numbers
-    half_widths: Numbers
+    values: Numbers  # where each marker is; one that is not finite is not drawn
+    half_widths: Numbers  # half the length of each error bar
     verdicts: tuple[str, ...]
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # each value in words
     zero: bool = False
 
 
@@ -206,31 +189,17 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True)
 class DependencePanel(Panel):
-    """A prediction along one input, averaged over the rows, and its uncertainty split in two.
-
-    Attributes:
-        axes: Names of the input and of what is predicted.
-        level: Level of the bands.
-        x: Values of the input; ``0, 1, ...`` where it has categories.
-        categories: Names of the values, where the input is one of several.
-        responses: The mean, or the probability of each class.
-        low: Lower end of the total band; empty for classes.
-        high: Upper end of the total band.
-        aleatoric: Noise, in ``unit``.
-        epistemic: Doubt, in ``unit``.
-        unit: What the two are measured in.
-        seen: Values of the input in the data, where it is a number.
-    """
+    """A prediction along one input, averaged over the rows, and its uncertainty split in two."""
 
     kind: str = "dependence"
     axes: Axes
     level: float
-    x: Numbers
+    x: Numbers  # values of the input; ``0, 1, ...`` where it has categories
     categories: tuple[str, ...] = ()
-    responses: tuple[Response, ...]
-    low: Numbers = ()
+    responses: tuple[Response, ...]  # the mean, or the probability of each class
+    low: Numbers = ()  # lower end of the total band; empty for classes
     high: Numbers = ()
     aleatoric: Numbers
     epistemic: Numbers
-    unit: str
-    seen: Numbers = ()
+    unit: str  # what the two are measured in
+    seen: Numbers = ()  # values of the input in the data, where it is a number

@@ -83,18 +83,7 @@ def noise_panel(
     bins: int = 9,
     caption: str = "",
 ) -> NoisePanel:
-    """The predicted noise sd along one input, beside the spread of residuals in bins of equal counts.
-
-    Args:
-        title: Heading.
-        x: Where to draw the prediction, ``(points, 1)``.
-        prediction: The prediction at ``x``.
-        axes: Names of the axes.
-        data_x: Input of each residual, ``(rows,)``.
-        residuals: Outcome less predicted mean of each row, preferably of rows the fit has not seen.
-        bins: Number of bins.
-        caption: What to see.
-    """
+    """The predicted noise sd along one input, beside the spread of residuals in bins of equal counts."""
     local_x, local_std, local_error = local_spread(data_x.flatten(), residuals.flatten(), bins)
     noise = _column(prediction.aleatoric).sqrt()
     return NoisePanel(
@@ -221,17 +210,7 @@ def pictures_panel(
     classes: Sequence[str],
     caption: str = "",
 ) -> PicturesPanel:
-    """Chosen images with label probabilities and the split of their uncertainty.
-
-    Args:
-        title: Heading.
-        prediction: Prediction for all rows.
-        rows: Which rows to show, in order.
-        images: All images, ``(rows, height, width)``, values between 0 and 1.
-        y: True labels of all rows.
-        classes: Names of the classes.
-        caption: What to see.
-    """
+    """Chosen images with label probabilities and the split of their uncertainty."""
     probs, labels = prediction.probs, prediction.labels
     pictures = tuple(
         Picture(

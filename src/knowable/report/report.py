@@ -15,23 +15,14 @@ from knowable.report.scores import ScoreTable
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of words: headings and rows, the first cell of a row naming it.
-
-    Attributes:
-        title: What is listed.
-        headings: Names of the columns.
-        rows: The cells of each row.
-        note: How to read it.
-        lines: Where in the file each row comes from, for tables of rows of data: the figures mark the same row.
-        marks: ``"best"``, ``"tied"`` or ``""`` for each row, to be highlighted; empty highlights none.
-    """
+    """A table of words: headings and rows, the first cell of a row naming it."""
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    lines: tuple[int, ...] = ()
-    marks: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()  # of the file, one for each row: figures mark the same row
+    marks: tuple[str, ...] = ()  # ``"best"``, ``"tied"`` or ``""`` for each row; empty highlights none
 
 
 @dataclass(frozen=True)
@@ -65,24 +56,14 @@ class Citation:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report.
-
-    Attributes:
-        title: Heading.
-        lead: What this is, in a sentence or two.
-        facts: ``(name, value)`` pairs on how it was made.
-        notices: Warnings, shown before everything else.
-        sections: The problems.
-        reading: ``(term, explanation)`` pairs: how to read it.
-        citations: What to cite.
-    """
+    """A whole report."""
 
     title: str
     lead: str
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()  # ``(name, value)`` pairs on how it was made
     notices: tuple[Notice, ...] = ()
     sections: tuple[Section, ...] = ()
-    reading: tuple[tuple[str, str], ...] = ()
+    reading: tuple[tuple[str, str], ...] = ()  # ``(term, explanation)`` pairs: how to read it
     citations: tuple[Citation, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 400  # rows of one figure
 _MOST_INPUTS = 5  # columns of the tables of rows
+_MOST_COLUMNS = 60  # rows of the table of columns
 
 
 def truth_panel(
@@ -29,16 +30,7 @@ def truth_panel(
     level: float = 0.9,
     always: Sequence[int] = (),
 ) -> TruthPanel:
-    """Predictions with their intervals against what was observed.
-
-    Args:
-        target: Name of the outcome.
-        prediction: Of all held-out rows.
-        y: What was observed.
-        lines: Where each row is in the file.
-        level: Of the intervals.
-        always: Places of rows to be among those drawn where there are too many for a figure.
-    """
+    """Predictions with their intervals against what was observed."""
     low, high = prediction.interval(level)
     places = _evenly(len(y), always)
     columns = [_pick(values, places) for values in (y, prediction.mean, low, high)]
@@ -103,17 +95,7 @@ def row_listings(
     classes: tuple[str, ...] = (),
     count: int = 5,
 ) -> tuple[Listing, ...]:
-    """Tables of the most and least certain rows, with the inputs that matter most.
-
-    Args:
-        prediction: Of all held-out rows.
-        y: What was observed: numbers, or codes of classes.
-        frame: The inputs of these rows, as the user gave them.
-        lines: Where each row is in the file.
-        inputs: Names of the inputs, the most important first.
-        classes: Names of the classes.
-        count: Rows in each table.
-    """
+    """Tables of the most and least certain rows, with the inputs that matter most."""
     shown = list(inputs)[:_MOST_INPUTS]
     if isinstance(prediction, ClassPrediction):
         headings = ("Row", "Predicted", "Probability", "Truth", "Aleatoric", "Epistemic", *shown)
@@ -177,32 +159,16 @@ def _text(value: Any) -> str:
     return "missing" if text in ("None", "nan", "NaT", "<NA>", "") else text
 
 
-# --- A summary of the columns ----------------------------------------------------------------------------------------
-
-_MOST_COLUMNS = 60  # columns of the table
-
-
 def data_listing(frame: DataFrame, kinds: Mapping[str, str], target: str) -> Listing:
-    """One row for each column: its kind, what is missing, and what it holds; the outcome first.
-
-    Args:
-        frame: All rows, as the user gave them.
-        kinds: The kind of every input that is used.
-        target: Name of the outcome.
-    """
+    """One row for each column: its kind, what is missing, and what it holds; the outcome first."""
     others = [name for name in frame.columns if name != target]
     shown = [target, *others][: _MOST_COLUMNS + 1]
     columns: dict[Any, Any] = {name: frame[name] for name in shown}
-    rows = tuple(_column_row(str(name), column, _kind(name, kinds, target)) for name, column in columns.items())
+    used = {**kinds, target: "outcome"}
+    rows = tuple(_column_row(str(name), values, used.get(str(name), "not used")) for name, values in columns.items())
     left = len(others) + 1 - len(shown)
     note = f"{left} more columns are not listed." if left else ""
     return Listing("Columns", ("Column", "Kind", "Missing", "Distinct", "Holds"), rows, note)
-
-
-def _kind(name: Any, kinds: Mapping[str, str], target: str) -> str:
-    if name == target:
-        return "outcome"
-    return kinds.get(str(name), "not used")
 
 
 def _column_row(name: str, values: Series, kind: str) -> tuple[str, ...]:

@@ -15,24 +15,14 @@ _TIES = "± is one standard error; ★ marks the best of a column, a light tint 
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """One score.
+    """One score."""
 
-    Attributes:
-        name: Its key in mappings, tables and files.
-        label: Its heading.
-        better: ``"lower"``, ``"higher"``, ``"target"`` (nearest to ``target`` is best) or ``"none"``.
-        target: The value a calibrated method would have.
-        decimals: Digits shown after the point.
-        percent: Whether it is a share, shown in percent.
-        help: What it means, in plain words.
-    """
-
-    name: str
+    name: str  # its key in mappings, tables and files
     label: str
-    better: str = "lower"
-    target: float | None = None
+    better: str = "lower"  # ``"lower"``, ``"higher"``, ``"target"`` (nearest to ``target`` is best) or ``"none"``
+    target: float | None = None  # the value a calibrated method would have
     decimals: int = 3
-    percent: bool = False
+    percent: bool = False  # whether it is a share, shown in percent
     help: str = ""
 
     def __post_init__(self) -> None:
@@ -78,20 +68,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores of several methods on the same rows.
-
-    Attributes:
-        title: What was scored.
-        note: How it was scored (which rows, how many).
-        columns: The scores.
-        rows: ``(method, cells)`` pairs, cells in the order of ``columns``.
-        legend: What the marks of the page mean.
-    """
+    """Scores of several methods on the same rows."""
 
     title: str
-    note: str
+    note: str  # how it was scored (which rows, how many)
     columns: tuple[ScoreColumn, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # ``(method, cells)`` pairs, cells in the order of ``columns``
     legend: str = _TIES
 
     def cell(self, method: str, key: str) -> Cell:
@@ -141,16 +123,7 @@ def score_table(
     note: str = "",
     standard_errors: Mapping[str, Mapping[str, float]] | None = None,
 ) -> ScoreTable:
-    """Arrange scores by method and mark the best of each column.
-
-    Args:
-        title: What was scored.
-        scores: Scores of each method, by the columns' keys; a missing one is shown as a dash.
-        columns: Which scores to show, in order.
-        note: How it was scored.
-        standard_errors: Their standard errors, in the same shape. A method within one standard error of the best
-            (its own error and the best one's, added in quadrature) is marked as tied.
-    """
+    """Arrange scores by method and mark the best of each column."""
     errors = standard_errors or {}
     marks = {column.name: _marks(column, scores, errors) for column in columns}
     rows = tuple(

@@ -37,14 +37,9 @@ _TERMS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judgement.
+    """A judgement."""
 
-    Attributes:
-        good: True, False, or None where it is fair or unknown.
-        text: The judgement in a sentence or two, with what to do where it is bad.
-    """
-
-    good: bool | None
+    good: bool | None  # True, False, or None where it is fair or unknown
     text: str
 
 
@@ -79,13 +74,12 @@ def _chains(terms: Diagnostics) -> Verdict:
 
 def terms_listing(diagnostics: Diagnostics) -> Listing | None:
     """The diagnostics with what each means; None where there are none."""
-    rows = tuple((*_named(name), f"{value:.5g}") for name, value in diagnostics.items() if math.isfinite(value))
-    rows = tuple((name, value, meaning) for name, meaning, value in rows)
-    return Listing("Diagnostics of the fit", ("Quantity", "Value", "Meaning"), rows) if rows else None
-
-
-def _named(term: str) -> tuple[str, str]:
-    return _TERMS.get(term, (term.replace("_", " ").capitalize(), ""))
+    rows = []
+    for term, value in diagnostics.items():
+        if math.isfinite(value):
+            name, meaning = _TERMS.get(term, (term.replace("_", " ").capitalize(), ""))
+            rows.append((name, f"{value:.5g}", meaning))
+    return Listing("Diagnostics of the fit", ("Quantity", "Value", "Meaning"), tuple(rows)) if rows else None
 
 
 def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:
@@ -102,13 +96,7 @@ def training_panel(name: str, diagnostics: Diagnostics) -> CurvesPanel | None:
 
 
 def traces_panel(posterior: Posterior, encoded: Any, lines: list[int]) -> TracesPanel | None:
-    """Trace plots: the network's output for a few rows, draw by draw; None where there are no chains.
-
-    Args:
-        posterior: Of any kind.
-        encoded: A few rows, as the network takes them.
-        lines: Where these rows are in the file.
-    """
+    """Trace plots: the network's output for a few rows, draw by draw; None where there are no chains."""
     if not isinstance(posterior, ChainPosterior):
         return None
     draws = posterior.function_draws(encoded)  # (chains, draws, rows, ...)

@@ -33,10 +33,7 @@ __all__ = [
     "ResidualMLP",
 ]
 
-_LAZY = {
-    "BayesianRegressor": "knowable.tabular.regressor",
-    "BayesianClassifier": "knowable.tabular.classifier",
-}
+_LAZY = {"BayesianRegressor": "knowable.tabular.regressor", "BayesianClassifier": "knowable.tabular.classifier"}
 
 
 def __getattr__(name: str) -> Any:

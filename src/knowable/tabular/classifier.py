@@ -66,20 +66,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     task = "classification"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianClassifier:
-        """Fit the posterior.
-
-        Args:
-            X: Rows: an array, a data frame of pandas or polars, or anything else that
-                :func:`~knowable.tabular.reading.read_table` takes.
-            y: Labels ``(rows,)``, or the name of a column of ``X``.
-            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are heeded by
-                methods that train networks.
-        """
-        self._known_classes = None
-        self._fit(X, y, sample_weight)
-        return self
-
     @available_if(can_update)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> BayesianClassifier:
         """Learn from more rows: the posterior so far is their prior. The first call is a fit.
@@ -95,9 +81,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         if "posterior_" in vars(self):
             self._update(X, y, sample_weight)
-            return self
-        self._known_classes = None if classes is None else np.unique(label_array(np.asarray(classes)))
-        self._fit(X, y, sample_weight, updates=True)
+        else:
+            self._fit(X, y, sample_weight, updates=True, classes=classes)
         return self
 
     @property
@@ -126,17 +111,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             return np.log(self.predict_proba(X))
 
     def predict_dist(self, X: Any) -> ClassPrediction:
-        """The predictive distribution of each row: its classes are numbered in the order of ``classes_``.
-
-        Args:
-            X: Rows with the columns of the training rows.
-        """
+        """The predictive distribution of each row of ``X``; classes are numbered in the order of ``classes_``."""
         prediction = super().predict_dist(X)
         if not isinstance(prediction, ClassPrediction):
             raise Unsupported(f"likelihood={self.likelihood!r} is for numbers. Use BayesianRegressor.")
         return prediction
-
-    # --- what the estimators share calls -----------------------------------------------------------------------------
 
     def _checked_target(self, y: Any) -> np.ndarray:
         found = column_or_1d(y, warn=True)
@@ -149,10 +128,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         check_classification_targets(labels)
         return labels
 
-    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
-        if self._known_classes is None:
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...], classes: Any = None) -> Targets:
+        if classes is None:
             return ClassTargets.learn(y, names)
-        learned = ClassTargets.learn(self._known_classes, names)
+        learned = ClassTargets.learn(label_array(np.asarray(classes)), names)
         learned.codes(y)  # refuses others
         return learned
 

@@ -51,9 +51,9 @@ class Column(ABC):
     def learn(cls, table: Table, name: str, given: Any = None) -> Column:
         """Learn from the training rows; ``given`` is what the user said of the column, if anything."""
 
-    @abstractmethod
     def _features(self) -> tuple[str, ...]:
         """Names of the numbers that a value becomes, without the one for gaps."""
+        return (self.name,)
 
     @abstractmethod
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
@@ -64,9 +64,9 @@ class Column(ABC):
         return []
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same value, and no gaps to tell them apart."""
-        return False
+    @abstractmethod
+    def varies(self) -> bool:
+        """Whether the training rows had different values, apart from gaps."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -103,9 +103,6 @@ class Column(ABC):
             raise DamagedArtifact(f"The schema has a column that cannot be read: {error}. Fit again.") from None
 
 
-# --- what a column is ------------------------------------------------------------------------------------------------
-
-
 def learn_column(table: Table, name: str, given: Any = None) -> Column | str:
     """Learn one column, of the kind that is ``given`` or else told from its values; or say why it is left out.
 
@@ -124,7 +121,7 @@ def learn_column(table: Table, name: str, given: Any = None) -> Column | str:
     if kind is None:
         return "it has another text in nearly every row"
     column = Column.kinds[kind].learn(table, name, given)
-    return "it is the same in every row" if column.constant else column
+    return column if column.varies or column.gaps else "it is the same in every row"
 
 
 def infer_kind(table: Table, name: str) -> str | None:
@@ -149,11 +146,8 @@ def infer_kind(table: Table, name: str) -> str | None:
     if numbers == len(texts):
         return "numeric"
     if mostly_numbers(texts):
-        row = _first_where(values, lambda text: parse_number(text) is None)
-        raise InvalidData(
-            f"{table.where(row, name)}: {shown(values.iloc[row])} is not a number, and {numbers / len(texts):.0%} of "
-            f"the column are. Correct it, or say kinds={{{name!r}: 'categorical'}}."
-        )
+        share = f"{numbers / len(texts):.0%} of the column are"
+        as_numbers(table, name, f"is not a number, and {share}. Correct it, or say kinds={{{name!r}: 'categorical'}}.")
     return _kind_of_texts(texts)
 
 
@@ -165,15 +159,11 @@ def mostly_numbers(values: Iterable[Any]) -> bool:
 
 def _kind_of_texts(texts: Sequence[str]) -> str | None:
     distinct = set(texts)
-    if len(distinct) == 2 and {text.lower() for text in distinct} <= TRUE | FALSE and _opposite(distinct):
+    if len(distinct) == 2 and all(sum(text.lower() in same for text in distinct) == 1 for same in (TRUE, FALSE)):
         return "boolean"
     if all(ISO_DATE.fullmatch(text) for text in distinct):
         return "date"
     return None if len(texts) >= 20 and len(distinct) > 0.9 * len(texts) else "categorical"
-
-
-def _opposite(texts: set[str]) -> bool:
-    return len({text.lower() in TRUE for text in texts}) == 2
 
 
 def _given_kind(name: str, given: Any) -> str:
@@ -185,9 +175,6 @@ def _given_kind(name: str, given: Any) -> str:
         f"kinds[{name!r}] must be one of {', '.join(map(repr, Column.kinds))}, 'ignore', or a list of levels from the "
         f"lowest to the highest; got {given!r}."
     )
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def find_missing(values: pd.Series) -> np.ndarray:
@@ -202,26 +189,29 @@ def find_missing(values: pd.Series) -> np.ndarray:
     return missing | np.fromiter((isinstance(v, str) and is_missing(v) for v in values), dtype=bool, count=len(values))
 
 
-def as_numbers(table: Table, name: str, expected: str = "a number") -> np.ndarray:
-    """A column as double-precision numbers with NaN for what is missing, or an error naming the first that is none."""
+def parse_column(table: Table, name: str, parse: Callable[[str], float | None], wrong: str) -> np.ndarray:
+    """A column parsed value by value, NaN for what is missing; the error ``wrong`` names the first that gives None."""
+    values = table.column(name)
+    labels, found = labels_of(values), np.full(len(values), np.nan)
+    for row in np.flatnonzero(~find_missing(values)):
+        parsed = parse(labels[row])
+        if parsed is None:
+            raise InvalidData(f"{table.where(row, name)}: {shown(values.iloc[row])} {wrong}")
+        found[row] = parsed
+    return found
+
+
+def as_numbers(table: Table, name: str, wrong: str = "is not a number. Correct it, or remove the row.") -> np.ndarray:
+    """A column as double-precision numbers with NaN for what is missing."""
     import pandas as pd
 
     values = table.column(name)
-    missing = find_missing(values)
     if pd.api.types.is_complex_dtype(values.dtype):
         raise InvalidData(f"Column {name!r} has complex numbers. Give their parts as two columns.")
     if pd.api.types.is_numeric_dtype(values.dtype):
         found = values.to_numpy(dtype=float, na_value=np.nan)
     else:
-        found = np.full(len(values), np.nan)
-        for row in np.flatnonzero(~missing):
-            number = parse_number(str(values.iloc[row]))
-            if number is None:
-                raise InvalidData(
-                    f"{table.where(row, name)}: {shown(values.iloc[row])} is not {expected}. Correct it, or remove the "
-                    f"row."
-                )
-            found[row] = number
+        found = parse_column(table, name, parse_number, wrong)
     infinite = np.flatnonzero(np.isinf(found))
     if len(infinite):
         raise InvalidData(
@@ -256,8 +246,3 @@ def warn_of_unseen(name: str, labels: set[str], instead: str) -> None:
         f"{instead}",
         KnowableWarning, stacklevel=5,
     )  # fmt: skip
-
-
-def _first_where(values: pd.Series, holds: Callable[[str], bool]) -> int:
-    missing = find_missing(values)
-    return next(row for row in range(len(values)) if not missing[row] and holds(str(values.iloc[row])))

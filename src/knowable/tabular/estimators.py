@@ -6,7 +6,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -80,8 +80,6 @@ class BayesianEstimator(BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    # --- what the two kinds define -----------------------------------------------------------------------------------
-
     task: str
 
     @abstractmethod
@@ -89,8 +87,8 @@ class BayesianEstimator(BaseEstimator):
         """Targets as an array, or an error."""
 
     @abstractmethod
-    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
-        """What is to be predicted."""
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...], classes: Any = None) -> Targets:
+        """What is to be predicted; ``classes`` are all labels there will ever be, where they are known."""
 
     @abstractmethod
     def _scaled(self, y: np.ndarray) -> np.ndarray:
@@ -104,9 +102,20 @@ class BayesianEstimator(BaseEstimator):
     def _outputs(self, likelihood: Likelihood) -> int:
         """How many numbers the likelihood wants of the network."""
 
-    # --- fitting -----------------------------------------------------------------------------------------------------
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, *, updates: bool = False) -> None:
+        Args:
+            X: Rows: an array, a data frame of pandas or polars, or anything else that
+                :func:`~knowable.tabular.reading.read_table` takes.
+            y: Targets ``(rows,)`` (of numbers also ``(rows, outputs)``), or the name of a column of ``X``.
+            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are supported
+                by methods that train networks.
+        """
+        self._fit(X, y, sample_weight)
+        return self
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, updates: bool = False, classes: Any = None) -> None:
         started = time.monotonic()
         self._check_settings()
         vars(self).pop("posterior_", None)  # a fit that fails leaves nothing that looks fitted
@@ -120,7 +129,7 @@ class BayesianEstimator(BaseEstimator):
         if isinstance(kinds, Mapping):  # which may also speak of the target
             kinds = {name: kind for name, kind in kinds.items() if name in table.names or name not in names}
         columns = Schema.learn(table, None, kinds=kinds)
-        self.schema_ = columns.predicting(self._learn_targets(y, names))
+        self.schema_ = columns.predicting(self._learn_targets(y, names, classes))
         self.input_names_ = table.names
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.choice_ = self._choose(len(table), updates=updates, weighted=weights is not None)
@@ -238,20 +247,12 @@ class BayesianEstimator(BaseEstimator):
         check_count("samples", self.samples)
         check_choice("precision", self.precision, PRECISIONS)
 
-    # --- predicting --------------------------------------------------------------------------------------------------
-
     def predict_dist(self, X: Any) -> Prediction:
-        """The predictive distribution of each row, in the units of the training targets.
-
-        Args:
-            X: Rows with the columns of the training rows.
-        """
+        """The predictive distribution of each row of ``X``, in the units of the training targets."""
         check_is_fitted(self, "posterior_")
         x = torch.from_numpy(self.schema_.encode(self._table(X, reset=False)))
         assert self.schema_.targets is not None
         return self.schema_.targets.restore(self.posterior_.predict(x, samples=self.samples))
-
-    # --- on disk -----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Any:
         """Write a folder that :meth:`load` reads: the schema as JSON and the posterior, without code in it."""

@@ -40,33 +40,19 @@ INPUTS_SHOWN = 4  # as figures
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A fitted estimator with the rows it is scored on.
-
-    Attributes:
-        estimator: The estimator.
-        data: Name of the data.
-        table: All rows and columns, for the summary of the data.
-        inputs: Inputs of the rows to score, as the user gave them.
-        y: Their outcomes: numbers in the user's unit, or codes of the classes.
-        lines: Where each of these rows is in the file, the header being line 1.
-        outcomes: Moments of the outcomes of the training rows.
-        seconds: Time the fit took.
-        held_out: Whether the rows to score were held out of the fit.
-        notices: Warnings.
-        facts: More ``(name, value)`` pairs for the head of the page.
-    """
+    """A fitted estimator with the rows it is scored on."""
 
     estimator: BayesianEstimator
     data: str
-    table: DataFrame
+    table: DataFrame  # all rows and columns, for the summary of the data
     inputs: DataFrame
-    y: Tensor
-    lines: tuple[int, ...]
-    outcomes: Outcomes
+    y: Tensor  # their outcomes: numbers in the user's unit, or codes of the classes
+    lines: tuple[int, ...]  # where each of these rows is in the file, the header being line 1
+    outcomes: Outcomes  # moments of the outcomes of the training rows
     seconds: float
-    held_out: bool = True
+    held_out: bool = True  # whether the rows to score were held out of the fit
     notices: tuple[Notice, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()  # more ``(name, value)`` pairs for the head of the page
 
     @property
     def target(self) -> str:
@@ -230,20 +216,13 @@ def _fitted_section(run: FittedRun) -> Section:
 
 def _data_section(run: FittedRun) -> Section:
     missing = int(run.table.isna().any(axis=1).sum())
-    gaps = (
-        f" {missing} rows have missing values, which were imputed and flagged." if missing else " No value is missing."
-    )
+    gaps = f"{missing} rows have missing values, which were imputed and flagged." if missing else "No value is missing."
+    split = f"{len(run.y)} of them, not seen in the fit, are for the scores." if run.held_out else "None were held out."
     return Section(
         title="The data",
-        lead=f"{len(run.table)} rows and {len(run.kinds)} inputs. {_split_words(run)}{gaps}",
+        lead=f"{len(run.table)} rows and {len(run.kinds)} inputs. {split} {gaps}",
         listings=(data_listing(run.table, run.kinds, run.target),),
     )
-
-
-def _split_words(run: FittedRun) -> str:
-    if not run.held_out:
-        return "None were held out."
-    return f"{len(run.y)} of them, not seen in the fit, are for the scores."
 
 
 def _quality_section(run: FittedRun) -> Section:
@@ -362,17 +341,11 @@ def _seed(run: FittedRun) -> int:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Moments of numbers, or counts of classes.
-
-    Attributes:
-        mean: Mean of the numbers; 0 for classes.
-        std: Their standard deviation (divided by n).
-        counts: Rows of each class; empty for numbers.
-    """
+    """Moments of numbers, or counts of classes."""
 
     mean: float = 0.0
-    std: float = 1.0
-    counts: tuple[int, ...] = ()
+    std: float = 1.0  # their standard deviation (divided by n)
+    counts: tuple[int, ...] = ()  # rows of each class; empty for numbers
 
     @classmethod
     def of(cls, y: Tensor, classes: int = 0) -> Outcomes:

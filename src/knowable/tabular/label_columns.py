@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from knowable.errors import InvalidArgument, InvalidData
+from knowable.errors import InvalidArgument
 from knowable.tabular.columns import (
     FALSE,
     TRUE,
@@ -17,7 +17,7 @@ from knowable.tabular.columns import (
     find_missing,
     label_of,
     labels_of,
-    shown,
+    parse_column,
     warn_of_unseen,
 )
 from knowable.tabular.table import Table
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST = 255  # categories with a place of their own
+_TRUTH = {"1": 1.0, "0": 0.0, **dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,13 @@ class CategoricalColumn(Column):
     Others are categories that were not in training, and the rarest where there are more than 255. No training row tells
     what an unseen category does, so that predictions for it are as uncertain as the prior. What is missing becomes the
     most frequent category.
-
-    Attributes:
-        categories: Those with a place of their own, in alphabetical order.
-        usual: The most frequent one.
-        rare: How many share the place of all others.
     """
 
     kind: ClassVar[str] = "categorical"
 
-    categories: tuple[str, ...]
-    usual: str
-    rare: int
+    categories: tuple[str, ...]  # those with a place of their own, in alphabetical order
+    usual: str  # the most frequent one
+    rare: int  # how many share the place of all others
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> CategoricalColumn:
@@ -58,9 +54,9 @@ class CategoricalColumn(Column):
         return cls(name, bool(missing.any()), tuple(sorted(ordered[:_MOST])), ordered[0], max(0, len(ordered) - _MOST))
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same category, and no gaps to tell them apart."""
-        return len(self.categories) == 1 and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had several categories."""
+        return len(self.categories) > 1
 
     def _features(self) -> tuple[str, ...]:
         return (*(f"{self.name} = {category}" for category in self.categories), f"{self.name} = other")
@@ -78,21 +74,14 @@ class CategoricalColumn(Column):
 
 @dataclass(frozen=True)
 class OrdinalColumn(Column):
-    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level.
-
-    Attributes:
-        levels: From the lowest to the highest.
-        middle: Number of the median level in training.
-        centre: Mean number in training.
-        scale: Standard deviation of the numbers in training.
-    """
+    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level."""
 
     kind: ClassVar[str] = "ordinal"
 
-    levels: tuple[str, ...]
-    middle: float
-    centre: float
-    scale: float
+    levels: tuple[str, ...]  # from the lowest to the highest
+    middle: float  # number of the median level in training
+    centre: float  # mean number in training
+    scale: float  # standard deviation of the numbers in training
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> OrdinalColumn:
@@ -100,24 +89,16 @@ class OrdinalColumn(Column):
         values = table.column(name)
         missing = find_missing(values)
         levels = _levels(name, values, missing, given)
-        labels = labels_of(values)
-        for row in np.flatnonzero(~missing):
-            if labels[row] not in levels:
-                raise InvalidData(
-                    f"{table.where(row, name)}: {labels[row]!r} is not one of its levels ({', '.join(levels)}). "
-                    f"Correct it, or add it to kinds[{name!r}]."
-                )
-        ranks = np.array([levels.index(labels[row]) for row in np.flatnonzero(~missing)], dtype=float)
+        rank = {level: float(number) for number, level in enumerate(levels)}
+        wrong = f"is not one of its levels ({', '.join(levels)}). Correct it, or add it to kinds[{name!r}]."
+        ranks = parse_column(table, name, rank.get, wrong)[~missing]
         middle = float(np.sort(ranks)[len(ranks) // 2])
         return cls(name, bool(missing.any()), levels, middle, float(ranks.mean()), float(ranks.std()))
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same level, and no gaps to tell them apart."""
-        return self.scale == 0.0 and not self.gaps
-
-    def _features(self) -> tuple[str, ...]:
-        return (self.name,)
+    def varies(self) -> bool:
+        """Whether the training rows had several levels."""
+        return self.scale > 0.0
 
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         rank = {level: float(number) for number, level in enumerate(self.levels)}
@@ -133,15 +114,11 @@ class OrdinalColumn(Column):
 
 @dataclass(frozen=True)
 class BooleanColumn(Column):
-    """Yes or no: one number, centred and scaled. What is missing becomes the more frequent one.
-
-    Attributes:
-        share: Share of yes in the training rows.
-    """
+    """Yes or no: one number, centred and scaled. What is missing becomes the more frequent one."""
 
     kind: ClassVar[str] = "boolean"
 
-    share: float
+    share: float  # share of yes in the training rows
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> BooleanColumn:
@@ -150,17 +127,14 @@ class BooleanColumn(Column):
         return cls(name, bool(np.isnan(found).any()), float(np.nanmean(found)))
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all said the same, and no gaps tell them apart."""
-        return self.share in (0.0, 1.0) and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had both values."""
+        return 0.0 < self.share < 1.0
 
     def check(self, table: Table) -> list[str]:
         """Values must be yes or no, in one of the ways to say it."""
         as_truth(table, self.name)
         return []
-
-    def _features(self) -> tuple[str, ...]:
-        return (self.name,)
 
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         found = np.where(missing, float(self.share >= 0.5), as_truth(table, self.name))
@@ -170,21 +144,8 @@ class BooleanColumn(Column):
 
 def as_truth(table: Table, name: str) -> np.ndarray:
     """A column of yes and no as 1 and 0, with NaN for what is missing."""
-    values = table.column(name)
-    missing = find_missing(values)
-    found = np.full(len(values), np.nan)
-    for row in np.flatnonzero(~missing):
-        label = label_of(values.iloc[row]).lower()
-        if label in TRUE or label == "1":
-            found[row] = 1.0
-        elif label in FALSE or label == "0":
-            found[row] = 0.0
-        else:
-            raise InvalidData(
-                f"{table.where(row, name)}: {shown(values.iloc[row])} is neither yes nor no. Write true or false, or "
-                f"say kinds={{{name!r}: 'categorical'}}."
-            )
-    return found
+    wrong = f"is neither yes nor no. Write true or false, or say kinds={{{name!r}: 'categorical'}}."
+    return parse_column(table, name, lambda label: _TRUTH.get(label.lower()), wrong)
 
 
 def _levels(name: str, values: pd.Series, missing: np.ndarray, given: Any) -> tuple[str, ...]:
@@ -192,13 +153,14 @@ def _levels(name: str, values: pd.Series, missing: np.ndarray, given: Any) -> tu
 
     dtype: Any = values.dtype
     if isinstance(given, Sequence) and not isinstance(given, str):
-        levels = tuple(label_of(level) for level in given)
+        ordered = given
     elif isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
-        levels = tuple(label_of(level) for level in dtype.categories)
+        ordered = dtype.categories
     elif pd.api.types.is_numeric_dtype(dtype):
-        levels = tuple(label_of(level) for level in np.unique(values.to_numpy()[~missing]))
+        ordered = np.unique(values.to_numpy()[~missing])
     else:
         raise InvalidArgument(f"kinds[{name!r}]='ordinal' of texts needs their order: give a list, lowest first.")
+    levels = tuple(label_of(level) for level in ordered)
     if len(set(levels)) < len(levels):
         raise InvalidArgument(f"kinds[{name!r}] must name every level once, got {list(levels)}.")
     return levels

@@ -31,24 +31,15 @@ class NumericColumn(Column):
 
     with the median :math:`\tilde x` and the interquartile range :math:`r`, so that units do not matter. What is missing
     becomes the median.
-
-    Attributes:
-        median: Of the training rows.
-        unit: r: the interquartile range, or the mean distance from the median where that is 0.
-        log: Whether g is the logarithm.
-        centre: m.
-        scale: s.
-        low: Smallest value in training.
-        high: Largest value in training.
     """
 
     kind: ClassVar[str] = "numeric"
 
     median: float
-    unit: float
-    log: bool
-    centre: float
-    scale: float
+    unit: float  # r: the interquartile range, or the mean distance from the median where that is 0
+    log: bool  # whether g is the logarithm
+    centre: float  # m
+    scale: float  # s
     low: float
     high: float
 
@@ -70,9 +61,9 @@ class NumericColumn(Column):
         )  # fmt: skip
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same value, and no gaps to tell them apart."""
-        return self.scale == 0.0 and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had different values."""
+        return self.scale > 0.0
 
     def check(self, table: Table) -> list[str]:
         """Values must be numbers; a jump as of other units is told."""
@@ -92,9 +83,6 @@ class NumericColumn(Column):
             f"{self.low:.6g} to {self.high:.6g}): is it in other units?"
         ]
 
-    def _features(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         found = np.where(missing, self.median, as_numbers(table, self.name))
         moved = signed_log((found - self.median) / self.unit) if self.log else found
@@ -103,23 +91,15 @@ class NumericColumn(Column):
 
 @dataclass(frozen=True)
 class DateColumn(Column):
-    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine.
-
-    Attributes:
-        centre: Mean of the seconds since 1970.
-        scale: Their standard deviation.
-        year: Whether the day of the year is told, where there is more than a year of data.
-        week: Whether the day of the week is told, where there are more than two weeks.
-        day: Whether the hour is told, where dates have one.
-    """
+    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine."""
 
     kind: ClassVar[str] = "date"
 
-    centre: float
+    centre: float  # mean of the seconds since 1970
     scale: float
-    year: bool
-    week: bool
-    day: bool
+    year: bool  # whether the day of the year is told, where there is more than a year of data
+    week: bool  # whether the day of the week is told, where there are more than two weeks
+    day: bool  # whether the hour is told, where dates have one
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> DateColumn:
@@ -134,9 +114,9 @@ class DateColumn(Column):
         )  # fmt: skip
 
     @property
-    def constant(self) -> bool:
-        """Whether the training rows all had the same date, and no gaps to tell them apart."""
-        return self.scale == 0.0 and not self.gaps
+    def varies(self) -> bool:
+        """Whether the training rows had different dates."""
+        return self.scale > 0.0
 
     def check(self, table: Table) -> list[str]:
         """Values must be dates."""
@@ -192,9 +172,6 @@ def _typed(values: pd.Series) -> bool:
     return bool(pd.api.types.is_datetime64_any_dtype(values.dtype))
 
 
-# --- the arithmetic --------------------------------------------------------------------------------------------------
-
-
 def middle_and_unit(values: np.ndarray) -> tuple[float, float]:
     """Median and interquartile range; where that is 0 the mean distance from the median, where that is 0 too, 1."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
@@ -212,7 +189,7 @@ def kurtosis(values: np.ndarray) -> float:
 
 
 def signed_log(values: np.ndarray) -> np.ndarray:
-    """Sign(z) log(1 + |z|)."""
+    """The signed logarithm, sign(z) log(1 + |z|)."""
     return np.sign(values) * np.log1p(np.abs(values))
 
 

@@ -58,9 +58,6 @@ def read_table(source: Any) -> Table:
     return _from_array(source)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def _read_file(path: str | os.PathLike[str]) -> Table:
     if str(path) == "-":
         return _read_bytes(sys.stdin.buffer.read(), "standard input")
@@ -102,9 +99,6 @@ def _read_parquet(content: bytes, name: str) -> Table:
             f"{name} is a damaged Parquet file ({str(error).splitlines()[0]}). Write or copy it again."
         ) from None
     return as_table(found, name)
-
-
-# --- in memory -------------------------------------------------------------------------------------------------------
 
 
 def _frame(source: Any) -> Any:

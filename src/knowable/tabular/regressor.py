@@ -76,19 +76,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
-        """Fit the posterior.
-
-        Args:
-            X: Rows: an array, a data frame of pandas or polars, or anything else that
-                :func:`~knowable.tabular.reading.read_table` takes.
-            y: Targets ``(rows,)`` or ``(rows, outputs)``, or the name of a column of ``X``.
-            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are heeded by
-                methods that train networks.
-        """
-        self._fit(X, y, sample_weight)
-        return self
-
     @available_if(can_update)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
         """Learn from more rows: the posterior so far is their prior. The first call is a fit.
@@ -119,24 +106,18 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self._shaped(low), self._shaped(high)
 
     def predict_dist(self, X: Any) -> RegressionPrediction:
-        """The predictive distribution of each row, in the units of the training targets.
-
-        Args:
-            X: Rows with the columns of the training rows.
-        """
+        """The predictive distribution of each row of ``X``, in the units of the training targets."""
         prediction = super().predict_dist(X)
         if not isinstance(prediction, RegressionPrediction):
             raise Unsupported(f"likelihood={self.likelihood!r} is for labels. Use BayesianClassifier.")
         return prediction
-
-    # --- what the estimators share calls -----------------------------------------------------------------------------
 
     def _checked_target(self, y: Any) -> np.ndarray:
         number: Any = np.float64
         found = check_array(y, ensure_2d=False, dtype=number, input_name="y", estimator=self)
         return found if found.ndim < 3 else found.reshape(len(found), -1)
 
-    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...]) -> Targets:
+    def _learn_targets(self, y: np.ndarray, names: tuple[str, ...], classes: Any = None) -> Targets:
         learned = NumberTargets.learn(y, names)
         if isinstance(self.likelihood, Poisson):  # counts have no other units
             return NumberTargets((0.0,) * learned.outputs, (1.0,) * learned.outputs, learned.flat, names)

@@ -87,9 +87,6 @@ def _is_ours(entry: str) -> bool:
     return entry == POSTERIOR or entry.lstrip(".").startswith(DESCRIPTION.partition(".")[0])
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
 def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:
     settings = {name: getattr(estimator, name) for name in _PLAIN}
     whole = isinstance(estimator.random_state, int)

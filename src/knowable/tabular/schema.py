@@ -74,7 +74,8 @@ class Schema:
             ('size', 'colour = blue', 'colour = red', 'colour = other')
         """
         kinds = check_kinds(kinds, table)
-        names = _target_names(table, target)
+        wanted = () if target is None else (target,) if isinstance(target, str) else tuple(target)
+        names = tuple(table.find(name) for name in wanted)
         targets = None if not names else _learn_targets(table, names, task, kinds)
         inputs = table.without(names)
         if not inputs.names:
@@ -111,8 +112,6 @@ class Schema:
                 f"{MOST_FEATURES:,} can be used. Leave out the widest: kinds={{{widest.name!r}: 'ignore'}}."
             )
 
-    # --- what it says ------------------------------------------------------------------------------------------------
-
     @property
     def task(self) -> str | None:
         """``"regression"``, ``"classification"``, or None where the target is not known."""
@@ -142,10 +141,7 @@ class Schema:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how the table was read."""
-        left_out = [f"column {name!r} is left out: {why}" for name, why in self.dropped.items()]
-        return tuple(left_out)
-
-    # --- what it does ------------------------------------------------------------------------------------------------
+        return tuple(f"column {name!r} is left out: {why}" for name, why in self.dropped.items())
 
     def check(self, table: Table) -> None:
         """Hold a table against the schema.
@@ -181,8 +177,6 @@ class Schema:
     def predicting(self, targets: Targets) -> Schema:
         """The same columns, to predict ``targets``."""
         return replace(self, targets=targets)
-
-    # --- on disk -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, which ``json.dumps`` takes."""
@@ -231,11 +225,6 @@ def check_kinds(kinds: Mapping[str, Any] | None, table: Table) -> Mapping[str, A
     for name in kinds:
         table.find(name)
     return kinds
-
-
-def _target_names(table: Table, target: str | Iterable[str] | None) -> tuple[str, ...]:
-    names = () if target is None else (target,) if isinstance(target, str) else tuple(target)
-    return tuple(table.find(name) for name in names)
 
 
 def _learn_targets(table: Table, names: tuple[str, ...], task: str | None, kinds: Mapping[str, Any]) -> Targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from knowable.tabular.number_columns import middle_and_unit, refuse_slips
 from knowable.tabular.table import Table, listed
 
 TASKS = ("regression", "classification")
+_WRONG = "is not a number, and the target must be one. Correct it, or remove the row."
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,12 @@ class NumberTargets:
     r"""Numbers, one or several for each row, centred and scaled for the network: :math:`y' = (y - m) / s`.
 
     Predictions come back in the user's units, densities included.
-
-    Attributes:
-        means: m of each output.
-        scales: s of each output; 1 for a constant one.
-        flat: Whether targets were one number a row, and not a column of one.
-        names: Names of the outputs, where they have any.
     """
 
-    means: tuple[float, ...]
-    scales: tuple[float, ...]
-    flat: bool = True
-    names: tuple[str, ...] = ()
+    means: tuple[float, ...]  # m of each output
+    scales: tuple[float, ...]  # s of each output; 1 for a constant one
+    flat: bool = True  # whether targets were one number a row, and not a column of one
+    names: tuple[str, ...] = ()  # names of the outputs, where they have any
 
     @classmethod
     def learn(cls, y: np.ndarray, names: tuple[str, ...] = ()) -> NumberTargets:
@@ -65,22 +60,14 @@ class NumberTargets:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "task": "regression", "means": list(self.means), "scales": list(self.scales), "flat": self.flat,
-            "names": list(self.names),
-        }  # fmt: skip
+        return {"task": "regression", **asdict(self)}
 
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """Classes, in the order of their labels.
+    """Classes, in the order of their labels."""
 
-    Attributes:
-        classes: The labels: all texts, all numbers, or False and True.
-        names: The name of the target, where it has one.
-    """
-
-    classes: tuple[Any, ...]
+    classes: tuple[Any, ...]  # the labels: all texts, all numbers, or False and True
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -119,7 +106,7 @@ class ClassTargets:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"task": "classification", "classes": list(self.classes), "names": list(self.names)}
+        return {"task": "classification", **asdict(self)}
 
 
 Targets = NumberTargets | ClassTargets
@@ -134,9 +121,6 @@ def targets_from_json(saved: Mapping[str, Any]) -> Targets:
         return NumberTargets(tuple(saved["means"]), tuple(saved["scales"]), saved["flat"], names)
     except (KeyError, TypeError) as error:
         raise DamagedArtifact(f"The schema's target cannot be read: {error}. Fit again.") from None
-
-
-# --- targets that are columns of a table -----------------------------------------------------------------------------
 
 
 def infer_task(table: Table, names: tuple[str, ...]) -> str:
@@ -167,7 +151,7 @@ def target_values(table: Table, names: tuple[str, ...], task: str) -> np.ndarray
     for name in names:
         _refuse_gaps(table, name)
     if task == "regression":
-        found = [as_numbers(table, name, expected="a number, and the target must be one") for name in names]
+        found = [as_numbers(table, name, _WRONG) for name in names]
         return found[0] if len(found) == 1 else np.column_stack(found)
     name, *more = names
     if more:

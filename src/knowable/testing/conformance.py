@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING
 
 from knowable.core.method import Method
 from knowable.testing.checks import inputs, networks, predicting, resuming, storing
-from knowable.testing.checks import predicting as precision
-from knowable.testing.checks import predicting as randomness
-from knowable.testing.checks import storing as untouched
 from knowable.testing.networks import NETWORKS
 from knowable.testing.subject import Subject
 
@@ -54,13 +51,13 @@ def _named(*functions: Callable[[Subject], None]) -> list[Check]:
 
 CHECKS: tuple[Check, ...] = (
     *_named(
-        randomness.check_same_seed_gives_the_same_bits,
-        randomness.check_seed_matters_if_and_only_if_declared,
-        untouched.check_network_is_left_alone,
-        untouched.check_data_is_left_alone,
-        untouched.check_global_state_is_left_alone,
-        untouched.check_model_can_be_fitted_again,
-        precision.check_dtype_is_kept,
+        predicting.check_same_seed_gives_the_same_bits,
+        predicting.check_seed_matters_if_and_only_if_declared,
+        storing.check_network_is_left_alone,
+        storing.check_data_is_left_alone,
+        storing.check_global_state_is_left_alone,
+        storing.check_model_can_be_fitted_again,
+        predicting.check_dtype_is_kept,
     ),
     *(Check(f"{name}_is_fitted_or_refused", partial(networks.check_network, name=name)) for name in NETWORKS),
     *_named(

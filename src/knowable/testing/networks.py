@@ -199,17 +199,9 @@ def _labels(rows: int, classes: int) -> Tensor:
     return torch.arange(rows) % classes
 
 
-NETWORKS: dict[str, Callable[[int], NetworkCase]] = {
-    "linear": _linear,
-    "mlp": _mlp,
-    "batchnorm_mlp": _batchnorm_mlp,
-    "batchnorm_cnn": _batchnorm_cnn,
-    "residual": _residual,
-    "lstm": _lstm,
-    "transformer": _transformer,
-    "frozen_backbone": _frozen_backbone,
-    "last_layer": _last_layer,
-    "tied": _tied,
-    "shared": _shared,
-}
+_CASES = (
+    *(_linear, _mlp, _batchnorm_mlp, _batchnorm_cnn, _residual, _lstm, _transformer),
+    *(_frozen_backbone, _last_layer, _tied, _shared),
+)
+NETWORKS: dict[str, Callable[[int], NetworkCase]] = {case.__name__.removeprefix("_"): case for case in _CASES}
 """Every case by name."""

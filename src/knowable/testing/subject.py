@@ -77,8 +77,10 @@ class Subject:
         if self.longer is not None:
             return self.longer
         if hasattr(self.method, "draws") and hasattr(self.method, "warmup"):  # a sampler: few draws give no warning
-            return dataclasses.replace(self.method, chains=2, draws=LONGER_DRAWS, warmup=LONGER_DRAWS)
-        return dataclasses.replace(self.method, epochs=epochs)  # type: ignore[type-var, call-arg]
+            settings = {"chains": 2, "draws": LONGER_DRAWS, "warmup": LONGER_DRAWS}
+        else:
+            settings = {"epochs": epochs}
+        return dataclasses.replace(self.method, **settings)  # type: ignore[type-var]
 
 
 def expect(condition: bool | Tensor, message: str) -> None:

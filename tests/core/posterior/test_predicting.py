@@ -98,7 +98,7 @@ def test_rows_that_fit_leave_half_of_the_memory_to_the_result():
 def test_the_plan_keeps_what_it_counts_within_the_memory(memory):
     posterior = diagonal_posterior(kn.Model(mlp(8, 2, width=64), kn.Gaussian(0.1)))
     x, draws = torch.zeros(500, 8), 16
-    footprint = predicting._Footprint.of(posterior, x)
+    footprint = predicting._Footprint(posterior, x)
     plan = predicting._Budget(posterior, x, draws, memory)
     result = draws * len(x) * footprint.output
     weights = (draws if plan.keep else plan.block) * footprint.draw
@@ -109,7 +109,7 @@ def test_the_plan_keeps_what_it_counts_within_the_memory(memory):
 def test_what_is_counted_covers_what_a_forward_pass_computes():
     # one row of a net 8 -> 64 -> tanh -> 2, in floats: 64 + 64 + 2 at the least
     posterior = diagonal_posterior(kn.Model(mlp(8, 2, width=64), kn.Gaussian(0.1)))
-    footprint = predicting._Footprint.of(posterior, torch.zeros(10, 8))
+    footprint = predicting._Footprint(posterior, torch.zeros(10, 8))
     assert footprint.output == 2 * 4
     assert footprint.working >= (64 + 64 + 2) * 4
     assert footprint.draw == (8 * 64 + 64 + 64 * 2 + 2) * 4

@@ -84,7 +84,7 @@ def test_what_is_kept_goes_back_with_the_rest_and_into_another_run(seed):
     run.restore_good()  # step 100: in the middle of epoch 33
     assert len(run.objective.snapshots) == 33
     other = _diary(seed, data)
-    other._restore(*run.state())
+    other._restore(*run.good)
     assert all(torch.equal(one, two) for one, two in zip(other.objective.snapshots, entries, strict=False))
     _steps(other, 60 - other.epoch)
     assert len(other.objective.snapshots) == 60 and len(run.objective.snapshots) == 33

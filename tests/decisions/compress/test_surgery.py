@@ -56,7 +56,7 @@ def test_fillers_let_nothing_through():
 
 def test_a_cut_through_what_is_needed_is_an_error():
     with pytest.raises(AssertionError, match="a needed input is cut"):
-        cut_layer(nn.Linear(2, 1), Cut.nothing(1), Cut(_places(True, False), _places(True, False)),
+        cut_layer(nn.Linear(2, 1), Cut(_places(True), _places(True)), Cut(_places(True, False), _places(True, False)),
                   torch.full((2,), torch.nan))  # fmt: skip
 
 

@@ -185,7 +185,7 @@ def test_the_reach_of_adversarial_inputs_is_a_share_of_their_range():
 def test_adversarial_training_on_words_is_refused():
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 1))
     data = torch.randint(5, (9, 2)), torch.randn(9)
-    with pytest.raises(kn.InvalidData, match=r"adversarial moves inputs, .* x is torch\.int64"):
+    with pytest.raises(kn.InvalidData, match=r"adversarial perturbs inputs, .* x is torch\.int64"):
         kn.DeepEnsemble(2, adversarial=0.01).fit(kn.Model(net, kn.Gaussian()), data)
 
 

@@ -169,8 +169,8 @@ def test_an_interrupt_leaves_the_members_that_are_whole_and_a_second_call_fits_t
 
 def test_an_interrupt_at_a_member_with_nothing_to_return_leaves_the_others(monkeypatch):
     model, data = _model(), linear_data()
-    method = kn.EnsembleOf(kn.MeanFieldVI(**SHORT, start="map"), 2)
-    fit, calls = kn.MeanFieldVI._start, []
+    method = kn.EnsembleOf(kn.MeanFieldVI(**SHORT), 2)
+    fit, calls = kn.MeanFieldVI._fit, []
 
     def interrupted(self, *arguments):
         calls.append(1)
@@ -178,7 +178,7 @@ def test_an_interrupt_at_a_member_with_nothing_to_return_leaves_the_others(monke
             raise KeyboardInterrupt
         return fit(self, *arguments)
 
-    monkeypatch.setattr(kn.MeanFieldVI, "_start", interrupted)
+    monkeypatch.setattr(kn.MeanFieldVI, "_fit", interrupted)
     with pytest.warns(kn.Interrupted, match="stopped from the keyboard at member 1"):
         partial = method.fit(model, data)
     assert len(partial) == 1 and partial.diagnostics.interrupted

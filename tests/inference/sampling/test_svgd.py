@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import jacrev, vmap
 
+from knowable.core.chains.settings import ChainStorage
 from knowable.errors import ConvergenceWarning, InvalidArgument
 from knowable.inference.sampling import SVGD
 from knowable.inference.sampling.svgd import stein_forces
@@ -104,7 +105,7 @@ def test_posterior_of_a_model_is_found_also_from_batches(batch_size, seed):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("chains", 1), ("draws", 2), ("thin", 2), ("bandwidth", 0.0), ("learning_rate", 0.0)],
+    [("chains", 1), ("draws", 2), ("storage", ChainStorage(thin=2)), ("bandwidth", 0.0), ("learning_rate", 0.0)],
 )
 def test_settings_out_of_range_are_refused(field, value):
     with pytest.raises(InvalidArgument, match=field):
@@ -125,7 +126,7 @@ def test_scales_that_are_far_apart_are_found(seed):
 
 
 def test_particles_that_are_stuck_say_so(monkeypatch):
-    monkeypatch.setattr(SVGD, "looks_for_modes", lambda self, dimension: False)
+    monkeypatch.setattr(SVGD, "begins_near_modes", lambda self, dimension: False)
     scale = torch.tensor([1.0, 1e4], dtype=torch.float64)
     mix = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
 

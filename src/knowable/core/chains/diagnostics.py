@@ -112,13 +112,13 @@ def moments_of(draws: Tensor, log_weights: Tensor | None = None, *, correction: 
     flat = draws.flatten(0, 1)
     count, block = len(flat), max(1, _NUMBERS_AT_ONCE // max(1, math.prod(shape)))
     equal = torch.full((count,), 1 / count, dtype=torch.float64, device=draws.device)
-    weights = equal if log_weights is None else log_weights.flatten().double().softmax(0)
+    weights = (equal if log_weights is None else log_weights.flatten().double().softmax(0)).unsqueeze(1)
     mean = torch.zeros(math.prod(shape), dtype=torch.float64, device=draws.device)
     square = torch.zeros_like(mean)
     for first in range(0, count, block):
-        mean += _weighted_sum(_some(flat, first, block), weights[first : first + block])
+        mean += (_some(flat, first, block) * weights[first : first + block]).sum(0)
     for first in range(0, count, block):
-        square += _weighted_sum((_some(flat, first, block) - mean).square(), weights[first : first + block])
+        square += ((_some(flat, first, block) - mean).square() * weights[first : first + block]).sum(0)
     if log_weights is None and correction:
         square = square * (count / (count - correction)) if count > correction else torch.full_like(square, math.nan)
     return mean.reshape(shape), square.sqrt().reshape(shape)
@@ -128,7 +128,3 @@ def _some(flat: Tensor, first: int, block: int) -> Tensor:
     """Rows of ``flat`` as a contiguous matrix ``(n, size)`` in double precision."""
     rows = flat[first : first + block].double()
     return rows.reshape(len(rows), -1).contiguous()
-
-
-def _weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    return (rows * weights.unsqueeze(1)).sum(0)

@@ -21,17 +21,7 @@ _LONG = 4096  # bytes of a draw: from there on draws are put in another order on
 
 
 class DrawStore:
-    """A growing array of draws ``(kept, chains, D)``: transitions number 0, stride, 2 stride, ...
-
-    Args:
-        chains: Number of chains.
-        dimension: Size D of a position.
-        dtype: What draws are stored as.
-        max_bytes: The most that the draws may take, or None.
-        expected: The most draws that will come, where that is known: room for them is made at once (and taken when
-            it is filled), so that draws are not copied when the room grows.
-        file: A file on disk that holds the draws instead of memory; an older file of that name is replaced.
-    """
+    """A growing array of draws ``(kept, chains, D)``: transitions number 0, stride, 2 stride, ..."""
 
     def __init__(
         self,
@@ -39,9 +29,9 @@ class DrawStore:
         dimension: int,
         *,
         dtype: torch.dtype,
-        max_bytes: int | None = None,
-        expected: int = _FIRST,
-        file: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,  # most that the draws may take
+        expected: int = _FIRST,  # most draws that will come: room for them is made at once, so that it need not grow
+        file: str | os.PathLike[str] | None = None,  # that holds the draws instead of memory; an older one is replaced
     ):
         self.chains, self.dimension, self.dtype, self.stride = chains, dimension, dtype, 1
         self.most = rows_within(max_bytes, chains, dimension, dtype)

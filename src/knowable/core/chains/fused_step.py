@@ -1,8 +1,4 @@
-"""A sampler's step as one graph: its own arithmetic and the gradient of the target, fused.
-
-For a small network the arithmetic of the gradient takes a tenth of a millisecond, and the overhead between operations
-as long again. Where the target is compiled, a whole step is therefore one call of one compiled graph.
-"""
+"""A sampler's step as one graph, which saves the overhead between the operations of small networks."""
 
 from __future__ import annotations
 
@@ -21,13 +17,7 @@ Step = Callable[..., tuple[Tensor, ...]]
 
 
 class FusedStep:
-    """A step of all chains: one graph where the target compiles, the same operations one by one elsewhere.
-
-    Args:
-        target: The log density.
-        step: The step, as a function of the gradient to use, tensors ``(C, ...)`` and tensors that all chains share.
-        gradients: How many gradients a step takes.
-    """
+    """A step of all chains: one graph where the target compiles, the same operations one by one elsewhere."""
 
     def __init__(self, target: Target, step: Step, *, gradients: int = 1):
         self.target, self.step, self.gradients = target, step, gradients

@@ -21,31 +21,21 @@ class State:
 
     The state of a kernel is a frozen dataclass below this one. Its fields are tensors, numbers, dataclasses of the same
     kind, or None. Tensors in a state are never changed in place: a transition makes a new state.
-
-    Attributes:
-        position: ``(chains, D)``.
-        value: Log density of each, ``(chains,)``.
     """
 
-    position: Tensor
-    value: Tensor
+    position: Tensor  # (chains, D)
+    value: Tensor  # log density of each, (chains,)
 
 
 @dataclass(frozen=True)
 class Info:
-    """What diagnostics want of one transition, each ``(chains,)``, or of n of them, ``(n, chains)``.
+    """What diagnostics want of one transition, each ``(chains,)``, or of n of them, ``(n, chains)``."""
 
-    Attributes:
-        acceptance: Acceptance probability.
-        diverging: 1 where the trajectory diverged, else 0.
-        energy: Energy at the beginning of the trajectory.
-        steps: Gradients taken.
-    """
-
-    acceptance: Tensor | None = None
-    diverging: Tensor | None = None
-    energy: Tensor | None = None
-    steps: Tensor | None = None
+    acceptance: Tensor | None = None  # acceptance probability
+    diverging: Tensor | None = None  # 1 where the trajectory diverged, else 0
+    energy: Tensor | None = None  # energy at the beginning of the trajectory
+    steps: Tensor | None = None  # gradients taken
+    swap: Tensor | None = None  # mean acceptance of a chain's swaps with hotter replicas
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that the sampler has, by name."""
@@ -55,30 +45,19 @@ class Info:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Which transitions of the warm-up these are.
+    """Which transitions of the warm-up these are."""
 
-    Attributes:
-        first: Number of the first of them, from 0.
-        total: Length of the whole warm-up.
-    """
-
-    first: int
-    total: int
+    first: int  # number of the first of them, from 0
+    total: int  # length of the whole warm-up
 
 
 @dataclass(frozen=True)
 class Block:
-    """The outcome of n transitions of every chain.
+    """The outcome of n transitions of every chain."""
 
-    Attributes:
-        positions: ``(n, chains, D)``.
-        values: Log density of each, ``(n, chains)``.
-        info: For diagnostics, each ``(n, chains)``.
-    """
-
-    positions: Tensor
-    values: Tensor
-    info: Info
+    positions: Tensor  # (n, chains, D)
+    values: Tensor  # log density of each, (n, chains)
+    info: Info  # for diagnostics, each (n, chains)
 
     @classmethod
     def stack(cls, transitions: list[tuple[State, Info]]) -> Block:

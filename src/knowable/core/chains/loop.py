@@ -31,31 +31,16 @@ def run_chains(
     start: Tensor,
     settings: ChainSettings,
     *,
-    warmup: int,
-    monitor: Monitor,
-    mixing: Mixing | None = None,
+    warmup: int,  # transitions
+    monitor: Monitor,  # the quantities whose R-hat and effective sample sizes are monitored
+    mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
-    progress: bool | None = None,
-    checkpoint: Checkpoint | None = None,
-    label: str = "sampling",
-    identity: dict[str, Any] | None = None,
+    progress: bool | None = None,  # None: a bar only on a terminal
+    checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
+    label: str = "sampling",  # of the bar
+    identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
 ) -> ChainResult:
-    """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough.
-
-    Args:
-        kernel: What moves the chains.
-        target: The log density.
-        start: First positions.
-        settings: How many draws and how they are kept.
-        warmup: Transitions of the warm-up.
-        monitor: The quantities whose R-hat and effective sample sizes are monitored.
-        mixing: When to stop where ``settings.draws`` is None.
-        seed: Fixes everything random.
-        progress: Show a bar (None: only on a terminal).
-        checkpoint: Where to save now and then, and to resume from.
-        label: What the bar says.
-        identity: What makes this run this run; a checkpoint of another is refused.
-    """
+    """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough."""
     started = time.monotonic()
     run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed)
     with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
@@ -73,6 +58,7 @@ def run_chains(
 def _run_to_the_end(
     run: ChainRun, checkpoint: Checkpoint | None, bar: Bar, raise_if_interrupted: Callable[[], None]
 ) -> bool:
+    interrupted = False
     try:
         while not run.finished:
             run.block(bar)
@@ -81,12 +67,10 @@ def _run_to_the_end(
                 checkpoint.save(*run.saved())
     except KeyboardInterrupt:
         run.restore_good()
-        if checkpoint is not None:
-            checkpoint.save(*run.saved())
-        return True
+        interrupted = True
     if checkpoint is not None:
         checkpoint.save(*run.saved())
-    return False
+    return interrupted
 
 
 def _warn(result: ChainResult) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from knowable.core.chains.diagnostics import ChainDiagnostics, moments_of
 from knowable.core.model.data import as_input
 from knowable.core.model.model import Model
-from knowable.core.network.params import Params, number_of_draws
+from knowable.core.network.params import Params, expand_params, number_of_draws, with_prefix, without_prefix
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument, MissingExtra
@@ -78,9 +78,7 @@ class ChainPosterior(Particles):
 
     def _atoms_between(self, first: int, last: int) -> Params:
         some = self._atoms(torch.arange(first, min(last, len(self)), device=self.model.device))
-        count = number_of_draws(some)
-        fixed = {name: value.expand(count, *value.shape) for name, value in self.points.items()}
-        return self.model.network_params({**some, **fixed})
+        return self.model.network_params({**some, **expand_params(self.points, number_of_draws(some))})
 
     def to_arviz(self, x: Any = None) -> Any:
         """An ArviZ ``DataTree``: the weights, or the network's outputs ``f`` at ``x`` where that is given."""
@@ -88,17 +86,12 @@ class ChainPosterior(Particles):
 
     def _tensors(self) -> dict[str, Tensor]:
         kept = {**super()._tensors(), "chains": torch.tensor(self.chains)}
-        kept |= {f"info.{name}": value for name, value in self.info.items()}
-        return kept | {f"best.{name}": value for name, value in (self.best or {}).items()}
+        return kept | with_prefix("info.", self.info) | with_prefix("best.", self.best or {})
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> ChainPosterior:
-        def part(prefix: str) -> Params:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        return cls(
-            model, part("stack."), int(tensors["chains"]), info=part("info."), best=part("best.") or None, **common
-        )
+        stack, info, best = (without_prefix(each, tensors) for each in ("stack.", "info.", "best."))
+        return cls(model, stack, int(tensors["chains"]), info=info, best=best or None, **common)
 
     def _mean_random(self) -> Params:
         return {name: self._moments(value)[0] for name, value in self.draws.items()}
@@ -143,16 +136,10 @@ class Samples:
         self.draws, self.log_density, self.diagnostics = draws, log_density, diagnostics
         self.info = info or {}
         self.best, self.log_weights = best, log_weights
-        self._check_shapes()
-
-    def _check_shapes(self) -> None:
-        """Everything must belong to the same draws."""
-        wanted = next(iter(self.draws.values())).shape[:2]
-        found = {**self.draws, "log_density": self.log_density, **self.info}
-        if self.log_weights is not None:
-            found["log_weights"] = self.log_weights
+        wanted = next(iter(draws.values())).shape[:2]
+        found = {**draws, "log_density": log_density, **self.info, "log_weights": log_weights}
         for name, value in found.items():
-            if value.shape[:2] != wanted:
+            if value is not None and value.shape[:2] != wanted:
                 raise InvalidArgument(
                     f"{name} has shape {tuple(value.shape)} for {wanted[0]} chains of {wanted[1]} draws: it must begin "
                     f"with {tuple(wanted)}."

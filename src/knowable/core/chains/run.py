@@ -16,6 +16,7 @@ from knowable.core.chains.draw_store import DTYPES, DrawStore
 from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
+from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
@@ -235,7 +236,7 @@ class ChainRun:
             "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
         }  # fmt: skip
         tensors = state_tensors(self.state, "state.")
-        tensors |= {f"random.{name}": value for name, value in random_state().items()}
+        tensors |= with_prefix("random.", random_state())
         tensors |= {"generator": self.generator.get_state(), "draws": self.store.draws}
         lists = {"monitored": self.monitored, "values": self.values, **{f"info.{k}": v for k, v in self.info.items()}}
         tensors |= {f"history.{name}": torch.cat(found) for name, found in lists.items() if found}
@@ -254,17 +255,17 @@ class ChainRun:
         self.generator.set_state(tensors["generator"])
         self._make_store(start)
         self.store.restore(draws, *content["store"])
-        state = {k.removeprefix("state."): v.to(start.device) for k, v in tensors.items() if k.startswith("state.")}
+        state = {name: value.to(start.device) for name, value in without_prefix("state.", tensors).items()}
         self.state = restored_state(self.kernel.state_type, state)
-        restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
+        restore_random_state(without_prefix("random.", tensors))
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from = content["sampling_from"]
         self.warmup, self.timed = content.get("warmup", self.warmup), content.get("timed", False)
         self._restore_counts(content["gradients"])
-        history = {k.removeprefix("history."): v for k, v in tensors.items() if k.startswith("history.")}
+        history = without_prefix("history.", tensors)
         self.monitored = [history["monitored"]] if "monitored" in history else []
         self.values = [history["values"]] if "values" in history else []
-        self.info = {k.removeprefix("info."): [v] for k, v in history.items() if k.startswith("info.")}
+        self.info = {name: [value] for name, value in without_prefix("info.", history).items()}
         self._keep_good()
         return True
 
@@ -282,7 +283,6 @@ class ChainRun:
         terms = {**convergence_terms(monitored), **info_terms(info), **self.kernel.tuned(self.state)}
         terms["gradients"] = float(self.target.gradients)
         known = {name: value for name, value in terms.items() if math.isfinite(value)}
-        transitions = max(0, self.done - self.warmup)
         stride = self.store.stride  # of the draws, where memory was short
         if stride > 1:
             known["kept_every"] = float(stride)
@@ -291,11 +291,12 @@ class ChainRun:
             values=torch.cat(self.values).transpose(0, 1)[:, ::stride],
             info={name: value[:, ::stride] for name, value in info.items()}, terms=known,
             state=self.state, converged=False if interrupted else self.converged, interrupted=interrupted,
-            message=self._message(interrupted, transitions, terms), seconds=seconds,
+            message=self._message(interrupted), seconds=seconds,
             out_of_time=self.timed and not interrupted,
         )  # fmt: skip
 
-    def _message(self, interrupted: bool, transitions: int, terms: dict[str, float]) -> str:
+    def _message(self, interrupted: bool) -> str:
+        transitions = max(0, self.done - self.warmup)
         if interrupted:
             return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
         outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]

@@ -117,19 +117,12 @@ FEW = 100  # draws of a chain: where the user asks for fewer, convergence is not
 
 @dataclass(frozen=True)
 class Mixing:
-    """When chains count as mixed, and how long they may try.
+    """When chains count as mixed, and how long they may try."""
 
-    Attributes:
-        rhat: Largest R-hat allowed.
-        ess: Least bulk and tail effective sample size, over all chains.
-        first: Draws of each chain before R-hat is computed first; then at twice as many each time.
-        most: Draws of each chain after which the run ends, mixed or not.
-    """
-
-    rhat: float = 1.01
-    ess: float = 400.0
-    first: int = 250
-    most: int = 8000
+    rhat: float = 1.01  # largest R-hat allowed
+    ess: float = 400.0  # least bulk and tail effective sample size, over all chains
+    first: int = 250  # draws of each chain before R-hat is computed first; then at twice as many each time
+    most: int = 8000  # draws of each chain after which the run ends, mixed or not
 
     def reached(self, found: dict[str, float], draws: int | None) -> bool | None:
         """Whether chains with this R-hat and these effective sample sizes have mixed; None: too few draws to tell.
@@ -146,30 +139,19 @@ class Mixing:
 
 @dataclass(frozen=True)
 class ChainResult:
-    """What a run of chains leaves behind.
+    """What a run of chains leaves behind."""
 
-    Attributes:
-        draws: ``(chains, draws, D)``.
-        monitored: The monitored quantities of every transition that was to be kept, ``(chains, n, M)``.
-        values: Log densities of the draws, ``(chains, draws)``.
-        info: Acceptance, divergences, energies and steps of the transitions to them, ``(chains, draws)``.
-        terms: Numbers for the report.
-        state: The kernel's last state.
-        converged: Whether the chains have mixed; None where there are too few draws to tell.
-        out_of_time: Whether a time limit ended the run.
-    """
-
-    draws: Tensor
-    monitored: Tensor
-    values: Tensor
-    info: dict[str, Tensor]
-    terms: dict[str, float]
-    state: Any
-    converged: bool | None
+    draws: Tensor  # (chains, draws, D)
+    monitored: Tensor  # the monitored quantities of every transition that was to be kept, (chains, n, M)
+    values: Tensor  # log densities of the draws, (chains, draws)
+    info: dict[str, Tensor]  # acceptance, divergences, energies and steps of the transitions to them, (chains, draws)
+    terms: dict[str, float]  # numbers for the report
+    state: Any  # the kernel's last state
+    converged: bool | None  # whether the chains have mixed; None where there are too few draws to tell
     interrupted: bool
     message: str
     seconds: float
-    out_of_time: bool = False
+    out_of_time: bool = False  # whether a time limit ended the run
 
 
 def info_terms(info: dict[str, Tensor]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.posterior import bytes_per_row
 from knowable.core.support.time_limit import Deadline
-from knowable.errors import InvalidArgument
+from knowable.errors import InvalidArgument, InvalidType
 
 Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
 """``(position, *constants) -> value, gradient`` as operations that can be recorded, and the constants."""
@@ -32,22 +32,16 @@ _BLOCK_BYTES = 128 * 2**20  # working memory of one call
 
 
 class Target(ABC):
-    """A log density, up to a constant, of positions ``(C, D)``.
+    """A log density, up to a constant, of positions ``(C, D)``."""
 
-    Attributes:
-        layout: How a flat position is cut into parameters.
-        temperature: T of the tempered density p^(1/T), one number or one for each chain ``(C,)``; 1 is Bayes.
-        gradients: How many gradients were taken so far, each chain's counted.
-        time: Deadline of the block of transitions under way; None without a limit.
-        step_graphs: Compiled steps of kernels, by the step's function, kept for their next block of transitions.
-    """
+    function: BatchedGradient  # a resumed run restores its count of calls
 
     def __init__(self, layout: Layout, temperature: float = 1.0):
-        self.step_graphs: dict[Any, Recorded] = {}
-        self.layout = layout
-        self.temperature: float | Tensor = temperature
-        self.gradients = 0
-        self.time: Deadline | None = None
+        self.step_graphs: dict[Any, Recorded] = {}  # compiled steps of kernels, by the step's function
+        self.layout = layout  # how a flat position is cut into parameters
+        self.temperature: float | Tensor = temperature  # T of p^(1/T), or one for each chain (C,); 1 is Bayes
+        self.gradients = 0  # taken so far, each chain's counted
+        self.time: Deadline | None = None  # of the block of transitions under way; None without a limit
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and their gradients ``(C, D)``, at the target's temperature."""
@@ -93,11 +87,6 @@ class Target(ABC):
     def _fuses(self) -> bool:
         return self.function.compiling and not isinstance(self.temperature, Tensor)
 
-    @property
-    @abstractmethod
-    def function(self) -> BatchedGradient:
-        """The batched gradient; a resumed run restores its count of calls."""
-
     @abstractmethod
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients at temperature 1."""
@@ -111,34 +100,26 @@ class DensityTarget(Target):
     """A log density of one dict of parameters, given by the user."""
 
     def __init__(
-        self,
-        log_density: Callable[[Params], Tensor],
-        layout: Layout,
-        *,
-        temperature: float = 1.0,
-        mode: str = "auto",
+        self, log_density: Callable[[Params], Tensor], layout: Layout, *, temperature: float = 1.0, mode: str = "auto"
     ):
+        if not callable(log_density):
+            raise InvalidType(f"log_density must be a function of a dict of tensors, got {type(log_density).__name__}.")
         super().__init__(layout, temperature)
-        self._function = BatchedGradient(lambda flat: _one_number(log_density(layout.views(flat))), mode=mode)
-
-    @property
-    def function(self) -> BatchedGradient:
-        """The density, batched."""
-        return self._function
+        self.function = BatchedGradient(lambda flat: _one_number(log_density(layout.views(flat))), mode=mode)
 
     def recordable(self, chains: int) -> Recordable | None:
         """See :class:`Target`; there are no constants."""
         return (self._recorded, ()) if self._fuses else None
 
     def _recorded(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._function.operations("gradient", position)
+        value, gradient = self.function.operations("gradient", position)
         return value / self.temperature, gradient / self.temperature
 
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return self._function.value_and_grad(position)
+        return self.function.value_and_grad(position)
 
     def _value(self, position: Tensor) -> Tensor:
-        return self._function.value(position)
+        return self.function.value(position)
 
 
 class ModelTarget(Target):
@@ -148,31 +129,17 @@ class ModelTarget(Target):
 
     The network is in evaluation mode, so that this is one fixed function of the weights. Normal priors are added in
     closed form. Chains go through the network in blocks that stay in the cache, rows in blocks that stay in memory.
-
-    Args:
-        model: The model.
-        data: All rows.
-        points: Values of the parameters that are not random.
-        buffers: The network's buffers.
-        temperature: See :class:`Target`.
-        mode: See :class:`~knowable.core.compiling.recorder.BatchedGradient`.
     """
 
     def __init__(
-        self,
-        model: Model,
-        data: Data,
-        *,
-        points: Params,
-        buffers: Buffers,
-        temperature: float = 1.0,
+        self, model: Model, data: Data, *, points: Params, buffers: Buffers, temperature: float = 1.0,
         mode: str = "auto",
-    ):
+    ):  # fmt: skip
         start = model.params()
         super().__init__(Layout.of({name: start[name] for name in model.random_names}), temperature)
         self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
         self._prior = NormalDensity.of(model, self.layout)
-        self._joint = BatchedGradient(self._joint_of_batch, mode=mode)
+        self.function = BatchedGradient(self._joint_of_batch, mode=mode)
         self.data = data
         self._rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._stands_for = 1.0
@@ -183,11 +150,6 @@ class ModelTarget(Target):
         if self._row_bytes is None:
             self._row_bytes = 3 * bytes_per_row(self.model, x, self.buffers)
         return self._row_bytes
-
-    @property
-    def function(self) -> BatchedGradient:
-        """The log likelihood of a batch, batched over chains."""
-        return self._joint
 
     def value_and_grad(self, position: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor]:
         """See :class:`Target`; with a batch ``(x, y)`` of rows, which stands for all rows, an unbiased estimate."""
@@ -216,7 +178,7 @@ class ModelTarget(Target):
         return (self._recorded, rows[0]) if len(rows) == 1 else None
 
     def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self._joint.operations("gradient", position, x, y)
+        value, gradient = self.function.operations("gradient", position, x, y)
         scale = self.size / len(x)
         value, gradient = value * scale, gradient * scale
         if self._prior is not None:
@@ -226,7 +188,7 @@ class ModelTarget(Target):
     def _block_gradient(self, block: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor]:
         value = gradient = None
         for x, y in self.rows(len(block)) if batch is None else [batch]:
-            part, slope = self._joint.value_and_grad(block, x, y)
+            part, slope = self.function.value_and_grad(block, x, y)
             value = part if value is None else value + part
             gradient = slope if gradient is None else gradient + slope
         assert value is not None and gradient is not None
@@ -236,7 +198,7 @@ class ModelTarget(Target):
         return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
 
     def _block_value(self, block: Tensor) -> Tensor:
-        value = sum(self._joint.value(block, x, y) for x, y in self.rows(len(block)))
+        value = sum(self.function.value(block, x, y) for x, y in self.rows(len(block)))
         assert isinstance(value, Tensor)
         value = value * self._stands_for
         return value if self._prior is None else value + self._prior.value(block)

@@ -23,18 +23,12 @@ from knowable.errors import InvalidArgument
 
 
 class JointNormal(ABC):
-    """A normal distribution over several named tensors.
+    """A normal distribution over several named tensors."""
 
-    Attributes:
-        kind: Name of the structure in saved artifacts.
-        independent: Whether all elements are independent.
-        layout: Order of the parameters in a flat vector.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # name of the structure in saved artifacts
     kinds: ClassVar[dict[str, type[JointNormal]]] = {}
-    independent: ClassVar[bool] = False
-    layout: Layout
+    independent: ClassVar[bool] = False  # whether all elements are independent
+    layout: Layout  # order of the parameters in a flat vector
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -74,7 +68,10 @@ class JointNormal(ABC):
 
     @abstractmethod
     def condition(self, known: Params) -> JointNormal:
-        """The distribution of the other parameters, given the values of those in ``known``."""
+        r"""The distribution of the other parameters o, given the values of those in ``known``, f.
+
+        .. math:: P_{oo}, \qquad \mu_o - P_{oo}^{-1} P_{of} (\theta_f - \mu_f)
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -114,22 +111,16 @@ class JointNormal(ABC):
 
 @dataclass(frozen=True, eq=False)
 class IndependentNormal(JointNormal):
-    r"""Independent elements: :math:`\prod_d \mathcal{N}(\theta_d \mid m_d, s_d^2)`.
-
-    Attributes:
-        loc: Means by name.
-        scale: Standard deviations by name.
-    """
+    r"""Independent elements: :math:`\prod_d \mathcal{N}(\theta_d \mid m_d, s_d^2)`."""
 
     kind = "diagonal"
     independent = True
 
-    loc: Params
-    scale: Params
+    loc: Params  # means by name
+    scale: Params  # standard deviations by name
 
     @property
     def means(self) -> Params:
-        """Means by name."""
         return self.loc
 
     @cached_property
@@ -142,43 +133,34 @@ class IndependentNormal(JointNormal):
         return self.layout.flatten(self.loc), self.layout.flatten(self.scale)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
-        """Draw n sets of parameters, stacked along a new leading dimension."""
         loc, scale = self._flat
         return self.layout.views(torch.addcmul(loc, scale, standard_noise(n, loc, generator)))
 
     def std(self) -> Params:
-        """The scales."""
         return self.scale
 
     def quadratic(self, params: Params) -> Tensor:
-        """Σ ((θ - m) / s)²."""
         loc, scale = self._flat
         return ((self.layout.flatten(params) - loc) / scale).square().sum(-1)
 
     def log_det_precision(self) -> Tensor:
-        """-2 Σ log s."""
         return -2.0 * self._flat[1].log().sum()
 
     def precision_diagonal(self) -> Params:
-        """One over the squared scales."""
         return {name: value**-2 for name, value in self.scale.items()}
 
     def precision_matrix(self) -> Tensor:
-        """A diagonal matrix."""
         return (self._flat[1] ** -2).diag()
 
     def condition(self, known: Params) -> IndependentNormal:
-        """The other parameters, which do not depend on those in ``known``."""
         kept = [name for name in self.loc if name not in known]
         return IndependentNormal({name: self.loc[name] for name in kept}, {name: self.scale[name] for name in kept})
 
     def tensors(self) -> dict[str, Tensor]:
-        """The scales."""
         return {f"scale.{name}": value for name, value in self.scale.items()}
 
     @classmethod
     def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> IndependentNormal:
-        """From means and scales."""
         return cls(loc, {name: tensors[f"scale.{name}"] for name in loc})
 
 
@@ -187,14 +169,12 @@ class FlatNormal(JointNormal):
 
     Attributes:
         layout: Order of the parameters in the flat vector.
-        loc: Mean, ``(D,)``.
     """
 
-    loc: Tensor
+    loc: Tensor  # mean, (D,)
 
     @property
     def means(self) -> Params:
-        """Means by name."""
         return self.layout.views(self.loc)
 
     def split(self, known: Params) -> tuple[Layout, Layout] | None:
@@ -216,58 +196,41 @@ class FlatNormal(JointNormal):
 
 @dataclass(frozen=True, eq=False)
 class FullCovarianceNormal(FlatNormal):
-    r"""A full covariance: :math:`\mathcal{N}(\theta \mid m, L L^\top)`.
-
-    Attributes:
-        layout: Order of the parameters in the flat vector.
-        loc: Mean, ``(D,)``.
-        scale_tril: Lower Cholesky factor L of the covariance, ``(D, D)``.
-    """
+    r"""A full covariance: :math:`\mathcal{N}(\theta \mid m, L L^\top)`."""
 
     kind = "full"
 
-    layout: Layout
-    loc: Tensor
-    scale_tril: Tensor
+    layout: Layout  # order of the parameters in the flat vector
+    loc: Tensor  # mean, (D,)
+    scale_tril: Tensor  # lower Cholesky factor L of the covariance, (D, D)
 
     @cached_property
     def _precision(self) -> Tensor:
         return torch.cholesky_inverse(self.scale_tril)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
-        """Draw n sets of parameters, stacked along a new leading dimension."""
         return self.layout.views(self.loc + standard_noise(n, self.loc, generator) @ self.scale_tril.T)
 
     def std(self) -> Params:
-        """Norms of the rows of L."""
         return self.layout.views(self.scale_tril.square().sum(-1).sqrt())
 
     def quadratic(self, params: Params) -> Tensor:
-        """Squared norm of L⁻¹ (θ - m)."""
         difference = (self.layout.flatten(params) - self.loc).unsqueeze(-1)
         return torch.linalg.solve_triangular(self.scale_tril, difference, upper=False).squeeze(-1).square().sum(-1)
 
     def log_det_precision(self) -> Tensor:
-        """From the Cholesky factor."""
         return -2.0 * self.scale_tril.diagonal().log().sum()
 
     def precision_diagonal(self) -> Params:
-        """Diagonal of the precision matrix, by name."""
         return self.layout.views(self._precision.diagonal())
 
     def precision_matrix(self) -> Tensor:
-        """Inverse of L Lᵀ."""
         return self._precision
 
     def covariance_matrix(self) -> Tensor:
-        """L Lᵀ."""
         return self.scale_tril @ self.scale_tril.T
 
     def condition(self, known: Params) -> FullCovarianceNormal:
-        r"""The distribution of the other parameters o, given those in ``known``, f.
-
-        .. math:: P_{oo}, \qquad \mu_o - P_{oo}^{-1} P_{of} (\theta_f - \mu_f)
-        """
         layouts = self.split(known)
         if layouts is None:
             return self
@@ -279,27 +242,21 @@ class FullCovarianceNormal(FlatNormal):
         return FullCovarianceNormal(others, loc, torch.linalg.cholesky(torch.cholesky_inverse(factor)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The Cholesky factor of the covariance."""
         return {"scale_tril": self.scale_tril}
 
     @classmethod
     def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> FullCovarianceNormal:
-        """From the Cholesky factor."""
         layout = Layout.of(loc)
         return cls(layout, layout.flatten(loc), tensors["scale_tril"])
 
 
 @dataclass(frozen=True, eq=False)
 class ProductNormal(JointNormal):
-    """Independent groups of parameters, each with a structure of its own.
-
-    Attributes:
-        parts: Normals of disjoint groups of parameters.
-    """
+    """Independent groups of parameters, each with a structure of its own."""
 
     kind = "product"
 
-    parts: tuple[JointNormal, ...]
+    parts: tuple[JointNormal, ...]  # normals of disjoint groups of parameters
 
     @classmethod
     def of(cls, parts: Iterable[JointNormal]) -> ProductNormal | IndependentNormal:
@@ -312,7 +269,6 @@ class ProductNormal(JointNormal):
 
     @cached_property
     def means(self) -> Params:
-        """Means by name."""
         return joined_params(part.means for part in self.parts)
 
     @cached_property
@@ -321,27 +277,21 @@ class ProductNormal(JointNormal):
         return Layout.of(self.means)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
-        """Draw n sets of parameters, stacked along a new leading dimension."""
         return joined_params(part.sample(n, generator) for part in self.parts)
 
     def std(self) -> Params:
-        """Standard deviations by name."""
         return joined_params(part.std() for part in self.parts)
 
     def quadratic(self, params: Params) -> Tensor:
-        """Sum over the parts."""
         return torch.stack([part.quadratic(params) for part in self.parts]).sum(0)
 
     def log_det_precision(self) -> Tensor:
-        """Sum over the parts."""
         return torch.stack([part.log_det_precision() for part in self.parts]).sum()
 
     def precision_diagonal(self) -> Params:
-        """Those of the parts."""
         return joined_params(part.precision_diagonal() for part in self.parts)
 
     def precision_matrix(self) -> Tensor:
-        """A block-diagonal matrix."""
         return torch.block_diag(*(part.precision_matrix() for part in self.parts))
 
     def condition(self, known: Params) -> ProductNormal:
@@ -359,7 +309,6 @@ class ProductNormal(JointNormal):
 
     @classmethod
     def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> ProductNormal:
-        """From those of the parts."""
         held = [key.split(".", 3) for key in tensors if key.startswith("name.")]
         parts = []
         for k in range(1 + max(int(key[1]) for key in held)):

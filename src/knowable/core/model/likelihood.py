@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,8 @@ from torch import Tensor
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import NormalOutputs
-from knowable.core.prediction.prediction import align_target
+from knowable.core.prediction.prediction import Prediction, align_target
 from knowable.errors import Unsupported
-
-if TYPE_CHECKING:
-    from knowable.core.prediction.prediction import Prediction
-
 
 LIKELIHOOD_PREFIX = "likelihood."
 
@@ -90,17 +86,13 @@ class Likelihood(ABC):
         )
 
 
-# The curvature of a likelihood in the network's outputs, which is what a generalised Gauss-Newton matrix needs
-# of it ---------------------------------------------------------------------------------------------------------------
-#
-# For one row with outputs f the Fisher information is :math:`\Lambda = E[\nabla_f \log p(y \mid f) \nabla_f \log p(y
-# \mid
-# f)^\top]`. It is never formed: a batch gives products with it, with a root S of it (:math:`S S^\top = \Lambda`), its
-# diagonal, and its sum over rows and positions.
-
-
 class OutputInformation(ABC):
-    """One symmetric matrix for each row of a batch of outputs ``(batch, ...)``; all values have that shape too."""
+    r"""The Fisher information of each row of a batch in its outputs f: what a generalised Gauss-Newton matrix needs.
+
+    .. math:: \Lambda = E[\nabla_f \log p(y \mid f)\, \nabla_f \log p(y \mid f)^\top] = S S^\top
+
+    The matrices are never formed. All values have the shape of the outputs, ``(batch, ...)``.
+    """
 
     @property
     @abstractmethod
@@ -150,37 +142,27 @@ class OutputInformation(ABC):
 
 @dataclass(frozen=True)
 class DiagonalInformation(OutputInformation):
-    """Outputs that are independent of each other: the matrix of each row is diagonal.
+    """Outputs that are independent of each other: the matrix of each row is diagonal."""
 
-    Attributes:
-        values: The diagonals, ``(batch, ...)``.
-    """
-
-    values: Tensor
+    values: Tensor  # the diagonals, (batch, ...)
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the batch of outputs."""
         return self.values.shape
 
     def root(self, values: Tensor) -> Tensor:
-        """Root of the diagonal times ``values``."""
         return self.values.sqrt() * values
 
     def times(self, values: Tensor) -> Tensor:
-        """The diagonal times ``values``."""
         return self.values * values
 
     def diagonal(self) -> Tensor:
-        """The diagonals."""
         return self.values
 
     def couples_only(self, dim: int) -> bool:
-        """Nothing is coupled."""
         return True
 
     def total(self, dim: int) -> Tensor:
-        """A diagonal matrix over the features."""
         return self.values.movedim(dim, -1).flatten(0, -2).sum(0).diag()
 
     def of_group(self, group: int, groups: int) -> DiagonalInformation:
@@ -194,34 +176,26 @@ class SoftmaxInformation(OutputInformation):
     r"""Logits of classes in dimension 1: :math:`\Lambda = \mathrm{diag}(p) - p p^\top` at every position.
 
     Its root is :math:`S = \mathrm{diag}(\sqrt p) - p \sqrt{p}^\top`.
-
-    Attributes:
-        probs: Probabilities, ``(batch, classes, ...)``.
     """
 
-    probs: Tensor
+    probs: Tensor  # probabilities, (batch, classes, ...)
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the batch of outputs."""
         return self.probs.shape
 
     def root(self, values: Tensor) -> Tensor:
-        """The product √p v - p (√p · v)."""
         scaled = self.probs.sqrt() * values
         return scaled - self.probs * scaled.sum(1, keepdim=True)
 
     def times(self, values: Tensor) -> Tensor:
-        """The product p v - p (p · v)."""
         scaled = self.probs * values
         return scaled - self.probs * scaled.sum(1, keepdim=True)
 
     def diagonal(self) -> Tensor:
-        """Variances p (1 - p)."""
         return self.probs * (1.0 - self.probs)
 
     def couples_only(self, dim: int) -> bool:
-        """Classes are coupled, positions are not."""
         return dim % self.probs.dim() == 1
 
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -242,24 +216,18 @@ class SoftmaxInformation(OutputInformation):
                 yield self.root(value.reshape(self.shape))
 
     def total(self, dim: int) -> Tensor:
-        """Sum over rows and positions, ``(classes, classes)``, by one product of matrices."""
         probs = self.probs.movedim(1, -1).flatten(0, -2)  # (rows and positions, classes)
         return probs.sum(0).diag() - probs.T @ probs
 
 
 @dataclass(frozen=True)
 class EmpiricalInformation(OutputInformation):
-    r"""The outer product of each row's own gradient: :math:`\Lambda = r r^\top`, the empirical Fisher information.
+    r"""The outer product of each row's own gradient: :math:`\Lambda = r r^\top`, the empirical Fisher information."""
 
-    Attributes:
-        gradient: Gradients r of the rows' log likelihoods in their outputs, ``(batch, ...)``.
-    """
-
-    gradient: Tensor
+    gradient: Tensor  # gradients r of the rows' log likelihoods in their outputs, (batch, ...)
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the batch of outputs."""
         return self.gradient.shape
 
     def root(self, values: Tensor) -> Tensor:
@@ -267,12 +235,10 @@ class EmpiricalInformation(OutputInformation):
         return self.gradient * values.flatten(1)[:, 0].view(-1, *(1,) * (values.dim() - 1))
 
     def times(self, values: Tensor) -> Tensor:
-        """The product r (r · v)."""
         product = (self.gradient * values).flatten(1).sum(1)
         return self.gradient * product.view(-1, *(1,) * (values.dim() - 1))
 
     def diagonal(self) -> Tensor:
-        """The gradients squared."""
         return self.gradient.square()
 
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -45,13 +45,11 @@ class PosteriorPrior(JointPrior):
         return None
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log density of one set of parameters."""
         if self.correlated:
             return self.normal.log_prob(params)
         return torch.stack([self._each(name).log_prob(value).sum() for name, value in params.items()]).sum()
 
     def sample(self, like: Params, *, generator: torch.Generator | None = None) -> Params:
-        """Draw one set of parameters."""
         if self.correlated:
             drawn = self.normal.sample(1, generator)
             return {name: drawn[name][0] for name in like}

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ from knowable.core.network.params import Layout, Params, without_prefix
 from knowable.core.prediction.components import normal_log_prob
 from knowable.core.support.checks import check_number
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 HYPER_PREFIX = "prior."
 
@@ -140,7 +136,8 @@ class PriorByName(JointPrior):
         self._own = dict(own or {})
         for name in params:
             self._resolve(name)
-        unused = [glob for glob in self.globs if glob != "*" and not _matches_any(glob, params)]
+        used = {glob for glob in self.globs for name in params if fnmatch.fnmatchcase(name, glob)}
+        unused = [glob for glob in self.globs if glob != "*" and glob not in used]
         if unused:
             raise InvalidArgument(
                 f"prior has no parameter to match {', '.join(map(repr, unused))}. "
@@ -180,7 +177,6 @@ class PriorByName(JointPrior):
         return self._own[name] if name in self._own else self.globs[self._glob_of[name]]
 
     def hyperparams(self) -> Params:
-        """Initial values of all hyperparameters, by name."""
         return dict(self._hyperparams)
 
     def prior_of(self, name: str) -> Prior:
@@ -188,7 +184,6 @@ class PriorByName(JointPrior):
         return self._unbound(name)
 
     def bound(self, name: str, params: Params) -> Prior:
-        """The elementwise prior on one parameter, at the hyperparameters found in ``params``."""
         prior = self._unbound(name)
         return prior.bind(self._own_hyperparams(name, params)) if self._hyperparams else prior
 
@@ -196,7 +191,6 @@ class PriorByName(JointPrior):
         return without_prefix(self._hyper_prefix(name), params)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Sum of the log densities of all parameters and of the hyperparameters."""
         terms = [
             self.bound(name, params).log_prob(value).sum()
             for name, value in params.items()
@@ -234,16 +228,9 @@ class PriorByName(JointPrior):
         return "{" + ", ".join(f"{glob!r}: {prior!r}" for glob, prior in self.globs.items()) + "}"
 
 
-def _matches_any(glob: str, names: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for name in names)
-
-
 def _listing(names: Iterable[str], most: int = 12) -> str:
     names = list(names)
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
-
-
-# --- The normal prior: the default, and what a fitted Gaussian posterior becomes for the next data set ---------------
 
 
 @dataclass(frozen=True)
@@ -270,11 +257,9 @@ class Normal(Prior):
             object.__setattr__(self, "loc", check_number("loc", self.loc))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each element."""
         return normal_log_prob(value, self.loc, self.scale)
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
-        """Draw a tensor of ``shape``."""
         noise = torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
         return self.loc + self.scale * noise
 
@@ -289,11 +274,8 @@ class Normal(Prior):
         return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum()
 
     def normal_moments(self) -> tuple[Scale, Scale]:
-        """Mean and precision."""
         return self.loc, 1.0 / self.scale**2
 
-
-# --- The scale field that priors share: a positive number, or a tensor when it is learned ----------------------------
 
 Scale = float | Tensor
 """A positive scale. Users give a number; a learned scale is a tensor."""

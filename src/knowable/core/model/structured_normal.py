@@ -1,4 +1,4 @@
-"""A Kronecker-factored precision for each layer, and independent layers: normal distributions over weight matrices."""
+"""Normals with a Kronecker-factored precision for each layer, and with a diagonal plus low-rank covariance."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from knowable.errors import InvalidArgument, Unsupported
 
 @dataclass(frozen=True, eq=False)
 class KroneckerFactored(JointNormal):
-    """Independent layers, each normal with a :class:`KroneckerBlock` as its precision.
-
-    Attributes:
-        loc: Means by name.
-        blocks: Precisions; together they hold every parameter once.
-    """
+    """Independent layers, each normal with a :class:`KroneckerBlock` as its precision."""
 
     kind = "kronecker"
 
-    loc: Params
-    blocks: tuple[KroneckerBlock, ...]
+    loc: Params  # means by name
+    blocks: tuple[KroneckerBlock, ...]  # precisions; together they hold every parameter once
 
     def __post_init__(self) -> None:
         held = [name for block in self.blocks for name in block.names]
@@ -35,7 +30,6 @@ class KroneckerFactored(JointNormal):
 
     @property
     def means(self) -> Params:
-        """Means by name."""
         return self.loc
 
     @cached_property
@@ -49,28 +43,22 @@ class KroneckerFactored(JointNormal):
         return {name: found[name] for name in self.loc}
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
-        """Draw n sets of parameters, stacked along a new leading dimension."""
         return self._over_blocks(lambda block: block.matrix(self.loc) + block.draw(n, generator))
 
     def std(self) -> Params:
-        """Standard deviations by name."""
         return self._over_blocks(lambda block: block.diagonal(block.precision.reciprocal()).sqrt())
 
     def quadratic(self, params: Params) -> Tensor:
-        """Sum over the blocks."""
         each = [block.quadratic(block.matrix(params) - block.matrix(self.loc)) for block in self.blocks]
         return torch.stack(each).sum(0)
 
     def log_det_precision(self) -> Tensor:
-        """Sum over the blocks."""
         return torch.stack([block.log_det() for block in self.blocks]).sum()
 
     def precision_diagonal(self) -> Params:
-        """Diagonal of the precision matrix, by name."""
         return self._over_blocks(lambda block: block.diagonal(block.precision))
 
     def precision_matrix(self) -> Tensor:
-        """The precision matrix, formed."""
         precision = self.blocks[0].precision.new_zeros((self.layout.size, self.layout.size))
         places = self.layout.views(torch.arange(self.layout.size, device=precision.device))
         for block in self.blocks:
@@ -102,7 +90,6 @@ class KroneckerFactored(JointNormal):
 
     @classmethod
     def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> KroneckerFactored:
-        """From the blocks."""
         keys = [key.split(".", 4) for key in tensors if key.startswith("block.")]
         blocks = []
         for i in range(1 + max(int(key[1]) for key in keys)):
@@ -114,7 +101,6 @@ class KroneckerFactored(JointNormal):
         return cls(loc, tuple(blocks))
 
     def copied(self) -> KroneckerFactored:
-        """A copy that shares neither memory nor a gradient with what it was made from."""
         loc = {name: value.detach().clone() for name, value in self.loc.items()}
         blocks = (block.mapped(lambda value: value.detach().contiguous().clone()) for block in self.blocks)
         return KroneckerFactored(loc, tuple(blocks))
@@ -130,20 +116,13 @@ class KroneckerBlock:
     multiple of the identity has this form, :math:`E_{ij} = g_i a_j + \delta`, and it can be sampled, inverted and its
     determinant taken at the cost of a few products of matrices. A basis left out is the identity: without both, this is
     a diagonal; with one column, it is a full precision in the basis of its eigenvectors.
-
-    Attributes:
-        names: The parameters it holds: one, or a weight and a bias.
-        shapes: Their shapes.
-        precision: E, ``(out, in)``: precisions along the basis, above 0.
-        out_basis: Orthogonal ``(out, out)``, or None for the identity.
-        in_basis: Orthogonal ``(in, in)``, or None for the identity.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    precision: Tensor
-    out_basis: Tensor | None = None
-    in_basis: Tensor | None = None
+    names: tuple[str, ...]  # the parameters it holds: one, or a weight and a bias
+    shapes: tuple[torch.Size, ...]  # their shapes
+    precision: Tensor  # E, (out, in): precisions along the basis, above 0
+    out_basis: Tensor | None = None  # orthogonal (out, out), or None for the identity
+    in_basis: Tensor | None = None  # orthogonal (in, in), or None for the identity
 
     @property
     def size(self) -> int:
@@ -214,9 +193,6 @@ def _squared_overlap(own: Tensor | None, other: Tensor | None, values: Tensor) -
     return overlap.square().mT @ values
 
 
-# --- A normal distribution whose covariance is a diagonal and a low-rank part ----------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class DiagonalPlusLowRank(FlatNormal):
     r"""A diagonal and a low-rank part.
@@ -226,22 +202,15 @@ class DiagonalPlusLowRank(FlatNormal):
     with orthonormal columns Q: along them, in units of the diagonal's scales, the variance is λ, and 1 across. Both a
     covariance of the form diagonal + F Fᵀ (λ > 1) and a precision of that form (λ < 1) can be written like this, and in
     this form sampling, density and conversion from one to the other take O(D k).
-
-    Attributes:
-        layout: Order of the parameters in the flat vector.
-        loc: Mean, ``(D,)``.
-        scale: Square roots of the diagonal D, ``(D,)``.
-        basis: Q, ``(D, k)``, with orthonormal columns.
-        basis_variance: λ, ``(k,)``, above 0.
     """
 
     kind = "low_rank"
 
-    layout: Layout
-    loc: Tensor
-    scale: Tensor
-    basis: Tensor
-    basis_variance: Tensor
+    layout: Layout  # order of the parameters in the flat vector
+    loc: Tensor  # mean, (D,)
+    scale: Tensor  # square roots of the diagonal D, (D,)
+    basis: Tensor  # Q, (D, k), with orthonormal columns
+    basis_variance: Tensor  # λ, (k,), above 0
 
     @classmethod
     def of_covariance(cls, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor) -> DiagonalPlusLowRank:
@@ -258,23 +227,19 @@ class DiagonalPlusLowRank(FlatNormal):
         return cls(layout, loc, scale, basis, (1.0 + excess).reciprocal())
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
-        """Draw n sets of parameters, stacked along a new leading dimension."""
         noise = standard_noise(n, self.loc, generator)
         along = (noise @ self.basis) * (self.basis_variance.sqrt() - 1.0)
         return self.layout.views(self.loc + self.scale * (noise + along @ self.basis.T))
 
     def std(self) -> Params:
-        """Standard deviations by name."""
         variance = 1.0 + self.basis.square() @ (self.basis_variance - 1.0)
         return self.layout.views(self.scale * variance.clamp_min(0.0).sqrt())
 
     def quadratic(self, params: Params) -> Tensor:
-        """(θ - μ)ᵀ P (θ - μ) in O(D k)."""
         standard = (self.layout.flatten(params) - self.loc) / self.scale
         return standard.square().sum(-1) + (standard @ self.basis).square() @ (self.basis_variance.reciprocal() - 1.0)
 
     def log_det_precision(self) -> Tensor:
-        """-2 Σ log s - Σ log λ."""
         return -(2.0 * self.scale.log().sum() + self.basis_variance.log().sum())
 
     def precision_parts(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
@@ -285,20 +250,14 @@ class DiagonalPlusLowRank(FlatNormal):
         return self.scale[order] ** -2, factor[order], excess.sign()
 
     def precision_diagonal(self) -> Params:
-        """Diagonal of the precision matrix, by name."""
         diagonal, factor, signs = self.precision_parts(self.layout)
         return self.layout.views(diagonal + factor.square() @ signs)
 
     def precision_matrix(self) -> Tensor:
-        """The precision matrix, formed."""
         diagonal, factor, signs = self.precision_parts(self.layout)
         return diagonal.diag() + (factor * signs) @ factor.T
 
     def condition(self, known: Params) -> DiagonalPlusLowRank:
-        r"""The distribution of the other parameters o, given those in ``known``, f.
-
-        .. math:: P_{oo}, \qquad \mu_o - P_{oo}^{-1} P_{of} (\theta_f - \mu_f)
-        """
         layouts = self.split(known)
         if layouts is None:
             return self
@@ -315,12 +274,10 @@ class DiagonalPlusLowRank(FlatNormal):
         return DiagonalPlusLowRank(others, others.flatten(self.means) - scale * standard, scale, basis, variance)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Scales, Q and λ."""
         return {"scale": self.scale, "basis": self.basis, "stretch": self.basis_variance}
 
     @classmethod
     def from_tensors(cls, loc: Params, tensors: dict[str, Tensor]) -> DiagonalPlusLowRank:
-        """From scales, Q and λ."""
         layout = Layout.of(loc)
         return cls(layout, layout.flatten(loc), *(tensors[part] for part in ("scale", "basis", "stretch")))
 

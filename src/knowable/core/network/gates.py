@@ -42,7 +42,6 @@ class Gates(nn.Module):
         return x * self.gate.view(shape)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows."""
         return f"{self.units}, dim={self.dim}"
 
 

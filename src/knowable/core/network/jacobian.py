@@ -189,6 +189,6 @@ def _load_forward_derivatives() -> None:
 
 def _by_two_backward_passes(function: Function, at: Params, direction: Params) -> Tensor:
     """J v as the derivative of u ↦ Jᵀ u in the direction v."""
-    output, backward = vjp(function, at)
-    twice = vjp(lambda u: backward(u)[0], torch.zeros_like(output))
-    return twice[1](direction)[0]
+    output, backward, *_ = vjp(function, at)
+    _, twice, *_ = vjp(lambda u: backward(u)[0], torch.zeros_like(output))
+    return twice(direction)[0]

@@ -17,18 +17,18 @@ CONVOLUTIONS = frozenset(
     getattr(module, f"conv{kind}{n}d") for module in (F, torch) for kind in ("", "_transpose") for n in (1, 2, 3)
 )
 METADATA = frozenset(
-    {
+    (
         "__get__",
+        "__len__",
+        "__repr__",
         "size",
         "dim",
         "stride",
         "numel",
-        "__len__",
+        "ndimension",
         "is_floating_point",
         "is_complex",
-        "ndimension",
-        "__repr__",
-    }
+    )
 )
 """Names of functions that ask a tensor about itself and compute nothing."""
 
@@ -50,12 +50,10 @@ def operands(
     return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
 
 
-# --- Recurrent layers as what they are: products with weight matrices, step by step ----------------------------------
+# --- recurrent layers by steps, so that every product with a weight matrix is a call of its own ----------------------
 #
-# PyTorch runs a whole LSTM or GRU in one call, inside which nobody can look. These functions compute the same from
-# single
-# steps, so that every product with a weight matrix is a call of its own. They stand in for ``torch.lstm`` and
-# ``torch.gru`` while a network is being recorded; dropout between layers is off, as it is in evaluation.
+# They replace ``torch.lstm`` and ``torch.gru`` while a network is traced; dropout between layers is off, as it is in
+# evaluation.
 
 Step = Callable[[Tensor, tuple[Tensor, ...], Sequence[Tensor]], tuple[Tensor, ...]]
 """``(input part of the gates, states, hidden weight and bias) -> new states``; the first one is the output."""

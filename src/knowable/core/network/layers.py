@@ -24,15 +24,10 @@ _PROBED = 3  # rows
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Which of the dimensions in front of the features is that of the rows of data.
+    """Which of the dimensions in front of the features is that of the rows of data."""
 
-    Attributes:
-        dim: The dimension.
-        inner: Whether rows run fastest there (positions first), where it holds rows and positions together.
-    """
-
-    dim: int
-    inner: bool
+    dim: int  # the dimension
+    inner: bool  # whether rows run fastest there (positions first), where it holds rows and positions together
 
     def rows_first(self, values: Tensor, rows: int, *, lead: int = 0) -> Tensor:
         """``(..., features)`` as ``(rows, positions, features)``, behind ``lead`` dimensions that stay."""
@@ -44,19 +39,12 @@ class RowAxis:
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight matrix with its bias, or one of the two.
+    """A weight matrix with its bias, or one of the two."""
 
-    Attributes:
-        names: The parameters: weight, bias, or both in this order.
-        shapes: Their shapes.
-        uses: Numbers of its uses in a trace.
-        positions: How often it acts on one row: positions in an image, steps of a sequence, uses.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    uses: tuple[int, ...]
-    positions: int = 1
+    names: tuple[str, ...]  # the parameters: weight, bias, or both in this order
+    shapes: tuple[torch.Size, ...]  # their shapes
+    uses: tuple[int, ...]  # numbers of its uses in a trace
+    positions: int = 1  # how often it acts on one row: positions in an image, steps of a sequence, uses
 
     @property
     def out(self) -> int:
@@ -74,16 +62,13 @@ class NetworkLayers:
     """The layers of a network, and its other parameters.
 
     Attributes:
-        names: All traced parameters.
-        layers: Weight matrices, all of whose uses are noted in a trace.
-        others: Parameters that are something else.
         axes: Where each use has its rows; a trace of any number of rows has the same uses in the same order.
         convolves: Whether a layer is a convolution, whose backward pass is as quick direction by direction.
     """
 
-    names: tuple[str, ...]
-    layers: tuple[Layer, ...]
-    others: tuple[str, ...]
+    names: tuple[str, ...]  # all traced parameters
+    layers: tuple[Layer, ...]  # weight matrices, all of whose uses are noted in a trace
+    others: tuple[str, ...]  # parameters that are something else
     axes: tuple[RowAxis, ...]
     convolves: bool = False
 

@@ -254,7 +254,7 @@ def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
     return x.tensor_split(-(-len(x) // most))
 
 
-# --- One batched call where torch can batch every operation, a loop where it cannot ----------------------------------
+# --- one batched call where torch can batch every operation, a loop where it cannot ----------------------------------
 
 LINEAR_ALGEBRA_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
 """A matrix that cannot be factorised or inverted: an error of the values, not of the operation."""

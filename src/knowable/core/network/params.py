@@ -145,8 +145,6 @@ def last_layer_names(net: nn.Module, names: Iterable[str]) -> set[str]:
     return {name for name in names if name in chosen or name.startswith("likelihood.")}
 
 
-# --- Type aliases used everywhere ------------------------------------------------------------------------------------
-
 Params = dict[str, Tensor]
 """Parameters by name. A stack of K draws is the same dict with a leading dimension of size K in every tensor."""
 

@@ -40,28 +40,19 @@ class WeightUse:
     ``(..., features)``, with rows and positions in front.
 
     Attributes:
-        operation: The torch function.
-        names: The traced parameters among its arguments.
-        weight: The one that is the weight of a linear map or convolution, if that is traced.
-        bias: The one that is its bias, if that is traced.
-        inputs: The input of a linear map or convolution; of other operations the first argument.
-        output: The result, with respect to which gradients are taken.
-        passed_on: The same values, with which the network went on.
         settings: The other arguments of a convolution: ``stride``, ``padding``, ``dilation``, ``groups``.
-        kernel: The size of a convolution's kernel.
-        tensors: All tensors among the arguments (where fused operations are not taken apart).
     """
 
-    operation: Callable[..., Any]
-    names: tuple[str, ...]
-    weight: str | None
-    bias: str | None
-    inputs: Any
-    output: Any
-    passed_on: Any
+    operation: Callable[..., Any]  # the torch function
+    names: tuple[str, ...]  # the traced parameters among its arguments
+    weight: str | None  # the one that is the weight of a linear map or convolution, if that is traced
+    bias: str | None  # the one that is its bias, if that is traced
+    inputs: Any  # the input of a linear map or convolution; of other operations the first argument
+    output: Any  # the result, with respect to which gradients are taken
+    passed_on: Any  # the same values, with which the network went on
     settings: dict[str, Any] = field(default_factory=dict)
-    kernel: tuple[int, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
+    kernel: tuple[int, ...] = ()  # the size of a convolution's kernel
+    tensors: tuple[Tensor, ...] = ()  # all tensors among the arguments (where fused operations are not taken apart)
 
     @property
     def kind(self) -> str:

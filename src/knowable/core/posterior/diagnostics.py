@@ -21,7 +21,7 @@ class LogEvidence(float):
     kind: str
     standard_error: float
 
-    def __new__(cls, value: float, kind: str, standard_error: float = 0.0) -> LogEvidence:  # noqa: D102
+    def __new__(cls, value: float, kind: str, standard_error: float = 0.0) -> LogEvidence:
         self = super().__new__(cls, value)
         self.kind, self.standard_error = kind, standard_error
         return self

@@ -61,7 +61,6 @@ class NormalPosterior(Posterior):
         return {name: 2.0 * (std.log() - means[name].abs().log()) for name, std in self.normal.std().items()}
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
         return self.normal.log_prob(params)
 
     def as_prior(self) -> PosteriorPrior:

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
-
-if TYPE_CHECKING:
-    from knowable.core.model.model import Model
 
 
 class Posterior(ABC):
@@ -101,7 +98,8 @@ class Posterior(ABC):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
-        raise Unsupported(f"{type(self).__name__} has no density. Families with one: {', '.join(_with_density())}.")
+        known = sorted(cls.__name__ for cls in self.families.values() if cls.log_prob is not Posterior.log_prob)
+        raise Unsupported(f"{type(self).__name__} has no density. Families with one: {', '.join(known)}.")
 
     def as_prior(self) -> JointPrior:
         """This posterior as the prior of the next data set."""
@@ -128,11 +126,9 @@ class Posterior(ABC):
 
     def signal_to_noise(self) -> Params:
         """|mean| / standard deviation of every random parameter, elementwise; infinite where there is no spread."""
-        return {
-            name: _ratio(mean.abs(), std)
-            for (name, mean), std in zip(self.mean().items(), self.std().values(), strict=True)
-            if name in self.model.random_names and name not in self.points
-        }
+        means = {name: mean.abs() for name, mean in self.mean().items() if name in self.model.random_names}
+        stds = {name: std for name, std in self.std().items() if name in means and name not in self.points}
+        return {name: (means[name] / std).masked_fill(~(std > 0), torch.inf) for name, std in stds.items()}
 
     def _ordered(self, params: Params) -> Params:
         return {name: params[name] for name in self.model.params()}
@@ -167,11 +163,7 @@ class Posterior(ABC):
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def predict(
-        self,
-        x: Any,
-        samples: int = 64,
-        generator: torch.Generator | None = None,
-        max_memory: int | str | None = None,
+        self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str | None = None
     ) -> Prediction:
         """The predictive distribution at ``x``, by Monte Carlo over the weights.
 
@@ -193,11 +185,7 @@ class Posterior(ABC):
             return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
     def predict_stream(
-        self,
-        x: Any,
-        samples: int = 64,
-        generator: torch.Generator | None = None,
-        max_memory: int | str = "1GB",
+        self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str = "1GB"
     ) -> Iterator[Prediction]:
         """Predictions for consecutive blocks of rows, each small enough for ``max_memory``."""
         check_count("samples", samples)
@@ -227,21 +215,10 @@ class Posterior(ABC):
         return f"{type(self).__name__}({size:,} random parameters of {type(self.model.net).__name__}{evidence}{target})"
 
 
-def _ratio(size: Tensor, spread: Tensor) -> Tensor:
-    """Their ratio, infinite where there is no spread, also of nothing."""
-    return torch.where(spread > 0, size / spread, torch.full_like(size, torch.inf))
-
-
-def _with_density() -> list[str]:
-    return sorted(cls.__name__ for cls in Posterior.families.values() if cls.log_prob is not Posterior.log_prob)
-
-
-# --- Monte Carlo prediction under a memory budget: blocks of draws, blocks of rows, one result -----------------------
+# --- Monte Carlo prediction under a memory limit: blocks of draws, blocks of rows, one result ------------------------
 #
-# The cost is K forward passes. Draws are made once and kept for the next call where they fit. Small networks are run
-# for
-# a whole block of draws in one batched call (their time goes into overhead); large ones draw by draw (their time goes
-# into arithmetic, which batching cannot reduce).
+# Draws are made once and kept for the next call where they fit. Small networks run a whole block of draws in one
+# batched call (their time is overhead); large ones draw by draw (their time is arithmetic, which batching cannot save).
 
 DRAWS_PER_BLOCK = 8
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
@@ -290,7 +267,7 @@ def predict_outputs(
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
     """Refuse a ``memory`` limit of which the outputs of ``draws`` draws alone would take more than half."""
-    _check_result(len(x) * draws * _Footprint.of(posterior, x).output, draws, len(x), memory)
+    _check_result(len(x) * draws * _Footprint(posterior, x).output, draws, len(x), memory)
 
 
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
@@ -304,7 +281,7 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
 
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
     """How many rows a prediction may have so that its result takes at most half of the memory."""
-    per_row = _Footprint.of(posterior, x).output * samples
+    per_row = _Footprint(posterior, x).output * samples
     return max(1, (memory or _DEFAULT_MEMORY) // (2 * per_row))
 
 
@@ -328,7 +305,7 @@ class _Budget:
     """Sizes of the blocks of draws and of rows with which a prediction stays within its memory limit."""
 
     def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
-        footprint = _Footprint.of(posterior, x)
+        footprint = _Footprint(posterior, x)
         result = draws * len(x) * footprint.output
         _check_result(result, draws, len(x), memory)
         left = (memory or _DEFAULT_MEMORY + result) - result
@@ -345,21 +322,14 @@ class _Budget:
 class _Footprint:
     """Bytes per row and draw: the output, all activations, and the weights."""
 
-    def __init__(self, output: int, working: int, draw: int, parameters: int):
-        self.output, self.working, self.draw, self.parameters = output, working, draw, parameters
-
-    @classmethod
-    def of(cls, posterior: Posterior, x: Tensor) -> _Footprint:
+    def __init__(self, posterior: Posterior, x: Tensor):
         params = posterior.mean()
         random = {name: value for name, value in params.items() if name not in posterior.points}
-        network = posterior.model.network_params(params)
-        rows = x[:2]
-        output = posterior.model.network.probe(x, network, posterior.buffers)[:2]
-        working = bytes_per_row(posterior.model, rows, posterior.buffers)
-        draw = sum(value.numel() * value.element_size() for value in random.values())
-        size = sum(value.numel() for value in params.values())
-        per_row = output.numel() * output.element_size() // len(rows)
-        return cls(max(1, per_row), working, max(1, draw), size)
+        output = posterior.model.network.probe(x, posterior.model.network_params(params), posterior.buffers)[:2]
+        self.output = max(1, output.numel() * output.element_size() // len(x[:2]))
+        self.working = bytes_per_row(posterior.model, x, posterior.buffers)
+        self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
+        self.parameters = sum(value.numel() for value in params.values())
 
 
 def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:

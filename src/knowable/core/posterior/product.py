@@ -54,7 +54,6 @@ class ProductPosterior(Posterior):
         return joined_params(part._std_random() for part in self.parts)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Sum of the log densities of the parts: a scalar for one draw, ``(n,)`` for a stack."""
         return torch.stack([part.log_prob(params) for part in self.parts]).sum(0)
 
     def as_prior(self) -> PosteriorPrior:

@@ -137,29 +137,22 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
     with torch.no_grad():
         own = dict(net.named_parameters())
         if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
-            own = {name: frozen.get(name, value) for name, value in own.items()}
-            net = _copy_with(net, own)
+            net = copy.deepcopy(net)  # the user's own is never changed
+            for name, value in net.named_parameters():
+                value.copy_(frozen.get(name, value))
     prior = _build_prior(content["prior"], without_prefix("prior.", tensors))
-    own_frozen = [
-        name for name in content["frozen"] if not isinstance(prior, PosteriorPrior) or name not in prior.fixed
-    ]
-    return Model(
-        net, build_object(content["likelihood"], Likelihood), prior, random=content["random"], frozen=own_frozen
+    fixed = prior.fixed if isinstance(prior, PosteriorPrior) else {}
+    likelihood, own_frozen = (
+        build_object(content["likelihood"], Likelihood),
+        [n for n in content["frozen"] if n not in fixed],
     )
+    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen)
 
 
 def _dtype(name: str) -> torch.dtype:
     if name not in ("float16", "bfloat16", "float32", "float64"):
         raise DamagedArtifact(f"The saved posterior has an unknown dtype {name!r}.")
     return getattr(torch, name)
-
-
-def _copy_with(net: nn.Module, values: dict[str, Tensor]) -> nn.Module:
-    """A copy of the network with other parameter values; the user's own is never changed."""
-    made = copy.deepcopy(net)
-    for name, value in made.named_parameters():
-        value.copy_(values[name])
-    return made
 
 
 def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
@@ -212,13 +205,11 @@ def _subclasses(base: type) -> set[type]:
     return {base} | {each for direct in base.__subclasses__() for each in _subclasses(direct)}
 
 
-# --- A network's structure as JSON, for networks made of plain ``torch.nn`` layers -----------------------------------
+# --- a network's structure as JSON, so that a posterior can be loaded without its network's source -------------------
 #
-# So that a saved posterior can be loaded without its network's source: a tree of layers from ``torch.nn`` with the
-# arguments they were made with. Only names on a fixed list are ever instantiated, with plain numbers, strings and
-# booleans; anything else is not described, and loading then asks for the network.
+# Only layers on this list are ever instantiated, with plain numbers, strings and booleans; anything else is not
+# described, and loading then asks for the network.
 
-_CONTAINERS = ("Sequential",)
 _LAYERS = frozenset(
     {
         *("Linear", "Bilinear", "Identity", "Flatten", "Embedding", "Upsample", "ZeroPad2d", "PixelShuffle"),
@@ -247,13 +238,14 @@ def _describe(net: nn.Module) -> dict[str, Any] | None:
     changed = "forward" in vars(net) or net._forward_hooks or net._forward_pre_hooks
     if type(net) is not getattr(nn, name, None) or changed:
         return None
-    if name in _CONTAINERS:
+    if name == "Sequential":
         children = {key: None if child is None else _describe(child) for key, child in net._modules.items()}
         return None if None in children.values() else {"layer": name, "children": children}
     if name not in _LAYERS:
         return None
     try:
-        arguments = {key: _argument(net, key) for key in _parameters_of(type(net))}
+        names = [*inspect.signature(type(net).__init__).parameters][1:]
+        arguments = {key: _argument(net, key) for key in names if key not in _LEFT_OUT}
     except AttributeError:
         return None
     return {"layer": name, "arguments": arguments} if all(_plain(value) for value in arguments.values()) else None
@@ -261,9 +253,8 @@ def _describe(net: nn.Module) -> dict[str, Any] | None:
 
 def build(description: dict[str, Any]) -> nn.Module:
     """The network of a description, with weights not yet filled in."""
-    count = [0]
     try:
-        return _build(description, count)
+        return _build(description, [0])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise DamagedArtifact(f"The saved network structure cannot be built: {error}. Pass net= instead.") from None
 
@@ -273,19 +264,15 @@ def _build(description: dict[str, Any], count: list[int]) -> nn.Module:
     if count[0] > _MOST_MODULES:
         raise ValueError("too many layers")
     name = description["layer"]
-    if name in _CONTAINERS:
-        container: Any = getattr(nn, name)()
+    if name == "Sequential":
+        container = nn.Sequential()
         for key, child in description["children"].items():
             container.add_module(key, _build(child, count))
         return container
     if name not in _LAYERS:
         raise ValueError(f"{name!r} is not a known layer")
-    return getattr(nn, name)(**{key: _untuple(value) for key, value in description["arguments"].items()})
-
-
-def _parameters_of(layer: type[nn.Module]) -> list[str]:
-    names = list(inspect.signature(layer.__init__).parameters)[1:]
-    return [name for name in names if name not in _LEFT_OUT]
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
+    return getattr(nn, name)(**arguments)
 
 
 def _argument(net: nn.Module, name: str) -> Any:
@@ -299,7 +286,3 @@ def _plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(_plain(each) for each in value)
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _untuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -35,14 +35,8 @@ def restored(prediction: RegressionPrediction, shift: float | Tensor, scale: flo
     )
 
 
-class AffineComponents:
-    """The components of a prediction after y = shift + scale · y', with scale > 0.
-
-    Attributes:
-        inner: The components of y'.
-        shift: A number, or one for each output.
-        scale: Likewise.
-    """
+class AffineComponents(Components):
+    """The ``inner`` components after y = shift + scale · y', with scale > 0: a number, or one for each output."""
 
     def __init__(self, inner: Components, shift: Tensor, scale: Tensor):
         self.inner, self.shift, self.scale = inner, shift, scale
@@ -50,24 +44,19 @@ class AffineComponents:
 
     @property
     def mean(self) -> Tensor:
-        """Expected outcome of each component, ``(K, batch, ...)``."""
         return self.inner.mean * self.scale + self.shift
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each component, ``(K, batch, ...)``."""
         return self.inner.variance * self.scale.square()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` under each component: that of the inner one, less log scale."""
         return self.inner.log_prob(self._inverse(y)) - self.scale.log().to(y.dtype)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` under each component."""
         return self.inner.cdf(self._inverse(y))
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index``, which names the component to draw from."""
         return self.inner.sample(index, generator=generator) * self.scale + self.shift
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -78,56 +67,39 @@ def _like(samples: Tensor, value: float | Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=samples.dtype, device=samples.device)
 
 
-# --- The normal distributions that a regression prediction mixes -----------------------------------------------------
-
-
 @dataclass
-class NormalComponents:
-    """One normal distribution for each posterior draw, row and output.
-
-    Attributes:
-        loc: Means, ``(K, batch, ...)``.
-        scale: Standard deviations, broadcastable to ``loc``.
-    """
+class NormalComponents(Components):
+    """One normal distribution for each posterior draw, row and output."""
 
     discrete = False
 
-    loc: Tensor
-    scale: Tensor
+    loc: Tensor  # means, (K, batch, ...)
+    scale: Tensor  # standard deviations, broadcastable to loc
 
     @property
     def mean(self) -> Tensor:
-        """The means."""
         return self.loc
 
     @property
     def variance(self) -> Tensor:
-        """The noise variances, ``(K, batch, ...)``."""
         return self.scale.square().expand_as(self.loc)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
         return normal_log_prob(y, self.loc, self.scale)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
         return 0.5 * torch.erfc(math.sqrt(0.5) * (self.loc - y) / self.scale)  # erfc keeps its digits in the lower tail
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``."""
         noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise
 
 
 @dataclass
 class CorrelatedNormal(NormalComponents):
-    """Normal components whose outputs are correlated within a row.
+    """Normal components whose outputs are correlated within a row."""
 
-    Attributes:
-        factor: Cholesky factor of each row's covariance, ``(rows, outputs, outputs)``.
-    """
-
-    factor: Tensor
+    factor: Tensor  # cholesky factor of each row's covariance, (rows, outputs, outputs)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each output given those before it in the row; their sum is the joint log density."""
@@ -149,24 +121,18 @@ def normal_log_prob(value: Tensor, loc: Tensor | float, scale: Tensor | float) -
     return -0.5 * ((value - loc) / scale) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)
 
 
-# --- Network outputs that are normal: what a network linearised in its weights has under a normal posterior ----------
-
-
 @dataclass(frozen=True)
 class NormalOutputs:
     """A normal distribution over the outputs of each row, which likelihoods turn into a prediction.
 
     Attributes:
-        mean: Means, ``(batch, ...)``.
-        variance: Variances, ``(batch, ...)``.
         covariance: Covariances of each row's flattened outputs, ``(batch, outputs, outputs)``, where they are known.
-        draws: Draws of the outputs, ``(K, batch, ...)``.
     """
 
-    mean: Tensor
-    variance: Tensor
+    mean: Tensor  # means, (batch, ...)
+    variance: Tensor  # variances, (batch, ...)
     covariance: Tensor | None
-    draws: Tensor
+    draws: Tensor  # draws of the outputs, (K, batch, ...)
 
     @property
     def log_weights(self) -> Tensor:

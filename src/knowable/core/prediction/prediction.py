@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,35 +85,35 @@ class Prediction(ABC):
         return torch.logsumexp(log_values + self.log_weights.view(shape).to(log_values.dtype), 0)
 
 
-class Components(Protocol):
+class Components(ABC):
     """The K distributions a regression prediction mixes; every tensor is ``(K, batch, ...)``."""
 
     discrete: bool
 
     @property
+    @abstractmethod
     def mean(self) -> Tensor:
         """Expected outcome of each component."""
-        ...
 
     @property
+    @abstractmethod
     def variance(self) -> Tensor:
         """Variance of each component: the noise, and whatever epistemic variance was integrated in closed form."""
-        ...
 
+    @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density at ``y`` ``(batch, ...)`` under each component."""
-        ...
 
+    @abstractmethod
     def cdf(self, y: Tensor) -> Tensor:
         """Distribution function at ``y`` ``(batch, ...)`` under each component."""
-        ...
 
+    @abstractmethod
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """One outcome for each entry of ``index`` ``(n, batch, ...)``, which names the component to draw from."""
-        ...
 
 
-class JoinedComponents:
+class JoinedComponents(Components):
     """The components of several predictions as one set, those of the first part first."""
 
     def __init__(self, parts: Sequence[Components]):
@@ -122,24 +122,19 @@ class JoinedComponents:
 
     @property
     def mean(self) -> Tensor:
-        """Expected outcome of each component."""
         return torch.cat([part.mean for part in self.parts])
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each component."""
         return torch.cat([part.variance for part in self.parts])
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
         return torch.cat([part.log_prob(y) for part in self.parts])
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
         return torch.cat([part.cdf(y) for part in self.parts])
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``, from the part that its component is of."""
         drawn, first = None, 0
         for part in self.parts:
             count = part.mean.shape[0]
@@ -192,7 +187,6 @@ class RegressionPrediction(Prediction):
 
     @property
     def total(self) -> Tensor:
-        """The variance."""
         return self.variance
 
     @property
@@ -224,7 +218,6 @@ class RegressionPrediction(Prediction):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Joint log density of each row, ``(batch,)``."""
         return self._log_mix(sum_over_event(self.components.log_prob(self._aligned(y)), batch_dims=2))
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
@@ -239,7 +232,6 @@ class RegressionPrediction(Prediction):
 
     @classmethod
     def joined(cls, parts: Sequence[RegressionPrediction], log_weights: Tensor) -> RegressionPrediction:
-        """One prediction that mixes several; see :meth:`Prediction.joined`."""
         components = JoinedComponents([part.components for part in parts])
         within = None
         if any(part.within is not None for part in parts):
@@ -321,7 +313,7 @@ def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) 
     return high
 
 
-# --- Targets cast, shaped and checked once: an error names the argument, the row and the value -----------------------
+# --- targets: cast, shaped and checked once; an error names the argument, the row and the value ----------------------
 
 
 def align_target(y: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str = "y") -> Tensor:
@@ -364,15 +356,9 @@ def check_finite_target(y: Tensor, *, name: str = "y") -> Tensor:
 
 def as_numbers(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
     """Give ``y`` the shape ``(rows, *trailing)`` and the dtype and device of ``output``; refuse what is not finite."""
-    aligned = align_target(check_has_rows(y, name=name), trailing, name=name)
-    return check_finite_target(aligned.to(dtype=output.dtype, device=output.device), name=name)
-
-
-def check_has_rows(y: Tensor, *, name: str) -> Tensor:
-    """Refuse a target without a row dimension."""
-    if y.dim() == 0:
-        raise InvalidData(f"{name} must have one row for each example, got the single number {y.item()}.")
-    return y
+    return check_finite_target(
+        align_target(y, trailing, name=name).to(dtype=output.dtype, device=output.device), name=name
+    )
 
 
 def refuse_where(bad: Tensor, y: Tensor, *, name: str, expected: str, advice: str) -> None:

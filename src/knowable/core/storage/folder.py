@@ -23,12 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from knowable.core.support.checks import check_number
+from knowable.core.support.files import check_folder, flush, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
-_PARTIAL = re.compile(r"(tensors|manifest\.json)\.[0-9]+\.partial|\.tmp\w{6}")  # the last: safetensors' own
+_PARTIAL = re.compile(  # the last two: of earlier versions, and safetensors' own
+    r"\.manifest\.[0-9]+\.partial\.json|tensors\.[0-9]+\.partial|manifest\.json\.[0-9]+\.partial|\.tmp\w{6}"
+)
 _TRIES = 20
 _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
 _ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
@@ -43,10 +46,7 @@ def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any
     body = {"format": FORMAT_VERSION, "kind": kind, "tensors": tensor_file, "content": content}
     _write_manifest(folder, body)
     for stale in folder.iterdir():
-        if _TENSORS.fullmatch(stale.name) and stale.name != tensor_file["name"]:
-            stale.unlink(missing_ok=True)
-    for stale in folder.iterdir():
-        if _PARTIAL.fullmatch(stale.name):
+        if (_TENSORS.fullmatch(stale.name) and stale.name != tensor_file["name"]) or _PARTIAL.fullmatch(stale.name):
             stale.unlink(missing_ok=True)
     return folder
 
@@ -101,32 +101,26 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 def check_place(path: str | os.PathLike[str], kind: str) -> None:
     """Refuse to write where something else is: a file, a folder of other files, or a saved folder of another kind."""
     folder = as_path(path)
-    parent = next((each for each in [folder, *folder.parents] if each.exists()), folder)
-    if not parent.is_dir():
-        raise InvalidArgument(f"path {str(folder)!r} cannot be a folder: {str(parent)!r} is a file.")
-    if not folder.is_dir():
-        return
-    names = {entry.name for entry in folder.iterdir()}
-    ours = {name for name in names if name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name)}
-    foreign = list(names - ours)
-    if MANIFEST in names and not foreign:
+    check_folder(
+        folder, ours=lambda name: bool(name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name))
+    )
+    if is_folder(folder):
         try:
             found = _read_manifest(folder)["kind"]
         except DamagedArtifact:
             found = "damaged or foreign manifest"
-        foreign = [] if found == kind else [f"{MANIFEST} of a {found}"]
-    if foreign:
-        raise InvalidArgument(
-            f"path {str(folder)!r} is a folder with something else in it ({sorted(foreign)[0]}): give a new or empty "
-            f"one."
-        )
+        if found != kind:
+            what = f"{MANIFEST} of a {found}"
+            raise InvalidArgument(
+                f"path {str(folder)!r} is a folder with something else in it ({what}). Pass a new or empty one."
+            )
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     partial = folder / f"tensors.{os.getpid()}.partial"
     save_file(_each_in_its_own_memory(tensors), partial)
     digest, size = _hash_file(partial), partial.stat().st_size
-    _flush(partial)
+    flush(partial)
     name = f"tensors-{digest[:16]}.safetensors"
     os.replace(partial, folder / name)
     return {"name": name, "sha256": digest, "bytes": size}
@@ -149,11 +143,8 @@ def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"This cannot be saved: {error}.") from None
     document = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
-    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(document, indent=1))
-    _flush(partial)
-    os.replace(partial, folder / MANIFEST)
-    _flush(folder)
+    write_atomically(folder / MANIFEST, json.dumps(document, indent=1))
+    flush(folder)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -166,12 +157,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         document = json.loads(file.read_bytes())
         body, digest = document["body"], document["sha256"]
         version = body["format"]
-        if not body.keys() >= {"kind", "tensors", "content"} or not body["tensors"].keys() >= {
-            "name",
-            "sha256",
-            "bytes",
-        }:
-            raise KeyError
+        for part, keys in ((body, ("kind", "tensors", "content")), (body["tensors"], ("name", "sha256", "bytes"))):
+            if not part.keys() >= set(keys):
+                raise KeyError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedArtifact(f"{file} is not a readable manifest. Save it again.") from None
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -192,14 +180,6 @@ def _hash_file(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
     """A hash of the shapes and of evenly spaced rows, which tells data sets apart."""
     digest = hashlib.sha256()
@@ -211,7 +191,7 @@ def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
     return digest.hexdigest()
 
 
-# --- Checkpoints: a folder that always holds one complete state of a run ---------------------------------------------
+# --- checkpoints: a folder that always holds one complete state of a run ---------------------------------------------
 
 
 @dataclass

@@ -52,7 +52,8 @@ def figure_style(**changes: Any) -> Iterator[None]:
         import matplotlib
     except ImportError:
         raise MissingExtra("Plots need matplotlib, which is not installed. Run: pip install knowable[report]") from None
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg", **changes}):
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **RC, "backend": "agg", **changes}
+    with matplotlib.rc_context(settings):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on long work: shown on a terminal, silent elsewhere."""
+"""Progress bars on long work, shown on a terminal and silent elsewhere; and Ctrl-C that cannot get lost."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
 from knowable.errors import InvalidType
 
 
-class Bar(Protocol):
-    """What a loop tells about its progress."""
+class Bar:
+    """What a loop tells about its progress; this one shows nothing."""
 
     def update(self, done: float, total: float, text: str) -> None:
         """Say how far the work is, of how much, with a few words."""
-        ...
-
-
-class _Silent:
-    def update(self, done: float, total: float, text: str) -> None:
-        pass
 
 
 @contextmanager
@@ -37,7 +30,7 @@ def progress_bar(label: str, show: bool | None = None) -> Iterator[Bar]:
     if show is not None and not isinstance(show, bool):
         raise InvalidType(f"progress must be True, False or None (only on a terminal), got {show!r}.")
     if show is False or (show is None and not sys.stderr.isatty()):
-        yield _Silent()
+        yield Bar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -53,25 +46,19 @@ def progress_bar(label: str, show: bool | None = None) -> Iterator[Bar]:
     with Progress(*columns, console=Console(stderr=True), transient=False, refresh_per_second=5) as progress:
         task = progress.add_task(label, total=1.0, text="")
 
-        class _Rich:
+        class _Rich(Bar):
             def update(self, done: float, total: float, text: str) -> None:
                 progress.update(task, completed=done, total=max(total, done), text=text)
 
         yield _Rich()
 
 
-# --- Ctrl-C that cannot get lost -------------------------------------------------------------------------------------
-#
-# Python raises ``KeyboardInterrupt`` wherever the program happens to be. In a finaliser, or in a callback from compiled
-# code, the exception is only printed and the program goes on. So it is also noted, and a loop raises it again each time
-# round.
-
-
 @contextmanager
 def deferred_interrupts() -> Iterator[Callable[[], None]]:
     """Yield a function that raises ``KeyboardInterrupt`` if there was a Ctrl-C which Python swallowed.
 
-    Other handlers than Python's own, and other threads than the main one, are left as they are.
+    In a finaliser, or in a callback from compiled code, the exception is only printed and the program goes on. Other
+    handlers than Python's own, and other threads than the main one, are left as they are.
     """
     interrupted = False
 

@@ -40,8 +40,7 @@ def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
     size = rows * columns
     if size < _FAST_ABOVE or like.device.type != "cpu" or like.dtype != torch.float32:
         return torch.randn((rows, columns), dtype=like.dtype, device=like.device)
-    bits = _seeded_bits(torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()).random_raw((size + 1) // 2).view(np.int32)
-    uniform = torch.from_numpy(bits)[:size].to(torch.float32).mul_(_TO_UNIFORM)
+    uniform = torch.from_numpy(_random_words((size + 1) // 2).view(np.int32))[:size].to(torch.float32).mul_(_TO_UNIFORM)
     return uniform.erfinv_().mul_(math.sqrt(2.0)).view(rows, columns)
 
 
@@ -53,8 +52,8 @@ def fast_keep(rows: int, columns: int, rate: float, *, like: Tensor) -> Tensor:
     size = rows * columns
     if size < _FAST_MASK_ABOVE or like.device.type != "cpu":
         return (torch.rand((rows, columns), device=like.device) >= rate).to(like.dtype)
-    bits = _seeded_bits(torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()).random_raw((size + 1) // 2).view(np.int32)
-    kept = torch.from_numpy(bits)[:size] >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
+    words = torch.from_numpy(_random_words((size + 1) // 2).view(np.int32))
+    kept = words[:size] >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
     return kept.view(rows, columns).to(like.dtype)
 
 
@@ -66,8 +65,7 @@ def raw_noise(rows: int, columns: int, *, like: Tensor) -> Tensor:
     size = rows * columns
     if size < _FAST_ABOVE or like.device.type != "cpu" or like.dtype != torch.float32:
         return torch.randn((rows, columns), dtype=like.dtype, device=like.device)
-    words = _seeded_bits(torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()).random_raw((size + 7) // 8)
-    return torch.from_numpy(words.view(np.int8))[:size].to(torch.int32).view(rows, columns)
+    return torch.from_numpy(_random_words((size + 7) // 8).view(np.int8))[:size].to(torch.int32).view(rows, columns)
 
 
 def noise_from(raw: Tensor) -> Tensor:
@@ -85,8 +83,9 @@ def noise_from(raw: Tensor) -> Tensor:
     return number * (_LINEAR * 2.0**-7 + (_CUBIC * 2.0**-21) * (number * number))
 
 
-def _seeded_bits(seed: np.ndarray) -> np.random.SFC64:
-    """An SFC64 generator on the stream of three 64-bit numbers, mixed as its author advises: twelve outputs dropped."""
+def _random_words(count: int) -> np.ndarray:
+    """64-bit words of an SFC64 generator seeded from the global one, mixed as its author advises: twelve dropped."""
+    seed = torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()
     bits = copy.copy(_BITS)
     bits.state = {
         "bit_generator": "SFC64",
@@ -95,7 +94,7 @@ def _seeded_bits(seed: np.ndarray) -> np.random.SFC64:
         "uinteger": 0,
     }
     bits.random_raw(12, output=False)
-    return bits
+    return bits.random_raw(count)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whatever holds numbers becomes a tensor, or an error that says where it does not."""
+"""Arrays, data frames and lists as checked tensors; and the free memory that tensors leave behind."""
 
 from __future__ import annotations
 
@@ -77,11 +77,6 @@ def _kind(array: np.ndarray) -> str:
     return "Python objects" if array.dtype == object else str(array.dtype)
 
 
-# --- Free memory of the C library: kept for the next step, or returned to the operating system -----------------------
-
-_LARGEST_LEARNED = 32 * 2**20  # bytes: what glibc learns from is no larger
-
-
 @cache
 def keep_free_memory() -> None:
     """Let the C library keep some tens of MB that it has free, for good; where it does not learn (glibc does): nothing.
@@ -90,7 +85,7 @@ def keep_free_memory() -> None:
     page is fetched and zeroed again in the next step: for medium-sized networks a quarter of the time. The threshold
     follows the largest block that was freed so far, up to 32 MB; so one is freed here, which nobody has written to.
     """
-    torch.empty(_LARGEST_LEARNED - 2**16, dtype=torch.uint8)  # freed at once
+    torch.empty(32 * 2**20 - 2**16, dtype=torch.uint8)  # freed at once
 
 
 def give_back_free_memory() -> None:

@@ -74,16 +74,11 @@ class Deadline:
     """The time that a loop has, and how many steps fit into what is left, judged by the pace so far.
 
     The pace leaves out the first step, or the first block of them: it may have had to compile what the others use.
-
-    Attributes:
-        begun: When the loop began, on the monotonic clock.
-        end: When its time is up.
-        planned: When to begin no further step; None is the end.
     """
 
-    begun: float
-    end: float
-    planned: float | None = None
+    begun: float  # when the loop began, on the monotonic clock
+    end: float  # when its time is up
+    planned: float | None = None  # when to begin no further step; None is the end
     _first: tuple[float, int] | None = None  # when the first steps were done, and how many
     _ask_again: float = 0.0
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Batch, Data
+from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.storage.folder import Checkpoint, as_checkpoint
 from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
@@ -79,40 +80,34 @@ def train(
 def _run_to_the_end(
     run: TrainingRun, saver: Checkpoint | None, bar: Bar, raise_if_interrupted: Callable[[], None]
 ) -> bool:
+    """Whether the run was interrupted."""
+    interrupted = False
     try:
         while not run.finished:
             run.epoch_of_steps(saver, bar)
             raise_if_interrupted()
+        run.finish()
     except KeyboardInterrupt:
         run.restore_good()
-        if saver is not None:
-            saver.save(*run.state())
-        return True
-    run.finish()
+        interrupted = True
     if saver is not None:
-        saver.save(*run.state())
-    return False
+        saver.save(*run.good)
+    return interrupted
 
 
 def _warn_about(result: TrainingResult) -> None:
+    said = result.message
     if result.interrupted:
-        warnings.warn(
-            f"The fit was {result.message}; the posterior is that of the last complete record.",
-            Interrupted,
-            stacklevel=3,
-        )
-    elif result.converged is False and "still improving" in result.message:
-        warnings.warn(
-            f"The objective was {result.message}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3
-        )
+        text = f"The fit was {said}; the posterior is that of the last complete record."
+        warnings.warn(text, Interrupted, stacklevel=3)
+    elif result.converged is False and "still improving" in said:
+        warnings.warn(f"The objective was {said}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3)
     elif result.converged is False and result.out_of_time:
-        warnings.warn(
-            f"The fit was {result.message}, before its objective had converged. Give it more time.",
-            ConvergenceWarning, stacklevel=3,
-        )  # fmt: skip
+        text = f"The fit was {said}, before its objective had converged. Give it more time."
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
 
 
-# --- One run of the training loop: its steps, its windows, and the state from which it can go on ---------------------
+# --- one run of the loop: its steps, its windows, and the state from which it can resume -----------------------------
 
 _MOST_HALVINGS = 8
 _NOT_FINITE = "The loss became NaN or infinite"
@@ -156,7 +151,7 @@ class TrainingRun:
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
-        self.good = self._snapshot()
+        self.good = self._snapshot()  # the state at the end of the last window: what a checkpoint holds
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +204,8 @@ class TrainingRun:
         rows = sum(len(batch[0]) for batch in batches)
         found = []
         for batch in batches:
-            loss, terms = self._forward(*batch)
+            with self.engine.precision_context(batch[0].device):
+                loss, terms = self._loss(*batch)
             if not math.isfinite(loss.item()):
                 return None
             share = len(batch[0]) / rows
@@ -218,12 +214,10 @@ class TrainingRun:
         if self.settings.training.clip is not None:
             self.objective.clip_gradient(self.settings.training.clip)
         self.objective.update(self.optimiser)
-        means = found[0][1] if len(found) == 1 else _weighted_mean(found)
+        means = found[0][1]
+        if len(found) > 1:
+            means = {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in means}
         return means.pop("loss"), means
-
-    def _forward(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        with self.engine.precision_context(batch[0].device):
-            return self._loss(*batch)
 
     def _close_epoch_and_cycle(self) -> None:
         """Before a window is closed, so that the state it keeps has seen it."""
@@ -264,7 +258,7 @@ class TrainingRun:
         self.good = self._snapshot()
         bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
         if saver is not None and saver.due:
-            saver.save(*self.state())
+            saver.save(*self.good)
         return not self.finished
 
     # --- validation --------------------------------------------------------------------------------------------------
@@ -285,9 +279,11 @@ class TrainingRun:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors = {f"objective.{name}": value for name, value in self.objective.tensors().items()}
-        tensors |= {f"random.{name}": value for name, value in random_state().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        tensors = {
+            **with_prefix("objective.", self.objective.tensors()),
+            **with_prefix("random.", random_state()),
+            **with_prefix("best.", self.best),
+        }
         for index, param in enumerate(self.params):
             for name, value in self.optimiser.state.get(param, {}).items():
                 tensors[f"optimiser.{index}.{name}"] = torch.as_tensor(value)
@@ -299,10 +295,6 @@ class TrainingRun:
         }  # fmt: skip
         kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
         return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What a checkpoint holds: the state at the end of the last window."""
-        return self.good
 
     def resume(self, saver: Checkpoint) -> None:
         """Take up a saved run, if there is one."""
@@ -327,15 +319,12 @@ class TrainingRun:
                 value.copy_(tensors[f"objective.{name}"])
         count = sum(name.startswith("frame.") for name in tensors)
         self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
-        self.best = {k.removeprefix("best."): v.clone() for k, v in tensors.items() if k.startswith("best.")}
+        self.best = {name: value.clone() for name, value in without_prefix("best.", tensors).items()}
         for index, param in enumerate(self.params):
-            prefix = f"optimiser.{index}."
-            state = {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
-            if state:
-                self.optimiser.state[param] = state
-            else:
-                self.optimiser.state.pop(param, None)
-        restore_random_state({k.removeprefix("random."): v for k, v in tensors.items() if k.startswith("random.")})
+            self.optimiser.state.pop(param, None)
+            if state := without_prefix(f"optimiser.{index}.", tensors):
+                self.optimiser.state[param] = {name: value.clone() for name, value in state.items()}
+        restore_random_state(without_prefix("random.", tensors))
 
     def _diverged(self, what: str) -> None:
         at = self.step
@@ -386,11 +375,6 @@ def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     source = iter(batches)
     while group := list(itertools.islice(source, size)):
         yield group
-
-
-def _weighted_mean(found: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """The mean of each value over batches, weighted by their numbers of rows."""
-    return {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in found[0][1]}
 
 
 def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:

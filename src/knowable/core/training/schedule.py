@@ -57,27 +57,17 @@ class Schedule:
     .. math:: \alpha(t) = \frac{\alpha_0}{2} \Big( \cos\frac{\pi\,(t \bmod T/M)}{T/M} + 1 \Big).
 
     Without a fixed number, the first fall begins once the loss has converged, and the others are as long as it.
-
-    Attributes:
-        fixed_steps: Number of steps the user asked for, or None to stop when settled.
-        settling: Detects when the loss has converged.
-        fall_from: The step at which the rate began to fall, once known.
-        scale: Factor on the rate, halved after a divergence.
-        shape: ``"fall"`` or ``"constant"``.
-        cycles: How often the rate falls.
-        most: How many steps the time limit allows, if there is one.
-        timed: Whether the time limit has shortened the run.
     """
 
-    fixed_steps: int | None
-    settling: Settling
-    fall_from: int | None = None
-    scale: float = 1.0
+    fixed_steps: int | None  # number of steps the user asked for, or None to stop when settled
+    settling: Settling  # detects when the loss has converged
+    fall_from: int | None = None  # the step at which the rate began to fall, once known
+    scale: float = 1.0  # factor on the rate, halved after a divergence
     forced: bool = False  # the longest run was reached before the loss settled
-    shape: str = "fall"
-    cycles: int = 1
-    most: int | None = None
-    timed: bool = False
+    shape: str = "fall"  # "fall" or "constant"
+    cycles: int = 1  # how often the rate falls
+    most: int | None = None  # how many steps the time limit allows, if there is one
+    timed: bool = False  # whether the time limit has shortened the run
 
     def __post_init__(self) -> None:
         if self.fixed_steps is not None and self.fall_from is None:

@@ -128,16 +128,13 @@ class TrainingResult:
 
     Attributes:
         history: One record per 100 steps: step, epoch, learning rate, mean loss and terms, validation log likelihood.
-        converged: Whether the loss had settled at the end (None if the run was too short to tell).
-        message: How the run ended, in a sentence.
-        out_of_time: Whether a time limit ended it.
     """
 
     history: list[dict[str, float]]
     steps: int
     epochs: float
-    converged: bool | None
+    converged: bool | None  # whether the loss had settled at the end (None if the run was too short to tell)
     interrupted: bool
-    message: str
+    message: str  # how the run ended, in a sentence
     seconds: float
-    out_of_time: bool = False
+    out_of_time: bool = False  # whether a time limit ended it

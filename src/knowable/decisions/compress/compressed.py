@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -162,24 +161,22 @@ class Compressed:
         }
 
     def __repr__(self) -> str:
-        return as_text(self)
+        first = (
+            f"Compressed: {self.nonzero:,} of {self.weights:,} weights left "
+            f"({self.sparsity:.2%} zero, {self.compression:.3g} times fewer)"
+        )
+        stored = (
+            f"sparse on disk: {self.bytes_sparse:,} bytes, {self.compression_on_disk:.3g} times smaller than "
+            f"the original ({self.compression_by_bits:.3g} times by the bits of the weights alone)"
+        )
+        layers = _aligned([_HEADER, *(_cells(layer) for layer in self.layers)])
+        costs = _aligned([("", "before", "after", ""), *_costs(self)])
+        return "\n".join([first, "", *layers, "", *costs, "", stored, *(f"note: {note}" for note in self.notes)])
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _HEADER = ("weight", "weights", "nonzero", "sparsity", "before", "after", "bits")
-
-
-def as_text(compressed: Compressed) -> str:
-    """Totals, the layers, sizes and costs before and after, and notes."""
-    first = (
-        f"Compressed: {compressed.nonzero:,} of {compressed.weights:,} weights left "
-        f"({compressed.sparsity:.2%} zero, {compressed.compression:.3g} times fewer)"
-    )
-    layers = _aligned([_HEADER, *(_cells(layer) for layer in compressed.layers)])
-    costs = _aligned([("", "before", "after", ""), *_costs(compressed)])
-    notes = [f"note: {note}" for note in compressed.notes]
-    return "\n".join([first, "", *layers, "", *costs, "", _stored(compressed), *notes])
 
 
 def _cells(layer: CompressedLayer) -> tuple[str, ...]:
@@ -203,13 +200,6 @@ def _costs(compressed: Compressed) -> list[tuple[str, str, str, str]]:
 
 def _row(name: str, change: Change, form: str) -> tuple[str, str, str, str]:
     return name, form.format(change.before), form.format(change.after), f"{change.ratio:.3g}x"
-
-
-def _stored(compressed: Compressed) -> str:
-    return (
-        f"sparse on disk: {compressed.bytes_sparse:,} bytes, {compressed.compression_on_disk:.3g} times smaller than "
-        f"the original ({compressed.compression_by_bits:.3g} times by the bits of the weights alone)"
-    )
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -264,27 +254,17 @@ def multiply_adds(net: nn.Module, example: Tensor) -> int:
 def latencies(nets: Sequence[nn.Module], example: Tensor, repeats: int) -> list[float]:
     """Median seconds of a forward pass of each network, alternating, on one thread."""
     taken: list[list[float]] = [[] for _ in nets]
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         for turn in range(_WARM_UP + repeats):
             for net, times in zip(nets, taken, strict=True):
                 started = time.perf_counter()
                 net(example)
-                _finish(example)
+                if example.is_cuda:
+                    torch.cuda.synchronize(example.device)
                 if turn >= _WARM_UP:
                     times.append(time.perf_counter() - started)
-    return [statistics.median(times) for times in taken]
-
-
-def _finish(example: Tensor) -> None:
-    if example.is_cuda:
-        torch.cuda.synchronize(example.device)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
     finally:
         torch.set_num_threads(threads)
+    return [statistics.median(times) for times in taken]

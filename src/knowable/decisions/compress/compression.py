@@ -14,7 +14,7 @@ from knowable.core.model.data import Data, as_data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Params, select_names
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.prediction.prediction import ClassPrediction, Prediction
+from knowable.core.prediction.prediction import ClassPrediction
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.decisions.compress.compressed import (
     Change,
@@ -26,7 +26,7 @@ from knowable.decisions.compress.compressed import (
 )
 from knowable.decisions.compress.rewrite import Rewritten, largest_difference, rewrite
 from knowable.decisions.compress.saving import dense_bytes, encode_weights, sparse_bytes
-from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode, check_bits, choose_grids
+from knowable.decisions.compress.sparse_code import SparseCode, check_bits, choose_grids
 from knowable.errors import InvalidArgument
 from knowable.evaluation.scores import accuracy, nll, rmse
 
@@ -93,7 +93,9 @@ def compress(
     params = mean_params(posterior)
     grids = choose_grids(params, masks, posterior.std(), bits)
     original = network_at(posterior.model, params, posterior.buffers)
-    masked = network_at(posterior.model, {**params, **_pruned(params, masks, grids)}, posterior.buffers)
+    rounded = {name: grids[name].rounded(params[name]) if name in grids else params[name] for name in masks}
+    pruned = {name: rounded[name].where(mask, 0.0) for name, mask in masks.items()}
+    masked = network_at(posterior.model, {**params, **pruned}, posterior.buffers)
     small, difference = _rewritten(masked, inputs, merge_constants=not grids)
     codes = encode_weights(small.net, small.plan, grids)
     times = latencies((original, small.net), inputs, repeats) if repeats else None
@@ -106,7 +108,7 @@ def compress(
         bytes_dense=Change(dense_bytes(original), dense_bytes(small.net)),
         bytes_sparse=sparse_bytes(small.net, original=masked, plan=small.plan, codes=codes),
         latency=None if times is None else Change(*times),
-        scores=_scores(original, small.net, posterior, rows),
+        scores={} if rows is None else _scores(original, small.net, posterior, rows),
         difference=difference,
         value_bits=8 * posterior.model.dtype.itemsize,
         notes=tuple(small.notes),
@@ -127,12 +129,6 @@ def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
     return next(iter(rows))[0][:_ROWS]
 
 
-def _pruned(params: Params, masks: Mapping[str, Tensor], grids: Mapping[str, QuantisationGrid]) -> Params:
-    """Means, quantised, zero where they were pruned."""
-    rounded = {name: grids[name].rounded(params[name]) if name in grids else params[name] for name in masks}
-    return {name: rounded[name].where(mask, 0.0) for name, mask in masks.items()}
-
-
 def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> tuple[Rewritten, float]:
     """The smaller network, or the one with zeros if on the example the two should differ."""
     found = rewrite(masked, inputs, merge_constants=merge_constants)
@@ -144,9 +140,7 @@ def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> t
     return Rewritten(masked, notes=[*found.notes, note]), 0.0
 
 
-def _scores(original: nn.Module, net: nn.Module, posterior: Posterior, rows: Data | None) -> dict[str, Change]:
-    if rows is None:
-        return {}
+def _scores(original: nn.Module, net: nn.Module, posterior: Posterior, rows: Data) -> dict[str, Change]:
     before, after = score(original, posterior, rows), score(net, posterior, rows)
     return {name: Change(before[name], after[name]) for name in before}
 
@@ -227,25 +221,18 @@ def network_at(model: Model, params: Params, buffers: Buffers) -> nn.Module:
     return made.requires_grad_(False)
 
 
-# --- scores of a single network --------------------------------------------------------------------------------------
-
-
+@torch.no_grad()
 def score(net: nn.Module, posterior: Posterior, data: Data) -> dict[str, float]:
     """``accuracy`` (labels) or ``rmse`` (numbers), and ``nll``, of a single network in place of the posterior's draws.
 
     The likelihood's own parameters are at their posterior means.
     """
-    prediction = _predict(net, posterior, data)
-    y = torch.cat([batch[1] for batch in data])
+    model = posterior.model
+    batches = [(net(x), y) for x, y in data]
+    outputs, y = torch.cat([output for output, _ in batches]).unsqueeze(0), torch.cat([y for _, y in batches])
+    own = {name: value.unsqueeze(0) for name, value in model.likelihood_params(posterior.mean()).items()}
+    prediction = model.likelihood.predict(outputs, own, outputs.new_zeros(1))  # one draw
     found = {"nll": nll(prediction, y)}
     if isinstance(prediction, ClassPrediction):
         return {"accuracy": accuracy(prediction, y), **found}
     return {"rmse": rmse(prediction, y), **found}
-
-
-@torch.no_grad()
-def _predict(net: nn.Module, posterior: Posterior, data: Data) -> Prediction:
-    model = posterior.model
-    outputs = torch.cat([net(batch[0]) for batch in data]).unsqueeze(0)  # one draw
-    own = {name: value.unsqueeze(0) for name, value in model.likelihood_params(posterior.mean()).items()}
-    return model.likelihood.predict(outputs, own, outputs.new_zeros(1))

@@ -39,23 +39,14 @@ class TensorUnits:
 
 @dataclass
 class UnitDependencies:
-    """The units of a network's graph.
-
-    Attributes:
-        module: The traced network.
-        operations: What each node does.
-        units_of: The units of each tensor, where they are known. Numbers are raw: see :meth:`roots`.
-        inputs: The units each layer reads, by the layer's node, where they are known.
-        overwritten: Nodes whose values an in-place operation changes before others read them.
-        notes: Which layers were left as they are.
-    """
+    """The units of a network's graph, where they are known. Their numbers are raw: see :meth:`roots`."""
 
     module: fx.GraphModule
     operations: dict[Node, Operation] = field(default_factory=dict)
     units_of: dict[Node, TensorUnits] = field(default_factory=dict)
-    inputs: dict[Node, TensorUnits] = field(default_factory=dict)
-    overwritten: set[Node] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    inputs: dict[Node, TensorUnits] = field(default_factory=dict)  # the units each layer reads
+    overwritten: set[Node] = field(default_factory=set)  # in place, before others read them
+    notes: list[str] = field(default_factory=list)  # which layers were left as they are
     _parents: list[int] = field(default_factory=list)
     _pinned: set[int] = field(default_factory=set)
 

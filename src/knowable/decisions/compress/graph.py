@@ -63,24 +63,17 @@ class _Shapes(fx.Interpreter):
 
 # --- side effects of removing units: shapes that are read, values that are overwritten -------------------------------
 
-_ABOUT_ALL = ("numel",)
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def asks_about_units(question: Node, dim: int, operations: Mapping[Node, Operation]) -> bool:
-    """Whether the number of units along ``dim`` is used for more than the sizes of a flattening.
-
-    Args:
-        question: A node such as ``x.size(1)`` or ``x.shape``.
-        dim: The dimension along which the units lie.
-        operations: What each node does.
-    """
+    """Whether ``x.size(1)`` or ``x.shape`` uses the number of units along ``dim`` for more than a flattening."""
     source = question.all_input_nodes[0]
     ndim = len(shape_of(source) or ())
     if question.op == "call_method":
         if question.target in ("dim", "ndimension"):
             return False
-        if question.target in _ABOUT_ALL:
+        if question.target == "numel":
             return _has_effect(question, operations)
         place = question.args[1] if len(question.args) > 1 else question.kwargs.get("dim")
         if isinstance(place, int):
@@ -115,16 +108,12 @@ def changed_in_place(module: fx.GraphModule, operations: Mapping[Node, Operation
     """Nodes whose values are overwritten in place while others still read them, and their views."""
     overwritten: set[Node] = set()
     for node in module.graph.nodes:
-        if not is_in_place(node, module) or not node.all_input_nodes:
-            continue
-        here, below = node.all_input_nodes[0], node
-        while True:
+        here = node.all_input_nodes[0] if is_in_place(node, module) and node.all_input_nodes else None
+        below = node
+        while here is not None:
             if any(user is not below for user in here.users):
                 overwritten.add(here)
-            above = _source_of_view(operations.get(here))
-            if above is None:
-                break
-            here, below = above, here
+            here, below = _source_of_view(operations.get(here)), here
     return overwritten
 
 
@@ -162,23 +151,14 @@ class LayerOp:
 
 @dataclass(frozen=True)
 class UnitwiseOp:
-    """Treats each unit by itself: activations, pooling, batch normalisation, depthwise convolutions.
-
-    Attributes:
-        source: Its input.
-        constant: Maps constant units of the input to constant units of the output.
-        path: The module whose parameters belong to the units one by one, if any.
-        dim: The dimension the units must lie along, or None for any.
-        ndim: How many dimensions the input must have, or None for any.
-        alias: Whether the result shares memory with the source.
-    """
+    """Treats each unit by itself: activations, pooling, batch normalisation, depthwise convolutions."""
 
     source: Node
-    constant: Callable[[Constants], Constants]
-    path: str | None = None
-    dim: int | None = None
-    ndim: int | None = None
-    alias: bool = False
+    constant: Callable[[Constants], Constants]  # from constant units of the input to those of the output
+    path: str | None = None  # the module whose parameters belong to the units one by one, if any
+    dim: int | None = None  # along which the units must lie, or None for any
+    ndim: int | None = None  # of the input, or None for any
+    alias: bool = False  # whether the result shares memory with the source
 
 
 @dataclass(frozen=True)
@@ -202,12 +182,7 @@ class ConcatOp:
 class FlattenOp:
     """Dimensions ``start`` to ``end`` become one: flatten, and views and squeezes that amount to it.
 
-    Attributes:
-        source: Its input.
-        start: The first of the merged dimensions.
-        end: The last.
-        sizes: The sizes given to a view, -1 where it infers them and 0 where the network computes them; None if the
-            operation has no sizes.
+    ``sizes`` are those passed to a view: -1 where it infers them, 0 where the network computes them.
     """
 
     source: Node
@@ -233,12 +208,7 @@ class ShapeQuery:
 
 @dataclass(frozen=True)
 class OpaqueOp:
-    """Anything else: the units of its inputs stay.
-
-    Attributes:
-        sources: Its inputs.
-        why: A note for the user, or empty.
-    """
+    """Anything else: the units of its inputs stay. ``why`` is a note for the user, or empty."""
 
     sources: tuple[Node, ...]
     why: str = ""
@@ -289,11 +259,7 @@ def combined(function: Callable[[Tensor, Tensor], Tensor], *, product: bool) -> 
 
 
 class ColumnSelection(nn.Module):
-    """Selects entries of the last dimension: those that the linear layer behind it reads.
-
-    Args:
-        index: Their indices, ``(count,)``.
-    """
+    """Selects the entries ``index`` of the last dimension: those that the linear layer behind it reads."""
 
     index: Tensor
 
@@ -311,12 +277,7 @@ class ColumnSelection(nn.Module):
 
 
 class ChannelShift(nn.Module):
-    """Adds a constant to each channel, in place of a branch that is the same for every input.
-
-    Args:
-        shift: The constants, ``(channels,)``.
-        dim: The dimension of the channels.
-    """
+    """Adds a constant to each channel (along ``dim``), in place of a branch that is the same for every input."""
 
     shift: Tensor
 

@@ -26,18 +26,11 @@ from knowable.decisions.compress.surgery import LayerWeights
 
 @dataclass
 class NetworkAnalysis:
-    """What is known about a traced network before units are removed.
-
-    Attributes:
-        dependencies: The units of every tensor.
-        weights: The weights of every layer, by path.
-        constants: For every tensor whose units are known, the values of units that are the same for every input, and
-            NaN for the others, ``(count,)``.
-    """
+    """What is known about a traced network before units are removed."""
 
     dependencies: UnitDependencies
-    weights: dict[str, LayerWeights]
-    constants: dict[Node, Constants] = field(default_factory=dict)
+    weights: dict[str, LayerWeights]  # by path
+    constants: dict[Node, Constants] = field(default_factory=dict)  # (count,), where the units are known
 
     @classmethod
     def of(cls, module: fx.GraphModule) -> NetworkAnalysis:
@@ -94,15 +87,10 @@ def _unknown(count: int) -> Constants:
 
 @dataclass(frozen=True)
 class Liveness:
-    """Which units stay.
+    """Which units stay, ``(units,)`` each."""
 
-    Attributes:
-        needed: Units that the output depends on, ``(units,)``.
-        placeholders: Units that stay only because a tensor must have at least one, ``(units,)``; their value is unused.
-    """
-
-    needed: Tensor
-    placeholders: Tensor
+    needed: Tensor  # the output depends on them
+    placeholders: Tensor  # stay only because a tensor must have at least one unit; their value is unused
 
     @property
     def kept(self) -> Tensor:
@@ -139,13 +127,7 @@ def _placeholders(dependencies: UnitDependencies, needed: Tensor, roots: Tensor)
     return found
 
 
-# --- Constant channels before padded convolutions: many of them become one -------------------------------------------
-#
-# Where a convolution pads with zeros, a channel that has the value c everywhere is c inside and 0 beyond the border: no
-# bias can replace it. But all such channels have the same shape, so one of them can represent the others, with the
-# weights
-#
-# .. math:: w'_{o1} = \sum_i \frac{c_i}{c_1} w_{oi} .
+# --- constant channels before padded convolutions: many of them become one -------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,14 +140,11 @@ class _ConstantRead:
 
 
 def merge_constant_channels(analysis: NetworkAnalysis, living: Liveness) -> Liveness:
-    """Let one constant channel represent all that are read by the same layers; those layers are changed in place.
+    r"""Let one constant channel represent all that are read by the same layers, whose weights are changed in place.
 
-    Args:
-        analysis: The network; the weights of layers that change are updated.
-        living: Which units are needed.
-
-    Returns:
-        The same without the units that are represented by others.
+    Where a convolution pads with zeros, a channel that has the value c everywhere is c inside and 0 beyond the border:
+    no bias can replace it. But all such channels have the same shape, so one of them can represent the others, with the
+    weights :math:`w'_{o1} = \sum_i \frac{c_i}{c_1} w_{oi}`. Returns which units stay then.
     """
     module, roots, needed = analysis.dependencies.module, analysis.dependencies.roots(), living.needed.clone()
     groups: dict[tuple[str, ...], dict[int, list[_ConstantRead]]] = {}

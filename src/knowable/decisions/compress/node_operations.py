@@ -39,13 +39,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _SAME_MODULES = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 _ACTIVATIONS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
@@ -123,12 +117,8 @@ def module_operation(node: Node, uses: ModuleUses) -> Operation:
     found = None if len(sources) != 1 or hooked(module) else _plain_operation(node, sources[0], module, uses)
     if found is not None:
         return found
-    why = f"{node.target} ({type(module).__name__}) was left as it is" if _matters(module, sources) else ""
-    return OpaqueOp(sources, why)
-
-
-def _matters(module: nn.Module, sources: tuple[Node, ...]) -> bool:
-    return any(True for _ in module.parameters()) or any(source.op != "placeholder" for source in sources)
+    matters = any(True for _ in module.parameters()) or any(source.op != "placeholder" for source in sources)
+    return OpaqueOp(sources, f"{node.target} ({type(module).__name__}) was left as it is" if matters else "")
 
 
 def _plain_operation(node: Node, source: Node, module: Any, uses: ModuleUses) -> Operation | None:
@@ -136,7 +126,7 @@ def _plain_operation(node: Node, source: Node, module: Any, uses: ModuleUses) ->
     if kind in _SAME_MODULES:
         return UnitwiseOp(source, same, alias=True)
     if kind in _ACTIVATIONS or (kind is nn.PReLU and module.num_parameters == 1):
-        return UnitwiseOp(source, applied(_in_double(module)))
+        return UnitwiseOp(source, applied(copy.deepcopy(module).double().eval()))
     pool = _pool(module, source)
     if pool is not None:
         return pool
@@ -168,13 +158,14 @@ def _channelwise(source: Node, module: Any, path: str) -> UnitwiseOp | None:
     if kind is ChannelShift:
         return UnitwiseOp(source, lambda values: values + module.shift.double(), path, dim=module.dim)
     if kind is nn.PReLU:
-        return UnitwiseOp(source, applied(lambda values: _leaked(module, values)), path, dim=1)
+        slopes = module.weight.detach().double()
+        return UnitwiseOp(source, applied(lambda values: values.where(values > 0, values * slopes)), path, dim=1)
     if kind is Gates and module.units > 1:
-        return UnitwiseOp(source, lambda values: _gated(module, values), path, dim=module.dim % (_ndim(source) or 1))
+        gate, dim = module.gate.detach().double(), module.dim % (_ndim(source) or 1)
+        return UnitwiseOp(source, lambda values: torch.where(gate == 0, 0.0, values * gate), path, dim=dim)
     if kind in CONVOLUTIONS and module.groups == module.in_channels == module.out_channels:
-        return UnitwiseOp(
-            source, lambda values: _depthwise(module, values), path, dim=1, ndim=len(module.kernel_size) + 2
-        )
+        ndim = len(module.kernel_size) + 2
+        return UnitwiseOp(source, lambda values: _depthwise(module, values), path, dim=1, ndim=ndim)
     return None
 
 
@@ -185,15 +176,6 @@ def _normalised(module: Any, values: Constants) -> Constants:
         weight, bias = module.weight.detach().double(), module.bias.detach().double()
         return torch.where(weight == 0, bias, (values * scale + shift) * weight + bias)
     return values * scale + shift
-
-
-def _leaked(module: Any, values: Constants) -> Constants:
-    return torch.where(values > 0, values, values * module.weight.detach().double())
-
-
-def _gated(module: Any, values: Constants) -> Constants:
-    gate = module.gate.detach().double()
-    return torch.where(gate == 0, 0.0, values * gate)
 
 
 def _depthwise(module: Any, values: Constants) -> Constants:
@@ -209,10 +191,6 @@ def pads_with_zeros(module: nn.Module) -> bool:
         return True
     assert isinstance(module, _ConvNd)
     return module.padding_mode == "zeros" and any(module._reversed_padding_repeated_twice)
-
-
-def _in_double(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).double().eval()
 
 
 def _ndim(node: Node) -> int | None:
@@ -343,11 +321,11 @@ def _moved(node: Node, source: Node, name: str) -> PermuteOp | None:
         dims = list(dims[0])
     if not all(isinstance(each, int) for each in dims):
         return None
-    places = [each % ndim for each in dims]
-    if name == "permute":
-        return PermuteOp(source, tuple(places))
-    order = list(range(ndim))
-    order[places[0]], order[places[1]] = places[1], places[0]
+    order = [each % ndim for each in dims]
+    if name != "permute":
+        first, second = order
+        order = list(range(ndim))
+        order[first], order[second] = second, first
     return PermuteOp(source, tuple(order))
 
 

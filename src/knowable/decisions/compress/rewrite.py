@@ -42,13 +42,7 @@ from knowable.errors import InvalidArgument
 
 @dataclass
 class Rewritten:
-    """A smaller network.
-
-    Attributes:
-        net: The network: of the original's class where only layers have changed, else a graph module.
-        plan: How it differs from the original.
-        notes: What was left as it is, and why.
-    """
+    """A smaller network (a graph module where more than layers have changed), its plan, and what was left and why."""
 
     net: nn.Module
     plan: RewritePlan = field(default_factory=lambda: RewritePlan())
@@ -56,13 +50,10 @@ class Rewritten:
 
 
 def rewrite(net: nn.Module, example: Tensor, *, merge_constants: bool = True) -> Rewritten:
-    """Remove dead units from a network.
+    """Remove dead units from a copy of a network with zeros; ``example`` is a batch of inputs, for shapes.
 
-    Args:
-        net: The network with its zeros; a copy is rewritten.
-        example: A batch of inputs, for shapes.
-        merge_constants: Whether constant channels before padded convolutions may be merged into one, with weights that
-            are not among the original's (:func:`~knowable.decisions.compress.liveness.merge_constant_channels`).
+    With ``merge_constants``, constant channels before padded convolutions may be merged into one, with weights that are
+    not among the original's (:func:`~knowable.decisions.compress.liveness.merge_constant_channels`).
     """
     own = copy.deepcopy(net).eval()
     module = trace(own)
@@ -127,7 +118,8 @@ def _cut(analysis: NetworkAnalysis, living: Liveness, plan: RewritePlan) -> None
         if isinstance(operation, LayerOp):
             constants = analysis.constant_inputs(node, operation)
             known = node in dependencies.inputs
-            inputs = _cut_of(dependencies.inputs[node].units, living) if known else Cut.nothing(len(constants))
+            every = torch.ones(len(constants), dtype=torch.bool)
+            inputs = _cut_of(dependencies.inputs[node].units, living) if known else Cut(every, every)
             cut_layer(module, outputs, inputs, constants)
             plan.layers[path] = (int(outputs.kept.sum()), int(inputs.kept.sum()), module.bias is not None)
         elif not outputs.kept.all():
@@ -174,19 +166,12 @@ def largest_difference(original: nn.Module, rewritten: nn.Module, example: Tenso
 
 @dataclass(frozen=True)
 class GraphEdit:
-    """A change of the graph: the node of this name is replaced.
-
-    Attributes:
-        node: Its name.
-        source: The name of the node it acts on, which takes its place if there is neither ``flatten`` nor ``shift``.
-        flatten: First and last dimension of a flattening that replaces it.
-        shift: Dimension and number of the constants added to ``source`` that replace it.
-    """
+    """A change of the graph: the node named ``node`` is replaced by ``source``, flattened or with constants added."""
 
     node: str
     source: str
-    flatten: tuple[int, int] | None = None
-    shift: tuple[int, int] | None = None
+    flatten: tuple[int, int] | None = None  # first and last dimension
+    shift: tuple[int, int] | None = None  # dimension and number of the constants
 
     @property
     def shift_path(self) -> str:
@@ -196,18 +181,11 @@ class GraphEdit:
 
 @dataclass
 class RewritePlan:
-    """How to turn the original network into the smaller one.
+    """How to turn the original network into the smaller one: changed layers by path, edits of the graph in order."""
 
-    Attributes:
-        layers: Outputs, inputs and whether there is a bias, for layers whose shape has changed, by path.
-        channels: Number of channels left, for modules that treat each by itself, by path.
-        columns: Number of inputs selected in front of a linear layer, by path.
-        edits: Changes of the graph, in order.
-    """
-
-    layers: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
-    channels: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # outputs, inputs, whether it has a bias
+    channels: dict[str, int] = field(default_factory=dict)  # channels left, of modules that treat each by itself
+    columns: dict[str, int] = field(default_factory=dict)  # inputs selected in front of a linear layer
     edits: list[GraphEdit] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,26 +20,20 @@ from torch import Tensor, nn
 from knowable.core.network.network import check_module
 from knowable.core.posterior.saving import build, describe
 from knowable.core.storage.folder import read_folder, write_folder
-from knowable.core.support.files import as_file
+from knowable.core.support.files import as_file, write_atomically
 from knowable.core.support.randomness import own_randomness
 from knowable.decisions.compress.rewrite import RewritePlan
 from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode, decode, encode
 from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError, MissingExtra
 
 KIND = "compressed network"
-_WHOLE = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds whole numbers is taken
+_INTEGERS = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds the values is taken
 
 
 def encode_weights(
     net: nn.Module, plan: RewritePlan, grids: Mapping[str, QuantisationGrid]
 ) -> dict[str, tuple[SparseCode, Tensor]]:
-    """All matrices and kernels of a rewritten network, each in its shortest code, by name.
-
-    Args:
-        net: The rewritten network.
-        plan: How it differs from the original.
-        grids: The quantisation grids of weights, by their names in the original.
-    """
+    """All matrices and kernels of a rewritten network in their shortest codes; ``grids`` has the original's names."""
     found = {plan.new_name(name): grid for name, grid in grids.items()}
     return {
         name: encode(value, found.get(name))
@@ -56,14 +50,9 @@ def save_network(
     plan: RewritePlan,
     codes: Mapping[str, tuple[SparseCode, Tensor]],
 ) -> Path:
-    """Write a rewritten network to a folder, atomically.
+    """Write a rewritten network and how it differs from the original to a folder, atomically.
 
-    Args:
-        path: The folder.
-        net: The rewritten network.
-        original: The network it was made from: its structure is saved if it consists of plain ``torch.nn`` layers.
-        plan: How ``net`` differs from ``original``.
-        codes: The matrices and kernels of ``net``.
+    The structure of the original is saved if it consists of plain ``torch.nn`` layers.
     """
     content = {
         "network": {
@@ -148,11 +137,11 @@ def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _narrow(value: Tensor) -> Tensor:
-    """Whole numbers in the smallest type that holds them."""
+    """Integers in the smallest dtype that holds them."""
     if value.is_floating_point() or value.dtype == torch.bool or value.numel() == 0:
         return value
-    ends = int(value.min()), int(value.max())
-    fitting = [kind for kind in _WHOLE if torch.iinfo(kind).min <= ends[0] and ends[1] <= torch.iinfo(kind).max]
+    low, high = int(value.min()), int(value.max())
+    fitting = [dtype for dtype in _INTEGERS if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max]
     return value.to(fitting[0]) if fitting else value
 
 
@@ -174,42 +163,31 @@ def sparse_bytes(
 
 
 def export_program(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> Path:
-    """Write ``net`` as a ``torch.export`` program, which ``torch.export.load`` reads without the network's source.
-
-    Args:
-        net: The network.
-        example: A batch of inputs.
-        path: The file, ``*.pt2``.
-    """
+    """Write ``net`` as a ``torch.export`` program, which ``torch.export.load`` reads without the network's source."""
     file = _named(path, ".pt2")
-    program = torch.export.export(net, (_two_rows(example),), dynamic_shapes=(_any_batch(),))
-    return _whole(file, lambda partial: torch.export.save(program, partial))
+    program = torch.export.export(net, (_two_rows(example),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    return write_atomically(file, lambda partial: torch.export.save(program, partial))
 
 
 def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> Path:
-    """Write ``net`` as an ONNX file with one input ``x`` and one output ``y``.
-
-    Args:
-        net: The network.
-        example: A batch of inputs.
-        path: The file, ``*.onnx``.
-
-    Raises:
-        MissingExtra: If onnx or onnxscript is not installed.
-    """
+    """Write ``net`` as an ONNX file with one input ``x`` and one output ``y``."""
     file = _named(path, ".onnx")
-    _require("onnx", "onnxscript")
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise MissingExtra(f"ONNX files need {package}: pip install 'knowable[export]'.") from None
     with _quietly():
         program: Any = torch.onnx.export(
             net,
             (_two_rows(example),),
             input_names=["x"],
             output_names=["y"],
-            dynamic_shapes=(_any_batch(),),
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
             dynamo=True,
             verbose=False,
         )
-    return _whole(file, lambda partial: program.save(partial, external_data=False))
+    return write_atomically(file, lambda partial: program.save(partial, external_data=False))
 
 
 @contextmanager
@@ -226,18 +204,6 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _require(*names: str) -> None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            raise MissingExtra(f"ONNX files need {name}: pip install 'knowable[export]'.") from None
-
-
-def _any_batch() -> dict[int, Any]:
-    return {0: torch.export.Dim("batch")}
-
-
 def _two_rows(example: Tensor) -> Tensor:
     """Two rows: torch.export would specialise on a batch of one."""
     return example[:2] if len(example) > 1 else example.expand(2, *example.shape[1:]).contiguous()
@@ -247,16 +213,4 @@ def _named(path: str | os.PathLike[str], ending: str) -> Path:
     file = as_file(path)
     if file.suffix != ending:
         raise InvalidArgument(f"path must end in {ending}, got {str(file)!r}.")
-    return file
-
-
-def _whole(file: Path, write: Callable[[str], Any]) -> Path:
-    """Write beside the file and put it in place in one step."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.stem}.{os.getpid()}.partial{file.suffix}")
-    try:
-        write(str(partial))
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
     return file

@@ -27,27 +27,16 @@ FEWEST, MOST = 2, 16  # bits of a fixed-point weight
 
 @dataclass(frozen=True)
 class SparseCode:
-    """How to read the bytes of a tensor.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The name of its type.
-        layout: ``"dense"`` or ``"gaps"``.
-        count: Number of entries that are stored.
-        gap_bits: Bits of a gap.
-        symbols: Number of symbols for the gaps.
-        bits: Bits of an entry, if it is a fixed-point number, else None.
-        step: The quantisation step of fixed-point numbers.
-    """
+    """How to read the bytes of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
-    layout: str
-    count: int
+    layout: str  # "dense" or "gaps"
+    count: int  # of the entries that are stored
     gap_bits: int = 0
-    symbols: int = 0
-    bits: int | None = None
-    step: float | None = None
+    symbols: int = 0  # number of symbols for the gaps
+    bits: int | None = None  # of an entry that is a fixed-point number
+    step: float | None = None  # the quantisation step of fixed-point numbers
 
     @property
     def value_bits(self) -> int:
@@ -70,11 +59,7 @@ class SparseCode:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SparseCode:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            DamagedArtifact: If a value is missing or out of range.
-        """
+        """The inverse of :meth:`to_json`; raises DamagedArtifact if a value is missing or out of range."""
         try:
             shape = tuple(int(each) for each in content["shape"])
             made = cls(**{"count": 0, **content, "shape": shape})
@@ -89,11 +74,9 @@ class SparseCode:
 
 
 def encode(weight: Tensor, grid: QuantisationGrid | None = None) -> tuple[SparseCode, Tensor]:
-    """A tensor as a code and its bytes, ``uint8``.
+    """A floating-point tensor as a code and its bytes, ``uint8``.
 
-    Args:
-        weight: Any floating-point tensor.
-        grid: The grid it was quantised to; ignored where a weight is not on it, so that decoding is exact.
+    The grid it was quantised to is ignored where a weight is not on it, so that decoding is exact.
     """
     flat = weight.detach().cpu().flatten()
     if grid is not None and not torch.equal(grid.rounded(flat), flat):
@@ -194,12 +177,7 @@ def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class QuantisationGrid:
-    """Multiples of ``step``, from -L to L of them with L = 2^(bits - 1) - 1.
-
-    Attributes:
-        bits: Bits of a weight.
-        step: The distance between neighbours.
-    """
+    """Multiples of ``step``, from -L to L of them with L = 2^(bits - 1) - 1 and ``bits`` bits for a weight."""
 
     bits: int
     step: float
@@ -254,14 +232,7 @@ def check_bits(bits: Any) -> str | int | None:
 
 
 def choose_grids(weights: Params, masks: Params, std: Params, bits: str | int | None) -> dict[str, QuantisationGrid]:
-    """A quantisation grid for each weight tensor that is quantised.
-
-    Args:
-        weights: Posterior means.
-        masks: True for the weights that stay.
-        std: Posterior standard deviations.
-        bits: None for no grid, ``"posterior"`` for :func:`bits_needed`, or the bits of all.
-    """
+    """A quantisation grid for each pruned tensor: ``bits`` for all, or ``"posterior"`` for :func:`bits_needed`."""
     grids = {}
     for name, mask in masks.items() if bits is not None else ():
         kept = weights[name][mask]

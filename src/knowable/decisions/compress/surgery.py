@@ -15,32 +15,16 @@ from knowable.decisions.compress.node_operations import BATCH_NORMS, TRANSPOSED,
 
 @dataclass(frozen=True)
 class Cut:
-    """Which inputs or outputs of a layer stay.
-
-    Attributes:
-        kept: Units that stay, ``(count,)``.
-        needed: Those of them that the output depends on, ``(count,)``.
-    """
+    """Which inputs or outputs of a layer stay, and which of those the output depends on, ``(count,)`` each."""
 
     kept: Tensor
     needed: Tensor
-
-    @classmethod
-    def nothing(cls, count: int) -> Cut:
-        """All stay."""
-        return cls(torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool))
 
 
 def cut_layer(layer: Any, outputs: Cut, inputs: Cut, constants: Constants) -> None:
     r"""Remove outputs and inputs of a linear layer or convolution.
 
     The bias absorbs constant inputs that are removed: :math:`b_o + \sum_i c_i \sum_k w_{oik}`.
-
-    Args:
-        layer: Changed in place.
-        outputs: Which outputs stay.
-        inputs: Which inputs stay.
-        constants: The values of inputs that are constant, NaN for others.
     """
     weights = LayerWeights.of(layer)
     gone = ~inputs.needed
@@ -122,19 +106,12 @@ def put_columns(layer: nn.Linear, index: Tensor) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Which inputs each output of a linear layer or convolution reads, and what a constant input adds to it.
+    """Which inputs each output of a linear layer or convolution reads, and what a constant input adds to it."""
 
-    Attributes:
-        reads: Whether output o has a weight other than zero on input i, ``(outputs, inputs)``.
-        sums: The weights summed over the kernel, ``(outputs, inputs)``, double.
-        bias: ``(outputs,)``, double; zeros if the layer has none.
-        padded: Whether inputs are padded with zeros, so that constants other than zero are not constant at the border.
-    """
-
-    reads: Tensor
-    sums: Tensor
-    bias: Tensor
-    padded: bool
+    reads: Tensor  # whether output o has a nonzero weight on input i, (outputs, inputs)
+    sums: Tensor  # the weights summed over the kernel, (outputs, inputs), double
+    bias: Tensor  # (outputs,), double; zeros if the layer has none
+    padded: bool  # with zeros, so that constants other than zero are not constant at the border
 
     @classmethod
     def of(cls, layer: Any) -> LayerWeights:

@@ -87,10 +87,14 @@ class Shift(Augmentation):
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """``x``, shifted."""
+        moves: dict[str, Any] = {
+            "low": -self.pixels,
+            "high": self.pixels + 1,
+            "generator": generator,
+            "device": generator.device,
+        }
         for dim in self.dims:
-            high = self.pixels + 1
-            move = int(torch.randint(-self.pixels, high, (), generator=generator, device=generator.device))
-            x = _moved(x, move, dim)
+            x = _moved(x, int(torch.randint(size=(), **moves)), dim)
         return x
 
 
@@ -190,10 +194,9 @@ class TestTimeAugmentation(Method):
 
     def _fit(self, job: FitJob) -> AugmentedPosterior:
         inner_job, seed = job.for_method(self.method), job.seed
+        generator = generator_for(seed, "augment", device=job.model.device)
         with own_randomness(derive_seed(seed, "augmentation")):  # an augmentation that fails is refused before the fit
-            transformed(
-                next(iter(job.rows))[0][:3], self.augment, generator_for(seed, "augment", device=job.model.device)
-            )
+            transformed(next(iter(job.rows))[0][:3], self.augment, generator)
         inner = self.method._fit(inner_job)
         return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
 
@@ -210,10 +213,8 @@ class AugmentedPosterior(Posterior):
     family = "augmented"
 
     def __init__(self, inner: Posterior, augment: Augmentation | Augment, **common: Any):
-        same = {
-            "points": inner.points, "buffers": inner.buffers, "diagnostics": inner.diagnostics,
-            "log_evidence": inner.log_evidence, "seed": inner.seed,
-        }  # fmt: skip
+        names = ("points", "buffers", "diagnostics", "log_evidence", "seed")
+        same = {name: getattr(inner, name) for name in names}
         super().__init__(inner.model, **{**same, **common})
         self.inner, self.augment = inner, augment
 

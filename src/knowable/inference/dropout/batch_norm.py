@@ -75,7 +75,6 @@ class MonteCarloBatchNorm(Trained, Method):
         return min(size, self.batch_size or min(_MOST_ROWS, max(2, size // 4)))
 
     def _fit(self, job: FitJob) -> BatchStatistics:
-        """Train to the mode and collect the statistics of random batches."""
         model, rows, seed = job.model, job.rows, job.seed
         layers = normalisation_layers(model)
         if not layers:
@@ -83,16 +82,13 @@ class MonteCarloBatchNorm(Trained, Method):
                 "MonteCarloBatchNorm needs a network with batch normalisation that keeps running statistics and is not "
                 "frozen; this network has none. MCDropout and MeanFieldVI support any network."
             )
-        settings = self.training_settings(batch_size=self.rows_per_step(rows.size))
-        found = fit_point(job, settings)
+        found = fit_point(job, self.training_settings(batch_size=self.rows_per_step(rows.size)))
         params = found.mean()
         with own_randomness(derive_seed(seed, "statistics")):
             batches = random_batches(rows, self.rows_per_step(rows.size), self.draws, seed)
             statistics = batch_statistics(model, params, found.buffers, layers, batches)
-        return BatchStatistics(
-            model, {name: params[name] for name in model.random_names}, statistics, points=found.points,
-            buffers=found.buffers, seed=seed, diagnostics=found.diagnostics,
-        )  # fmt: skip
+        common = {"points": found.points, "buffers": found.buffers, "seed": seed, "diagnostics": found.diagnostics}
+        return BatchStatistics(model, params, statistics, **common)
 
 
 class BatchStatistics(Posterior):

@@ -42,12 +42,7 @@ from knowable.inference.dropout.layer_trace import DropoutSite
 
 
 class DropoutDivergence:
-    """KL of masked weights to the prior of a model, up to the constant of the narrow normals.
-
-    Args:
-        model: The model.
-        sites: Where dropout acts.
-    """
+    """KL of masked weights to the prior of a model, up to the constant of the narrow normals."""
 
     def __init__(self, model: Model, sites: Sequence[DropoutSite]):
         self.model, self.sites = model, sites

@@ -31,17 +31,11 @@ _PICKS = frozenset({"__getitem__", "select", "narrow"})
 
 @dataclass(frozen=True)
 class WeightAxis:
-    """How a weight takes its layer's inputs.
-
-    Attributes:
-        name: The parameter.
-        axis: The dimension of the weight that runs over the inputs: 1, or 0 in transposed convolutions.
-        groups: Groups of a convolution.
-    """
+    """How a weight takes its layer's inputs."""
 
     name: str
-    axis: int = 1
-    groups: int = 1
+    axis: int = 1  # the dimension that runs over the inputs; 0 in transposed convolutions
+    groups: int = 1  # of a convolution
 
 
 @dataclass(frozen=True)
@@ -54,21 +48,14 @@ class DropoutSite:
     .. math:: M \Big(\frac{z}{1 - p} \odot x\Big) = \Big(M \operatorname{diag} \frac{z}{1 - p}\Big) x, \qquad
         z_j \sim \mathrm{Bernoulli}(1 - p)
 
-    So a site is a distribution over weights, whose mean is M.
-
-    Attributes:
-        places: The weights that take these inputs (one, unless several layers share them).
-        units: How many inputs are dropped independently of each other: features, or channels of a convolution.
-        rate: Probability of dropping each; 0 where noise of another kind is put on them.
-        repeat: How many neighbouring inputs are dropped together (the pixels of a channel that was flattened).
-        by_example: Whether a layer's input can be masked example by example: the weights act in linear layers and
-            convolutions alone, on inputs whose rows are the examples.
+    So a site is a distribution over weights, whose mean is M. Its inputs can be masked example by example
+    (``by_example``) if the weights act in linear layers and convolutions alone, on inputs whose rows are the examples.
     """
 
-    places: tuple[WeightAxis, ...]
-    units: int
-    rate: float
-    repeat: int = 1
+    places: tuple[WeightAxis, ...]  # the weights that take these inputs (one, unless several layers share them)
+    units: int  # features or channels that are dropped independently of each other
+    rate: float  # probability of dropping each; 0 where noise of another kind is put on them
+    repeat: int = 1  # neighbouring inputs that are dropped together (the pixels of a channel that was flattened)
     by_example: bool = False
 
     @property
@@ -107,7 +94,7 @@ class DropoutSite:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> DropoutSite:
-        """Back from plain values."""
+        """The inverse of :meth:`to_json`."""
         return cls(**{**saved, "places": tuple(WeightAxis(**place) for place in saved["places"])})
 
 
@@ -116,55 +103,33 @@ class DropoutSite:
 
 @dataclass(frozen=True)
 class DropoutOutput:
-    """One output of a dropout layer.
-
-    Attributes:
-        path: The layer.
-        call: The number of the call (a layer may be called several times).
-        channels: Of a layer that drops whole channels, how many there are; None of one that drops elements.
-    """
+    """One output of a dropout layer."""
 
     path: str
-    call: int
-    channels: int | None
+    call: int  # number of the call (a layer may be called several times)
+    channels: int | None  # of a layer that drops whole channels; None of one that drops elements
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of one or several weights by a layer.
+    """One use of one or several weights by a layer."""
 
-    Attributes:
-        kind: ``"linear"``, ``"convolution"``, ``"recurrent"``, ``"attention"`` or ``"embedding"``.
-        axes: The weights that multiply inputs, by name, and how.
-        inputs: How many inputs each of these takes.
-        first: Names of those that take the layer's own input (and not what the layer computes inside).
-        by_rows: Whether the rows of the input are the examples.
-        source: The output of a dropout layer that is the input, or None.
-    """
-
-    kind: str
-    axes: dict[str, WeightAxis]
-    inputs: dict[str, int]
-    first: tuple[str, ...]
-    by_rows: bool
-    source: DropoutOutput | None = None
+    kind: str  # "linear", "convolution", "recurrent", "attention" or "embedding"
+    axes: dict[str, WeightAxis]  # the weights that multiply inputs, by name
+    inputs: dict[str, int]  # how many inputs each of these takes
+    first: tuple[str, ...]  # names of those that take the layer's own input (and not its hidden state)
+    by_rows: bool  # whether the rows of the input are the examples
+    source: DropoutOutput | None = None  # the output of a dropout layer that is the input
 
 
 @dataclass
 class LayerTrace:
-    """The layers of a network in a forward pass.
+    """The layers of a network in a forward pass."""
 
-    Attributes:
-        calls: Uses of weights by layers, in order.
-        other_uses: Parameters that operations other than layers use.
-        outputs: Outputs of the network's own dropout layers.
-        escaped: Those outputs that reach, changed or unchanged, an operation other than a layer.
-    """
-
-    calls: list[LayerCall] = field(default_factory=list)
-    other_uses: set[str] = field(default_factory=set)
-    outputs: list[DropoutOutput] = field(default_factory=list)
-    escaped: set[DropoutOutput] = field(default_factory=set)
+    calls: list[LayerCall] = field(default_factory=list)  # uses of weights by layers, in order
+    other_uses: set[str] = field(default_factory=set)  # parameters that operations other than layers use
+    outputs: list[DropoutOutput] = field(default_factory=list)  # of the network's own dropout layers
+    escaped: set[DropoutOutput] = field(default_factory=set)  # outputs that reach an operation other than a layer
 
     def calls_of(self, name: str) -> list[LayerCall]:
         """The uses of one weight."""
@@ -172,10 +137,8 @@ class LayerTrace:
 
     def by_example(self, name: str) -> bool:
         """Whether the inputs of a weight can be masked example by example."""
-        calls = self.calls_of(name)
-        return name not in self.other_uses and all(
-            call.kind in ("linear", "convolution") and call.by_rows for call in calls
-        )
+        suits = [call.kind in ("linear", "convolution") and call.by_rows for call in self.calls_of(name)]
+        return name not in self.other_uses and all(suits)
 
 
 def trace_layers(model: Model, x: Tensor) -> LayerTrace:

@@ -33,18 +33,12 @@ from knowable.inference.dropout.shared_noise import Axis, SharedNoise, plain_att
 class SiteMasks:
     """The masks of one site in one forward pass: drawn at the first use, the same at every later use.
 
-    Args:
-        site: The site.
-        draw: ``draw(rows)`` gives masks ``(rows, units)``.
-        scale: Factor on the masks: 1 / (1 - rate) where they are zeros and ones.
-
-    Attributes:
-        mask: The masks before scaling, ``(rows, units)``; None before they are drawn.
+    ``draw(rows)`` returns masks ``(rows, units)``; ``scale`` is 1 / (1 - rate) where they are zeros and ones.
     """
 
     def __init__(self, site: DropoutSite, draw: Callable[[int], Tensor], scale: float | Tensor = 1.0):
         self.site, self._draw, self._scale = site, draw, scale
-        self.mask: Tensor | None = None
+        self.mask: Tensor | None = None  # before scaling, (rows, units); None before it is drawn
         self._factor: Tensor | None = None
 
     def factor(self, rows: int) -> Tensor:
@@ -62,20 +56,14 @@ class SiteMasks:
 
 
 class MaskedWeight(torch.Tensor):
-    """A weight with masks for the inputs of its layer; see the module's text.
-
-    Attributes:
-        loc: The weight.
-        place: How it takes its inputs.
-        masks: The masks of its site.
-    """
+    """A weight with masks for the inputs of its layer; see the module's docstring."""
 
     loc: Tensor
     place: WeightAxis
     masks: SiteMasks
 
     @staticmethod
-    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, place: WeightAxis, masks: SiteMasks) -> MaskedWeight:
         with torch._C.DisableTorchFunctionSubclass():  # a weight that is random itself is not drawn yet
             self = loc.as_subclass(cls)
         self.loc, self.place, self.masks = loc, place, masks
@@ -207,6 +195,5 @@ class MaskedWeights(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, placement: dict[str, Any], prediction: str, **common: Any
     ) -> MaskedWeights:
-        return cls(
-            model, without_prefix("loc.", tensors), Placement.from_json(placement), prediction=prediction, **common
-        )
+        loc = without_prefix("loc.", tensors)
+        return cls(model, loc, Placement.from_json(placement), prediction=prediction, **common)

@@ -197,11 +197,10 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     sites = zip(placement.sites, objective.rates(), strict=True)
     found = replace(placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
     terms = objective.final_elbo(rows, seed) | {f"rate.{site.name}": site.rate for site in found.sites}
-    return MaskedWeights(
-        model, params, found, prediction=method.prediction, points={name: params[name] for name in model.point_names},
-        buffers=objective.net_buffers, seed=seed,
-        diagnostics=training_diagnostics(method, model, result, params, terms, _notes(placement)),
-    )  # fmt: skip
+    diagnostics = training_diagnostics(method, model, result, params, terms, _notes(placement))
+    points = {name: params[name] for name in model.point_names}
+    common = {"points": points, "buffers": objective.net_buffers, "seed": seed, "diagnostics": diagnostics}
+    return MaskedWeights(model, params, found, prediction=method.prediction, **common)
 
 
 def _notes(placement: Placement) -> tuple[str, ...]:
@@ -221,17 +220,8 @@ class DropoutObjective(Objective):
     .. math:: \mathrm{ELBO} = E_z\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta(z))\Big] - \mathrm{KL}(q \,\|\, p)
 
     The two ways to the same expectation: a mask of its own for each example, on the inputs of the layers (less variance
-    of the gradient, since the examples' noise averages out), or one draw of the weights for the whole batch.
-
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        placement: Where dropout acts.
-        way: ``"activations"`` or ``"weights"``.
-        draws: Masks for each example (or draws of the weights) in each step.
-        estimator: How rates are learned: ``"concrete"`` (relaxed masks) or ``"score"`` (hard masks and the score
-            function); None leaves them as they are.
-        relaxation: Temperature t of the relaxed masks.
+    of the gradient, since the examples' noise averages out), or one draw of the weights for the whole batch. Settings
+    are those of the methods; ``estimator=None`` leaves the rates as they are.
 
     Attributes:
         values: Means of all parameters, in the order of ``names``.
@@ -373,10 +363,7 @@ def score_term(values: Tensor, log_q: Tensor) -> Tensor:
 
     for each row, over K draws: the baseline of a draw is the mean of the others for the same row, which does not depend
     on its masks, so the estimate stays unbiased (REINFORCE: Williams, 1992; the baseline: Kool et al., 2019).
-
-    Args:
-        values: Log likelihoods ``(draws, rows)``.
-        log_q: Log probabilities of the masks they were computed with, of the same shape.
+    ``values`` are log likelihoods ``(draws, rows)``, ``log_q`` the log probabilities of their masks.
     """
     count = len(values)
     advantage = (values - values.mean(0)).detach() * (count / (count - 1))

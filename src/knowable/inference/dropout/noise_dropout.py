@@ -181,22 +181,12 @@ class NoiseObjective(VariationalObjective):
 
     The KL is a function of α alone. A learned α is :math:`\alpha_\max\, \sigma(a)`. Weights of ``zero_mean`` have no θ:
     they are :math:`\mathcal{N}(0, \sigma^2)` with σ learned. Their KL does not depend on σ: it is the limit of infinite
-    α, where it is 0.
-
-    Args:
-        model: The model, with its log-uniform priors.
-        x: Rows like those of the data.
-        size: Number of training examples N.
-        alpha: Variance of the noise, or its upper limit where it is learned.
-        share: What has an α of its own: ``"layer"``, ``"neuron"`` (a weight's first dimension) or ``"weight"``. None:
-            α is not learned.
-        zero_mean: Names of the weights without a mean.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+    α, where it is 0. ``alpha`` is the variance of the noise, or its upper limit where it is learned (``share``).
 
     Attributes:
-        theta: Means of the weights that have one, end to end.
-        logits: The numbers a of all groups, end to end; empty where α is set.
-        log_sigma: Log scales of the weights without a mean, end to end.
+        theta: Means of the weights that have one, concatenated.
+        logits: The numbers a of all groups, concatenated; empty where α is set.
+        log_sigma: Log scales of the weights without a mean, concatenated.
     """
 
     recordable = True
@@ -253,8 +243,7 @@ class NoiseObjective(VariationalObjective):
     def log_alphas(self) -> Params:
         """Log α of each weight that has a mean, of a shape that broadcasts to the weight's."""
         if self.share is None:
-            fixed = self.theta.new_tensor(math.log(self.alpha))
-            return dict.fromkeys(self.with_mean.names, fixed)
+            return dict.fromkeys(self.with_mean.names, self.theta.new_tensor(math.log(self.alpha)))
         return self.groups.views(math.log(self.alpha) + nn.functional.logsigmoid(self.logits))
 
     def loc_and_scale(self) -> tuple[Params, Params]:

@@ -1,10 +1,8 @@
 """Noise on whole units: one positive random factor for each input of a layer, and the posterior of such weights.
 
-Two priors, which both want most units to vanish:
-
-- the log-uniform one, on an interval, with a truncated log-normal posterior (Neklyudov et al., 2017);
-- the Horseshoe, a product of half-Cauchy scales of the layer and of each unit, with log-normal posteriors of their
-  gamma and inverse gamma parts (Louizos, Ullrich and Welling, 2017).
+Two sparsity-inducing priors: log-uniform on an interval, with a truncated log-normal posterior (Neklyudov et al.,
+2017); and the Horseshoe, a product of half-Cauchy scales of the layer and of each unit, with log-normal posteriors of
+their gamma and inverse gamma parts (Louizos, Ullrich and Welling, 2017).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from knowable.inference.dropout.truncated_log_normal import (
     mean_and_relative_variance,
 )
 
-_NARROWEST, _WIDEST = 1e-4, 10.0  # of the truncated log-normal's scale; the second in lengths of the interval
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-4, 10.0  # of the truncated log-normal; the second in lengths of the interval
 _GAMMA_CONSTANT = 0.5 * (1 + math.log(2))
 
 
@@ -101,9 +99,9 @@ class NoisyUnits(Posterior):
 
         .. math:: \mathrm{SNR}_i = \max_j \frac{|E[w_{ij}]|}{\mathrm{sd}[w_{ij}]}
 
-        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (It is no
-        mean, because weights into outputs that are noise themselves are not informative.) Where v are point estimates,
-        this is the ratio of mean and standard deviation of the factor.
+        over the weights that take input i: a unit is noise if none of its weights has more signal than noise. (It is
+        the maximum and not the mean, because weights into outputs that are noise themselves are uninformative.) Where v
+        are point estimates, this is the ratio of mean and standard deviation of the factor.
         """
         found = {name: torch.full_like(value, torch.inf) for name, value in self.loc.items()}
         for site, each in zip(self.sites, self._signal_to_noise_of_units(), strict=True):
@@ -143,9 +141,8 @@ class NoisyUnits(Posterior):
 
     @classmethod
     def _from_tensors(
-        cls, model: Model, tensors: dict[str, Tensor], *, sites: list[dict[str, Any]], noises: list[dict[str, Any]],
-        **common: Any,
-    ) -> NoisyUnits:  # fmt: skip
+        cls, model: Model, tensors: dict[str, Tensor], *, sites: list[Any], noises: list[Any], **common: Any
+    ) -> NoisyUnits:
         places = [DropoutSite.from_json(site) for site in sites]
         made = [
             noise_from(settings, site.units, without_prefix(f"noise.{i}.", tensors))
@@ -168,10 +165,9 @@ def times_noise(values: Params, sites: Sequence[DropoutSite], factors: Sequence[
 
 def noise_from(settings: dict[str, Any], units: int, state: Params) -> GroupNoise:
     """Restore saved factors."""
-    like = state["loc"]
     kinds = {"log_uniform": LogUniformNoise, "horseshoe": HorseshoeNoise}
     own = {name: value for name, value in settings.items() if name != "prior"}
-    noise = kinds[settings["prior"]](units, like=like, **own)
+    noise = kinds[settings["prior"]](units, like=state["loc"], **own)
     noise.load_state_dict(state)
     return noise
 
@@ -180,15 +176,11 @@ def noise_from(settings: dict[str, Any], units: int, state: Params) -> GroupNois
 
 
 class GroupNoise(nn.Module, ABC):
-    """The factors of one layer's inputs: how they are distributed, and how far that is from the prior."""
+    """The factors on one layer's inputs: their distribution, and its KL divergence from the prior."""
 
     @abstractmethod
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Factors ``(rows, units)``, differentiable; from the global generator if none is given."""
-
-    def divergence(self) -> Tensor:
-        """KL(q ‖ p), summed over units."""
-        return self.total_divergence([self])
 
     @classmethod
     @abstractmethod
@@ -215,10 +207,10 @@ class LogUniformNoise(GroupNoise):
     r"""Truncated log-normal factors in :math:`[e^{-a}, 1]`, under the log-uniform prior on the same interval.
 
     Args:
-        units: How many there are.
-        span: a, the length of the interval: the factors' logarithm lies between -a and 0.
-        initial_scale: Standard deviation of the logarithm to begin with, at a location of 0.
-        like: A tensor of the type and device to use.
+        units: Number of factors.
+        span: Length a of the interval: the log factors lie between -a and 0.
+        initial_scale: Initial standard deviation of the log factors, whose location starts at 0.
+        like: A tensor of the dtype and device to use.
     """
 
     def __init__(self, units: int, *, span: float, initial_scale: float = 0.02, like: Tensor):
@@ -229,14 +221,13 @@ class LogUniformNoise(GroupNoise):
 
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Factors ``(rows, units)``, by the inverse CDF."""
-        uniform = torch.rand(
-            (rows, len(self.loc)), generator=generator, dtype=torch.float64, device=self.loc.device
-        )  # fmt: skip
+        shape = (rows, len(self.loc))
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.loc.device)
         return draw_log_noise(self.loc, self.log_scale.exp(), -self.span, 0.0, uniform).exp()
 
     @classmethod
     def total_divergence(cls, noises: Sequence[LogUniformNoise]) -> Tensor:
-        """In closed form; all have the same interval."""
+        """In closed form; all layers have the same interval."""
         loc, log_scale = (torch.cat([getattr(each, part) for each in noises]) for part in ("loc", "log_scale"))
         return divergence_from_log_uniform(loc, log_scale.exp(), -noises[0].span, 0.0).sum()
 
@@ -252,10 +243,10 @@ class LogUniformNoise(GroupNoise):
     def clamp_parameters(self) -> None:
         """Clamp the location to one length of the interval outside it, and the scale to ten lengths.
 
-        Beyond, the distribution is a point or the prior, and gradients vanish.
+        Beyond these the distribution is a point mass or the prior, and gradients vanish.
         """
         self.loc.clamp_(-2 * self.span, self.span)
-        self.log_scale.clamp_(math.log(_NARROWEST), math.log(_WIDEST * self.span))
+        self.log_scale.clamp_(math.log(_SMALLEST_SCALE), math.log(_LARGEST_SCALE * self.span))
 
 
 class HorseshoeNoise(GroupNoise):
@@ -266,18 +257,18 @@ class HorseshoeNoise(GroupNoise):
 
     with independent log-normal posteriors. All units of a draw share its :math:`s_a` and :math:`s_b`.
 
-    What is drawn is :math:`z_i / \bar z_i`, with the median :math:`\bar z_i` of the factor taken out and given to the
-    weights: :math:`w_{ij} = z_i v_{ij}` with :math:`v_{ij} \sim \mathcal{N}(0, 1)` a priori is
-    :math:`(z_i / \bar z_i)\, u_{ij}` with :math:`u_{ij} \sim \mathcal{N}(0, \bar z_i^2)`. It is the same distribution.
-    But in these coordinates the likelihood does not see the medians, and the divergence alone, which is exact, moves
-    them; else a factor and the width of its weights would have to move against each other in step.
+    Draws are of :math:`z_i / \bar z_i`, with the median :math:`\bar z_i` of the factor absorbed by the weights:
+    :math:`w_{ij} = z_i v_{ij}` with the prior :math:`v_{ij} \sim \mathcal{N}(0, 1)` is
+    :math:`(z_i / \bar z_i)\, u_{ij}` with :math:`u_{ij} \sim \mathcal{N}(0, \bar z_i^2)`, the same distribution. Then
+    the likelihood does not depend on the medians, whose gradient is that of the closed-form KL alone; otherwise a
+    factor and the scale of its weights would be strongly correlated.
 
     Args:
-        units: How many there are.
-        global_scale: :math:`\tau_0`.
-        initial_scale: Standard deviation of the logarithm of every part to begin with.
-        initial_median: Where the medians begin.
-        like: A tensor of the type and device to use.
+        units: Number of factors.
+        global_scale: Scale :math:`\tau_0` of the layer's half-Cauchy prior.
+        initial_scale: Initial standard deviation of the logarithm of every part.
+        initial_median: Initial value of the medians.
+        like: A tensor of the dtype and device to use.
     """
 
     def __init__(
@@ -285,31 +276,27 @@ class HorseshoeNoise(GroupNoise):
     ):
         super().__init__()
         self.global_scale = global_scale
-        lift = 2 * math.log(initial_median / global_scale)
-        begin = (
-            [0.0, lift] if lift > 0 else [lift, 0.0]
-        )  # the gamma part has its tail at 0, the inverse gamma part at infinity
-        self.global_loc = nn.Parameter(like.new_tensor(begin))  # of log s_a and log s_b
+        shift = 2 * math.log(initial_median / global_scale)
+        initial = [min(shift, 0.0), max(shift, 0.0)]  # the gamma part has its tail at 0, the inverse gamma at infinity
+        self.global_loc = nn.Parameter(like.new_tensor(initial))  # of log s_a and log s_b
         self.global_log_scale = nn.Parameter(like.new_full((2,), math.log(initial_scale)))
         self.loc = nn.Parameter(like.new_zeros(2, units))  # of log α and log β
         self.log_scale = nn.Parameter(like.new_full((2, units), math.log(initial_scale)))
 
     def draw(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Factors ``(rows, units)`` over their medians: half the sum of all logarithms, which are normal."""
-        noise = torch.randn(
-            (rows, 1 + self.loc.shape[1]), generator=generator, dtype=self.loc.dtype, device=self.loc.device
-        )  # fmt: skip
+        shape = (rows, 1 + self.loc.shape[1])
+        noise = torch.randn(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         of_layer, of_unit = self._log_variances()
         return torch.exp(of_layer.sqrt() * noise[:, :1] + of_unit.sqrt() * noise[:, 1:])
 
     @classmethod
     def total_divergence(cls, noises: Sequence[HorseshoeNoise]) -> Tensor:
         """In closed form, of all four parts."""
-        loc = torch.cat([part for each in noises for part in (each.global_loc.unsqueeze(1), each.loc)], 1)
-        log_scale = torch.cat(
-            [part for each in noises for part in (each.global_log_scale.unsqueeze(1), each.log_scale)], 1
-        )
-        found = divergence_from_gamma(loc[0], log_scale[0]) + divergence_from_inverse_gamma(loc[1], log_scale[1])
+        locs = [part for each in noises for part in (each.global_loc.unsqueeze(1), each.loc)]
+        log_scales = [part for each in noises for part in (each.global_log_scale.unsqueeze(1), each.log_scale)]
+        (gamma, inverse), (gamma_scale, inverse_scale) = torch.cat(locs, 1), torch.cat(log_scales, 1)
+        found = divergence_from_gamma(gamma, gamma_scale) + divergence_from_inverse_gamma(inverse, inverse_scale)
         return found.sum()
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -327,19 +314,13 @@ class HorseshoeNoise(GroupNoise):
         return math.log(self.global_scale) + 0.5 * (self.global_loc.sum() + self.loc.sum(0))
 
     def _log_variances(self) -> tuple[Tensor, Tensor]:
-        """Variances of log z: what the units share, and what each has of its own."""
+        """Variances of log z: of the part that all units share, and of each unit's own part ``(units,)``."""
         return 0.25 * torch.exp(2 * self.global_log_scale).sum(), 0.25 * torch.exp(2 * self.log_scale).sum(0)
 
 
-# --- KL of log-normal distributions from the two parts of a squared half-Cauchy variable -----------------------------
+# --- KL of log-normals from the two parts of a squared half-Cauchy variable ------------------------------------------
 #
-# The square of a half-Cauchy variable is the product of a gamma and an inverse gamma variable (Louizos, Ullrich and
-# Welling, 2017; Neville, Ormerod and Wand, 2014):
-#
-# .. math:: \alpha \sim \mathrm{Gamma}(\tfrac12, 1),\; \beta \sim \mathrm{InverseGamma}(\tfrac12, 1)
-#     \quad\Rightarrow\quad \sqrt{\alpha\beta} \sim C^+(0, 1)
-#
-# With a log-normal posterior for each part, both divergences are in closed form.
+# α ~ Gamma(½, 1) and β ~ InverseGamma(½, 1) make √(αβ) ~ C⁺(0, 1) (Neville, Ormerod and Wand, 2014).
 
 
 def divergence_from_gamma(loc: Tensor, log_scale: Tensor) -> Tensor:

@@ -27,13 +27,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.network import Network
 from knowable.core.network.params import select_names
 from knowable.errors import InvalidArgument, Unsupported
-from knowable.inference.dropout.layer_trace import (
-    DropoutOutput,
-    DropoutSite,
-    LayerCall,
-    LayerTrace,
-    trace_layers,
-)
+from knowable.inference.dropout.layer_trace import DropoutOutput, DropoutSite, LayerCall, LayerTrace, trace_layers
 from knowable.inference.dropout.shared_noise import random_axes, turn_on_noise
 
 DEFAULT_RATE = 0.1
@@ -43,17 +37,11 @@ _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 @dataclass(frozen=True)
 class Placement:
-    """Where dropout acts in one network.
+    """Where dropout acts in one network."""
 
-    Attributes:
-        sites: Inputs of layers that are dropped: a distribution over weights.
-        own_rates: The rates that the network's own dropout layers run at, by path (0: turned off).
-        noisy: Whether something else in the network draws random numbers.
-    """
-
-    sites: tuple[DropoutSite, ...]
-    own_rates: dict[str, float]
-    noisy: bool = False
+    sites: tuple[DropoutSite, ...]  # inputs of layers that are dropped: a distribution over weights
+    own_rates: dict[str, float]  # of the network's own dropout layers, by path (0: turned off)
+    noisy: bool = False  # whether something else in the network draws random numbers
 
     def network(self, model: Model, *, noise: bool = False) -> Network:
         """The model's network with its own dropout layers at their rates.
@@ -75,31 +63,26 @@ class Placement:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Placement:
-        """Back from plain values."""
-        return cls(
-            tuple(DropoutSite.from_json(site) for site in saved["sites"]), dict(saved["own_rates"]), saved["noisy"]
-        )
+        """The inverse of :meth:`to_json`."""
+        sites = tuple(DropoutSite.from_json(site) for site in saved["sites"])
+        return cls(sites, dict(saved["own_rates"]), saved["noisy"])
 
 
 def place_dropout(
     model: Model, x: Tensor, *, rate: float | None, where: str | Iterable[str] | None, learned: bool = False
 ) -> Placement:
-    """Decide where dropout acts.
+    """Decide where dropout acts in a network, on rows like ``x``; only random weights are dropped.
 
-    Args:
-        model: The model; only its random weights are dropped.
-        x: A few rows of data.
-        rate: The rate; None leaves the network's own layers at theirs, and is 0.1 elsewhere. (Calls of ``F.dropout``
-            have the rate that the code gives them.)
-        where: Names or globs of weights whose inputs are dropped, or None.
-        learned: Whether rates will be learned, for which there must be a site.
+    ``rate=None`` leaves the network's own layers at theirs, and is 0.1 elsewhere; calls of ``F.dropout`` keep their
+    rate. If rates are ``learned`` there must be a site.
     """
     trace = trace_layers(model, x)
     own = _own_rates(model.network)
-    names = _default_weights(trace, model)
     if where is not None:
         names = _named_weights(where, trace, model)
-    else:
+    else:  # all but those that take the network's input, unless there are no others
+        first = trace.calls[0].first if trace.calls else ()
+        names = [name for name in _weights(trace, model) if name not in first] or _weights(trace, model)
         sites, moved = _own_sites(trace, model, {path: rate or p for path, p in own.items()})
         kept = {path: 0.0 if path in moved else rate or p for path, p in own.items()}
         placement = _with_noise(model, x, sites, kept)
@@ -114,11 +97,6 @@ def place_noise(model: Model, x: Tensor, *, where: str | Iterable[str] | None) -
 
     The network's own dropout layers are off. The channels of images stay if there are fewer than four of them, unless
     ``where`` names the first convolution.
-
-    Args:
-        model: The model; only random weights have noise.
-        x: A few rows of data.
-        where: Names or globs of weights whose inputs have noise, or None.
     """
     trace = trace_layers(model, x)
     names = _weights(trace, model) if where is None else _named_weights(where, trace, model)
@@ -168,13 +146,6 @@ def _channels_of_images(trace: LayerTrace) -> tuple[str, ...]:
     return first.first if first is not None and few else ()
 
 
-def _default_weights(trace: LayerTrace, model: Model) -> list[str]:
-    """All random weights but those that take the network's input, unless there are no others."""
-    names = _weights(trace, model)
-    first = trace.calls[0].first if trace.calls else ()
-    return [name for name in names if name not in first] or names
-
-
 def _sites_at(names: list[str], trace: LayerTrace, rate: float) -> list[DropoutSite]:
     """A site of its own for every weight."""
     found = []
@@ -205,22 +176,14 @@ def _own_sites(trace: LayerTrace, model: Model, rates: dict[str, float]) -> tupl
     sites: list[DropoutSite] = []
     moved = set()
     for path, rate in rates.items():
-        if _between_recurrent_layers(path, model):
+        if isinstance(model.network.modules(training=True)[path], nn.RNNBase):  # dropout between its layers
             moved.add(path)
-            names = [name for name in _weights(trace, model) if _belongs(name, path)]
+            names = [name for name in _weights(trace, model) if name.rpartition(".")[0] == path]
             sites += _sites_at([name for name in names if "weight_ih_l" in name and "_l0" not in name], trace, rate)
         elif outputs[path] and all(_can_move(output, trace) for output in outputs[path]):
             moved.add(path)
             sites += [site for output in outputs[path] for site in _site_of(output, trace, model, rate)]
     return sites, moved
-
-
-def _between_recurrent_layers(path: str, model: Model) -> bool:
-    return isinstance(model.network.modules(training=True)[path], nn.RNNBase)
-
-
-def _belongs(name: str, path: str) -> bool:
-    return name.rpartition(".")[0] == path
 
 
 def _can_move(output: DropoutOutput, trace: LayerTrace) -> bool:

@@ -61,24 +61,16 @@ def plain_attention() -> AbstractContextManager[Any]:
 
 
 class SharedNoise(TorchDispatchMode):
-    """Inside this block, random operations draw for one row, and all rows share the draw.
-
-    Args:
-        axes: The row axis of each random operation, from :func:`random_axes`.
-    """
+    """Inside this block, random operations draw for one row, and all rows share the draw; see :func:`random_axes`."""
 
     def __init__(self, axes: Sequence[Axis | None]):
         super().__init__()
-        self._axes = list(axes)
-        self._next = 0
+        self._axes = iter(axes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, or its shared version."""
         kwargs = kwargs or {}
-        if not _is_random(func):
-            return func(*args, **kwargs)
-        axis = self._axes[self._next] if self._next < len(self._axes) else None
-        self._next += 1
+        axis = next(self._axes, None) if _is_random(func) else None
         if axis is None:
             return func(*args, **kwargs)
         if func is _ATEN.native_dropout.default:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.model import Model
@@ -17,10 +17,9 @@ from knowable.core.support.checks import check_count
 from knowable.core.training.loop import TrainingResult
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.dropout.mc_dropout import check_where
-from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.gaussian_weight import local_rule, local_weights
 from knowable.inference.variational.method import VariationalMethod, check_normals, tempering_notes, warmup_notes
-from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.normals import FlatNormalDistribution, FlatNormals, standard_noise
 from knowable.inference.variational.objective import (
     VariationalObjective,
     expected_log_likelihood,
@@ -118,17 +117,8 @@ class SparseVariationalDropout(VariationalMethod):
 # --- the objective ---------------------------------------------------------------------------------------------------
 
 
-class SparseObjective(VariationalObjective):
-    """-ELBO / N of independent normals under log-uniform priors.
-
-    Args:
-        model: The model, with its log-uniform priors.
-        x: Rows like those of the data.
-        size: Number of training examples N.
-        watch: A weight whose mean and log alpha are recorded after every epoch, or None.
-        initial_scale: Standard deviation of all weights at the start.
-        start: First means, where they are not the model's own.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+class SparseObjective(FlatNormalDistribution, VariationalObjective):
+    """-ELBO / N of independent normals under log-uniform priors; settings as in the method.
 
     Attributes:
         normals: How the random parameters are laid out in ``q``.
@@ -151,9 +141,7 @@ class SparseObjective(VariationalObjective):
         super().__init__(model, size, start=start, **common)
         self.watch = watch
         first = first_values(model, start)
-        self.normals = FlatNormals.of(model, x, first, "local")
-        self.layout = self.normals.layout
-        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
+        self.hold(FlatNormals.of(model, x, first, "local"), first, initial_scale)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
@@ -162,22 +150,6 @@ class SparseObjective(VariationalObjective):
         kl, loc, variance, draws = self.normals.draw(self.q, noise, recording=self.recording)
         thetas = [{**draw, **local_weights(loc, variance, local_rule, recording=self.recording)} for draw in draws]
         return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
-
-    def loc_and_scale(self) -> tuple[Params, Params]:
-        """Means and standard deviations of the noisy weights, by name, differentiable."""
-        return self.normals.loc_and_scale(self.q)
-
-    def kl_divergence(self) -> Tensor:
-        """KL(q ‖ p), up to the constant of the improper prior."""
-        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
-
-    def entropy(self) -> Tensor:
-        """H[q] in closed form."""
-        return entropy_of_normals(self.q[1])
-
-    def draw_weights(self, count: int) -> list[Params]:
-        """Draws of all noisy weights."""
-        return self.normals.sample(self.q, count)
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals, and the frames."""

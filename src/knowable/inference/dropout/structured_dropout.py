@@ -113,7 +113,12 @@ class StructuredDropout(VariationalMethod):
         """The loss that :meth:`fit` minimises, for ``size`` rows of data that look like ``x``."""
         placement, local = place_noise(model, x, where=self.where), None
         if self.prior == "horseshoe":
-            _refuse_joint_prior(model)
+            if any(model.prior.prior_of(name) is None for name in model.random_names):
+                raise Unsupported(
+                    "StructuredDropout(prior='horseshoe') replaces the prior of some weights, which a joint prior over "
+                    "all weights does not allow. Give the model a prior by name, such as Normal(1.0), or use "
+                    "prior='log_uniform'."
+                )
             usage = trace_usage(model, x)
             local = {name for name in model.random_names if usage.suits(name, "local")}
         check_priors(model, placement.sites if local is None else ())
@@ -138,19 +143,8 @@ class StructuredDropout(VariationalMethod):
         notes = super()._notes(model, size, result)
         if self.prior == "log_uniform":
             return notes
-        return (
-            "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used.",
-            *notes,
-        )
-
-
-def _refuse_joint_prior(model: Model) -> None:
-    if any(model.prior.prior_of(name) is None for name in model.random_names):
-        raise Unsupported(
-            "StructuredDropout(prior='horseshoe') replaces the prior of some weights, which a prior over all weights "
-            "as a whole does not allow. Give the model a prior by name, such as Normal(1.0), or use "
-            "prior='log_uniform'."
-        )
+        replaced = "The Horseshoe is the prior of all weights with factors; the model's own prior of them is not used."
+        return (replaced, *notes)
 
 
 # --- the objective ---------------------------------------------------------------------------------------------------
@@ -164,17 +158,8 @@ class StructuredDropoutObjective(VariationalObjective):
 
     Every example has its own z, on the inputs of its layer; weights of recurrent and attention layers, which have no
     such input, have one z for a step. Where v is random too, linear layers and convolutions whose inputs are multiplied
-    by z draw their outputs (local reparameterisation); other weights are drawn themselves.
-
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        placement: Where noise acts.
-        noises: The factors of each of its sites.
-        local: With random v, the weights whose layers draw their outputs; None where v are point estimates.
-        initial_scale: Standard deviation of random v at the start.
-        start: Values to begin at, where they are not the model's own.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
+    by z draw their outputs (local reparameterisation: ``local``, None where v are point estimates); other weights are
+    drawn themselves.
 
     Attributes:
         values: v, or its means, and all other random parameters of the model, which are point estimates here.
@@ -242,19 +227,16 @@ class StructuredDropoutObjective(VariationalObjective):
 
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of the weights, each with one z for all examples."""
-        return [self._one_draw() for _ in range(count)]
-
-    def _one_draw(self) -> Params:
-        values = self.means()
-        drawn = {**values, **{k: values[k] + s * torch.randn_like(s) for k, s in self.scales().items()}}
-        return times_noise(drawn, self.placement.sites, [noise.draw(1)[0] for noise in self.noises])
+        values, scales, found = self.means(), self.scales(), []
+        for _ in range(count):
+            drawn = {**values, **{name: values[name] + s * torch.randn_like(s) for name, s in scales.items()}}
+            found.append(times_noise(drawn, self.placement.sites, [noise.draw(1)[0] for noise in self.noises]))
+        return found
 
     def posterior(self, **common: Any) -> NoisyUnits:
         """The current distribution."""
-        noises = list(self.noises)
-        return NoisyUnits(
-            self.model, self.means(), self.placement.sites, noises, scale=self.scales(), **self.shared(common)
-        )
+        common = {"scale": self.scales(), **self.shared(common)}
+        return NoisyUnits(self.model, self.means(), self.placement.sites, list(self.noises), **common)
 
     def kl_divergence(self) -> Tensor:
         """KL(q ‖ p) of the factors, and of v where it is random, in closed form."""

@@ -1,19 +1,17 @@
-r"""Truncated log-normal noise: its divergence from the log-uniform prior, its moments, and draws.
+r"""Truncated log-normal noise: its KL divergence from the log-uniform prior, its moments, and draws.
 
 :math:`\log\theta` is normal with location μ and scale σ, truncated to :math:`[a, b]` (Neklyudov et al., 2017). Every
-quantity is written from the end of the interval that is nearer to μ: with
+quantity is computed from the end of the interval that is nearer to μ: with
 
 .. math:: h = \frac{b - a}{\sigma}, \qquad
     \alpha = \frac{a - \mu}{\sigma} \;\text{ or }\; \frac{\mu - b}{\sigma}, \qquad
     R(\alpha) = \int_0^h e^{-\alpha u - u^2 / 2}\, du,
 
 :math:`\log\theta = a + \sigma u` or :math:`b - \sigma u`, where u has the density
-:math:`e^{-\alpha u - u^2/2} / R(\alpha)`. If μ lies inside the interval, α is negative and R a difference of error
-functions with no cancellation in it; if μ lies far outside, all mass is in a tail, and R is a difference of Mills
-ratios (scaled complementary error functions), which do not vanish where the tail does.
-
-There is one distribution for each unit of a layer, so that all of this is computed in double precision, whatever that
-of the network.
+:math:`e^{-\alpha u - u^2/2} / R(\alpha)`. If μ lies inside the interval, α is negative and R is a difference of error
+functions without cancellation; if μ lies far outside, all mass is in a tail, and R is a difference of Mills ratios
+(scaled complementary error functions), which do not underflow as the tail does. There is one distribution for each unit
+of a layer, few enough to compute all of this in double precision.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _ROOT_TWO = math.sqrt(2.0)
-_TAIL = 2.0  # α from which draws are found in log space
+_TAIL = 2.0  # α from which the CDF is inverted in log space
 _NEWTON_STEPS = 6
 _SMALLEST = 2.0**-40  # distance of uniform numbers from 0 and 1
 _TINY = 1e-300
@@ -60,11 +58,10 @@ def mean_and_relative_variance(loc: Tensor, scale: Tensor, low: float, high: flo
     """
     alpha, width, top = _from_nearer_end(loc, scale, low, high)
     step = torch.where(top, scale.double(), -scale.double())
-    (base, base_normal), (one, one_normal), (two, two_normal) = (
-        _log_masses(alpha + k * step, width) for k in range(3)
-    )  # fmt: skip
+    masses = (_log_masses(alpha + k * step, width) for k in range(3))
+    (base, base_normal), (one, one_normal), (two, two_normal) = masses
     end = torch.where(top, high, low)
-    inside = alpha <= 0  # there R has a factor exp(α² / 2), whose part in the differences is known
+    inside = alpha <= 0  # where the factor exp(α² / 2) of R is taken out of the differences by hand
     log_mean = end + torch.where(inside, step * alpha + 0.5 * step**2 + one_normal - base_normal, one - base)
     excess = torch.where(inside, step**2 + two_normal - 2 * one_normal + base_normal, two - 2 * one + base)
     return log_mean.exp().to(loc.dtype), torch.expm1(excess.clamp_min(1e-16)).to(loc.dtype)
@@ -84,7 +81,7 @@ def draw_log_noise(loc: Tensor, scale: Tensor, low: float, high: float, uniform:
 
 
 def _from_nearer_end(loc: Tensor, scale: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """α and h of the module's text, and whether the nearer end is the upper one."""
+    """α and h of the module's docstring, and whether the nearer end is the upper one."""
     loc, scale = loc.double(), scale.double()
     top = loc > 0.5 * (low + high)
     return torch.where(top, loc - high, low - loc) / scale, (high - low) / scale, top
@@ -92,15 +89,15 @@ def _from_nearer_end(loc: Tensor, scale: Tensor, low: float, high: float) -> tup
 
 def _log_masses(alpha: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Log R(α), and the log mass of the standard normal on [α, α + h], which is R(α) φ(α)."""
-    turned = 2 * alpha + width < 0  # then seen from the other end
-    near = torch.where(turned, -alpha - width, alpha)
+    mirrored = 2 * alpha + width < 0  # then computed from the other end
+    near = torch.where(mirrored, -alpha - width, alpha)
     tail = near > 0
     outside, inside = near.clamp_min(0.0), near.clamp_max(0.0)
-    falls = torch.exp(-width * (outside + 0.5 * width))
-    log_scaled = (mills_ratio(outside) - falls * mills_ratio(outside + width)).clamp_min(_TINY).log()
+    decay = torch.exp(-width * (outside + 0.5 * width))
+    log_scaled = (mills_ratio(outside) - decay * mills_ratio(outside + width)).clamp_min(_TINY).log()
     log_inside = (0.5 * (torch.erf((inside + width) / _ROOT_TWO) - torch.erf(inside / _ROOT_TWO))).log()
-    turn = torch.where(turned, -width * (alpha + 0.5 * width), 0.0)
-    log_mass = torch.where(tail, log_scaled + turn, log_inside + 0.5 * alpha**2 + _HALF_LOG_TWO_PI)
+    shift = torch.where(mirrored, -width * (alpha + 0.5 * width), 0.0)
+    log_mass = torch.where(tail, log_scaled + shift, log_inside + 0.5 * alpha**2 + _HALF_LOG_TWO_PI)
     return log_mass, torch.where(tail, log_scaled - 0.5 * outside**2 - _HALF_LOG_TWO_PI, log_inside)
 
 
@@ -110,11 +107,11 @@ def mills_ratio(x: Tensor) -> Tensor:
 
 
 class _Draw(torch.autograd.Function):
-    """Draws by the inverse CDF, with their implicit gradients."""
+    """Draws by the inverse CDF, with implicit gradients."""
 
     @staticmethod
     def forward(ctx: Any, loc: Tensor, scale: Tensor, low: float, high: float, uniform: Tensor) -> Tensor:
-        """Find u for every uniform number, and how it moves with location and scale."""
+        """The draws, and their derivatives with respect to location and scale."""
         alpha, width, top = _from_nearer_end(loc, scale, low, high)
         u = _inverse_cdf(alpha, width, uniform)
         exponent = u * (alpha + 0.5 * u)
@@ -134,7 +131,7 @@ class _Draw(torch.autograd.Function):
 
 
 def _inverse_cdf(alpha: Tensor, width: Tensor, uniform: Tensor) -> Tensor:
-    """The u in [0, h] at which the CDF has the given values, ``(rows, units)``."""
+    """The u in [0, h] at which the CDF has the values ``uniform``, ``(rows, units)``."""
     near, far = torch.special.ndtr(-alpha), torch.special.ndtr(-alpha - width)
     found = -torch.special.ndtri((1 - uniform) * near + uniform * far) - alpha
     tail = (alpha > _TAIL).nonzero().squeeze(-1)
@@ -144,7 +141,7 @@ def _inverse_cdf(alpha: Tensor, width: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _inverse_cdf_of_tail(alpha: Tensor, width: Tensor, uniform: Tensor) -> Tensor:
-    r"""The same by Newton's steps on the log of the upper tail, which is concave and so is never overshot.
+    r"""The same by Newton's method on the log of the upper tail, which is concave, so that no step overshoots.
 
     .. math:: \log\frac{1 - \Phi(\alpha + u)}{1 - \Phi(\alpha)} = \log\frac{r(\alpha + u)}{r(\alpha)} - \alpha u -
         \frac{u^2}{2}, \qquad \text{with slope } -1 / r(\alpha + u)

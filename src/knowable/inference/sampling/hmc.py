@@ -45,9 +45,8 @@ class HMC(Sampler):
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: Leapfrog step, or None to tune it.
@@ -87,9 +86,7 @@ class HMC(Sampler):
         """The transition."""
         return HMCKernel(self, metrics.kind_for(self.mass, dimension))
 
-    def begins_near_modes(self, dimension: int) -> bool:
-        """Where step size and a dense mass matrix are tuned."""
-        return tunes_at_modes(self, dimension)
+    begins_near_modes = tunes_at_modes
 
 
 _FIRST_STEPS = 4  # of a trajectory, before its length is tuned
@@ -102,19 +99,12 @@ DIVERGED = 1000.0  # energy error in nats beyond which a trajectory counts as di
 
 @dataclass(frozen=True)
 class HMCState(MetricState):
-    """The state of HMC.
+    """The state of HMC."""
 
-    Attributes:
-        step: The step size.
-        length: The trajectory length.
-        centre: Running mean of every chain's positions, ``(C, D)``.
-        transitions: Made so far, warm-up included.
-    """
-
-    step: DualAveraging
-    length: TrajectoryLength
-    centre: Tensor
-    transitions: int = 0
+    step: DualAveraging  # the step size
+    length: TrajectoryLength  # the trajectory length
+    centre: Tensor  # running mean of every chain's positions, (C, D)
+    transitions: int = 0  # made so far, warm-up included
 
 
 @dataclass(frozen=True)
@@ -160,7 +150,7 @@ class HMCKernel(Kernel):
                 if state.inverse_mass is not before.inverse_mass:
                     metric = Metric(state.inverse_mass)
                     early = number < metrics.window_opens(warmup.total)
-                    state = self._restart(target, state, metric, before.inverse_mass, generator, early=early)
+                    state = self._restart(target, state, metric, before.inverse_mass, generator, early)
             steps = torch.full_like(proposal.acceptance, count)
             diverging = proposal.diverging.to(noise.dtype)
             found.append((state, Info(proposal.acceptance, diverging, proposal.energy, steps)))
@@ -195,14 +185,7 @@ class HMCKernel(Kernel):
         return replace(state, step=step, length=length, centre=centre)
 
     def _restart(
-        self,
-        target: Target,
-        state: HMCState,
-        metric: Metric,
-        before: Tensor,
-        generator: torch.Generator,
-        *,
-        early: bool,
+        self, target: Target, state: HMCState, metric: Metric, before: Tensor, generator: torch.Generator, early: bool
     ) -> HMCState:
         """Step size and length for a new mass matrix: the step is searched again, early on the length as well."""
         if self.settings.step_size is not None:
@@ -297,20 +280,13 @@ class TrajectoryLength:
     division lengths that wander beyond the best one never come back, for C is flat there). Distances are in units of
     the posterior and from each chain's own running mean, so that chains in different modes do not mislead it. Lengths
     are jittered between 0 and twice the mean.
-
-    Attributes:
-        log_length: Log of the mean length to use while tuning.
-        log_averaged: Log of the averaged one, to use afterwards.
-        slope: Exponential moving average of dC / d log T.
-        change: The same of C.
-        updates: How often it was updated.
     """
 
-    log_length: float
-    log_averaged: float
-    slope: float = 0.0
-    change: float = 0.0
-    updates: int = 0
+    log_length: float  # log of the mean length to use while tuning
+    log_averaged: float  # log of the averaged one, to use afterwards
+    slope: float = 0.0  # exponential moving average of dC / d log T
+    change: float = 0.0  # the same of C
+    updates: int = 0  # how often it was updated
 
     @classmethod
     def begin(cls, length: float) -> TrajectoryLength:
@@ -332,13 +308,9 @@ class TrajectoryLength:
     ) -> TrajectoryLength:
         """One step up the gradient of log(C / T).
 
-        Args:
-            before: Difference from the mean at the beginning of a trajectory, ``(C, D)``, in units of the posterior.
-            after: The same at its end.
-            velocity: At its end.
-            acceptance: Probability that its end is accepted, ``(C,)``.
-            share: Half of the ratio of this trajectory's length and the mean length.
-            step: The step size: lengths stay between one and a few hundred steps.
+        ``before`` and ``after`` are differences from the mean at both ends of a trajectory, ``(C, D)``, in units of the
+        posterior, ``velocity`` that at its end; ``share`` is half of its length over the mean length. Lengths stay
+        between one and a few hundred times ``step``.
         """
         before, after, velocity, weight = (each.double() for each in (before, after, velocity, acceptance))
         gain = after.square().sum(-1) - before.square().sum(-1)

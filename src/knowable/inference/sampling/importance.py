@@ -20,7 +20,7 @@ from torch.func import vmap
 from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.posterior import Samples
 from knowable.core.chains.target import DensityTarget, ModelTarget, NormalDensity, Target
-from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.compiling.engine import Engine
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
@@ -33,7 +33,7 @@ from knowable.core.posterior.posterior import Posterior, parse_memory
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.core.support.progress import progress_bar
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
+from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, Unsupported
 from knowable.inference.sampling.importance_weights import (
     effective_sample_size,
     effective_sample_sizes,
@@ -41,7 +41,13 @@ from knowable.inference.sampling.importance_weights import (
     smooth_weights,
     systematic_resample,
 )
-from knowable.inference.sampling.initial_positions import Start, check_density, first_positions, starting_points
+from knowable.inference.sampling.initial_positions import (
+    Start,
+    check_density,
+    first_positions,
+    full_precision,
+    starting_points,
+)
 from knowable.inference.sampling.mode import StudentTProposal, laplace_proposal, refitted
 
 _PROPOSALS = ("laplace", "prior")
@@ -113,7 +119,7 @@ class ImportanceSampling(Method):
     def _fit(self, job: FitJob) -> Particles:
         """Draw and weigh."""
         started, model, seed, progress = time.monotonic(), job.model, job.seed, job.progress
-        rows, engine = job.rows, _full_precision(job.engine)
+        rows, engine = job.rows, full_precision(self, job.engine)
         self._check_size(sum(model.params()[name].numel() for name in model.random_names))
         with own_randomness(derive_seed(seed, "importance")):
             start = starting_points(job, "network" if isinstance(self.proposal, str) else self.proposal, 1)
@@ -157,9 +163,7 @@ class ImportanceSampling(Method):
             estimates the log of the density's integral.
         """
         started = time.monotonic()
-        seed, engine = check_count("seed", seed, at_least=0), _full_precision(engine)
-        if not callable(log_density):
-            raise InvalidType(f"log_density must be a function of a dict of tensors, got {type(log_density).__name__}.")
+        seed, engine = check_count("seed", seed, at_least=0), full_precision(self, engine)
         if self.proposal != "laplace":
             raise InvalidArgument("proposal must be 'laplace' for a bare density, which has no prior and no model.")
         several = isinstance(init_params, Sequence) and not isinstance(init_params, str)
@@ -255,15 +259,6 @@ def _advice(proposal: str | Posterior, message: str, k: float, count: int) -> st
     )
 
 
-def _full_precision(engine: Engine | None) -> Engine:
-    engine = as_engine(engine)
-    if engine.precision != "full":
-        raise Unsupported(
-            f"ImportanceSampling needs exact densities: precision={engine.precision!r} would change the weights."
-        )
-    return engine
-
-
 # --- drawing block by block, and the weights -------------------------------------------------------------------------
 
 
@@ -271,14 +266,9 @@ class PriorProposal:
     """Draws from the prior, which cancels in the weights: None stands for its density."""
 
     def __init__(self, model: Model, layout: Layout):
-        self.model, self.layout = model, layout
+        self.model, self.layout, self.device = model, layout, model.device
         start = model.params()
         self.like = {name: start[name] for name in layout.names}
-
-    @property
-    def device(self) -> torch.device:
-        """Where draws are made."""
-        return self.model.device
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, None]:
         """Positions ``(count, D)``."""
@@ -290,7 +280,7 @@ class FittedProposal:
     """Draws from a fitted posterior of the same parameters."""
 
     def __init__(self, posterior: Posterior, layout: Layout):
-        self.posterior, self.layout = posterior, layout
+        self.posterior, self.layout, self.device = posterior, layout, posterior.model.device
         given = [name for name in posterior.model.random_names if name not in posterior.points]
         if set(given) != set(layout.names):
             odd = sorted(set(given) ^ set(layout.names))
@@ -298,11 +288,6 @@ class FittedProposal:
                 f"proposal must be a posterior over the same random parameters as the model; they differ in "
                 f"{', '.join(odd[:5])}."
             )
-
-    @property
-    def device(self) -> torch.device:
-        """Where draws are made."""
-        return self.posterior.model.device
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Positions ``(count, D)`` and their log densities."""
@@ -414,14 +399,9 @@ class WeightedDraws:
 
 
 def weighted_draws(
-    proposal: Proposal,
-    density: JointDensity | BareDensity,
-    draws: int,
-    *,
-    smooth: bool,
-    seed: int,
+    proposal: Proposal, density: JointDensity | BareDensity, draws: int, *, smooth: bool, seed: int,
     progress: bool | None,
-) -> WeightedDraws:
+) -> WeightedDraws:  # fmt: skip
     """Draw block by block and weigh; the draws themselves are made again once it is known which ones are kept."""
     found: list[tuple[Tensor, Tensor]] = []
     interrupted = False

@@ -75,13 +75,7 @@ def fit_generalised_pareto(exceedances: Tensor) -> tuple[float, float]:
     .. math:: \hat k(b) = \frac1n \sum_i \log(1 - b x_i), \qquad
         \ell(b) = n \big(\log(-b / \hat k(b)) - \hat k(b) - 1\big)
 
-    and then k with a weak prior that draws it towards a half.
-
-    Args:
-        exceedances: Sorted, not negative, ``(n,)``.
-
-    Returns:
-        k and σ; k is positive for heavy tails.
+    and then k, positive for heavy tails, with a weak prior that draws it towards a half. ``exceedances`` are sorted.
     """
     x = exceedances.double()
     n = len(x)

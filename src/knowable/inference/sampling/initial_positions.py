@@ -1,15 +1,10 @@
 r"""Where chains begin: on a network, and on a bare density.
 
-On a network the default is a vectorised deep ensemble: one network trained for each chain, all in one batched step,
-from different initial weights. Chains then spend their time on the posterior and not on finding it (Sommer et al.,
-2025).
-
-On a bare density chains begin near the position given, or near the modes where the density is about normal around them.
-Scales that differ by orders of magnitude, as coefficients of raw predictors do, leave chains no step size that suits
-all of them; the mode and the inverse Hessian there give position and scales at once. But a mode need not be where the
-mass is (a funnel's is deep in its neck), so draws from a Student t with that centre and curvature are
-importance-weighted first. Where their effective sample size is too small, chains begin at the position given, with a
-mass matrix of 1.
+On a network the default is a vectorised deep ensemble (Sommer et al., 2025). On a bare density chains begin near the
+position given, or near the modes where the density is about normal around them: the inverse Hessian there gives the
+scales. But a mode need not be where the mass is (a funnel's is deep in its neck), so draws from a Student t with that
+centre and curvature are importance-weighted first; where their effective sample size is too small, chains begin at the
+position given, with a mass matrix of 1.
 """
 
 from __future__ import annotations
@@ -24,9 +19,8 @@ import torch
 from torch import Tensor
 
 from knowable.core.chains.target import Target
-from knowable.core.compiling.engine import Engine
+from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.method import FitJob
-from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params, stack_params
 from knowable.core.posterior.posterior import Posterior
@@ -53,17 +47,11 @@ _MOST_DIMENSIONS = 100  # for which the Hessian is worth its time
 
 @dataclass(frozen=True)
 class Start:
-    """First positions of the chains and what stays fixed.
+    """First positions of the chains and what stays fixed."""
 
-    Attributes:
-        positions: ``(chains, D)``, the random parameters.
-        points: Values of the parameters that are point estimates.
-        buffers: The network's buffers.
-    """
-
-    positions: Tensor
-    points: Params
-    buffers: Buffers
+    positions: Tensor  # (chains, D), the random parameters
+    points: Params  # values of the parameters that are point estimates
+    buffers: Buffers  # the network's buffers
 
 
 def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
@@ -75,13 +63,15 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
             f"fixed scale, or use MeanFieldVI, which learns it."
         )
     layout = Layout.of({name: model.params()[name] for name in model.random_names})
-    training = _training(data)
+    per_epoch = data.batches_per_epoch(TrainingSettings().rows_per_step(data.size))
+    training = TrainingSettings(epochs=max(1, round(_STEPS / per_epoch)))
     points, buffers = {name: model.params()[name] for name in model.point_names}, model.buffers()
     known: Params = model.params()
     if start == "map" or (points and not isinstance(start, Posterior)):
         with share_of_time(_TIME_SHARE):
             best = fit_point(job.part("points", engine=Engine()), training)
-        _stop_if(best.diagnostics.interrupted)
+        if best.diagnostics.interrupted:
+            raise KeyboardInterrupt  # there are no draws yet to return
         known = best.mean()
         points, buffers = {name: known[name] for name in points}, best.buffers
     if isinstance(start, Posterior):
@@ -99,7 +89,8 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
     with share_of_time(_TIME_SHARE):
         own = job.part("start", engine=Engine(), label=f"starting {chains} chains")
         result = train(ensemble, data, training, **own.options)
-    _stop_if(result.interrupted)
+    if result.interrupted:
+        raise KeyboardInterrupt  # there are no draws yet to return
     return Start(ensemble.positions.detach().clone(), points, buffers)
 
 
@@ -124,18 +115,6 @@ def _draws_of(posterior: Posterior, chains: int, model: Model, seed: int) -> Par
                 f"start is a posterior with {found} for {name!r}; the model wants shape {tuple(value.shape)}."
             )
     return {name: drawn[name].to(value) for name, value in model.params().items()}
-
-
-def _training(data: Data) -> TrainingSettings:
-    """About a thousand steps, whatever the size of the data."""
-    settings = TrainingSettings()
-    per_epoch = data.batches_per_epoch(settings.rows_per_step(data.size))
-    return TrainingSettings(epochs=max(1, round(_STEPS / per_epoch)))
-
-
-def _stop_if(interrupted: bool) -> None:
-    if interrupted:
-        raise KeyboardInterrupt  # there are no draws yet to return
 
 
 # --- the chains of a bare density ------------------------------------------------------------------------------------
@@ -187,15 +166,24 @@ def scattered(target: Target, first: Tensor, chains: int, seed: int) -> Tensor:
     generator = generator_for(seed, "scatter", device=first.device)
     spread = 1.0
     while spread > 1e-3:
-        noise = (
-            2 * torch.rand((chains, first.shape[1]), generator=generator, dtype=first.dtype, device=first.device) - 1
-        )
-        found = first + spread * noise
+        noise = torch.rand((chains, first.shape[1]), generator=generator, dtype=first.dtype, device=first.device)
+        found = first + spread * (2 * noise - 1)
         value, gradient = target.value_and_grad(found)
         if torch.isfinite(value).all() and torch.isfinite(gradient).all():
             return found
         spread /= 2
     return first.expand(chains, -1).clone()
+
+
+def full_precision(method: Any, engine: Engine | None) -> Engine:
+    """The engine of a sampler, which must compute in the network's own precision."""
+    engine = as_engine(engine)
+    if engine.precision != "full":
+        raise Unsupported(
+            f"{type(method).__name__} needs exact gradients and densities: precision={engine.precision!r} would change "
+            f"the posterior. To save memory, chains have storage=kn.ChainStorage(dtype='bfloat16')."
+        )
+    return engine
 
 
 def check_density(target: Target, first: Tensor) -> None:

@@ -60,9 +60,8 @@ class MCLMC(Sampler):
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: Step in units of the posterior, or None to tune it.
@@ -104,24 +103,16 @@ class MCLMC(Sampler):
         """The transition."""
         return MCLMCKernel(self, metrics.kind_for(self.mass, dimension))
 
-    def begins_near_modes(self, dimension: int) -> bool:
-        """Where step size and a dense mass matrix are tuned."""
-        return tunes_at_modes(self, dimension)
+    begins_near_modes = tunes_at_modes
 
 
 @dataclass(frozen=True)
 class EnergyStep:
-    """A step size that is tuned by the variance of its energy error.
+    """A step size that is tuned by the variance of its energy error."""
 
-    Attributes:
-        total: Weighted sum of ΔE² / ε⁶ over the wanted variance, exponentially fading.
-        weights: Sum of the weights.
-        step: The step size ε.
-    """
-
-    total: float
-    weights: float
-    step: float
+    total: float  # weighted sum of ΔE² / ε⁶ over the wanted variance, exponentially fading
+    weights: float  # sum of the weights
+    step: float  # the step size ε
 
     def update(self, change: Tensor, target: float) -> EnergyStep:
         r"""With the energy errors of one step: the step size at which they have the variance ``target``.
@@ -143,25 +134,15 @@ class EnergyStep:
 
 @dataclass(frozen=True)
 class MCLMCState(MetricState):
-    """The state of MCLMC.
+    """The state of MCLMC."""
 
-    Attributes:
-        extra: Unseen coordinates, ``(C, E)``.
-        direction: Unit vectors ``(C, D + E)`` in units of the posterior.
-        step: The step size, where adjusted.
-        energy: The step size, where not adjusted.
-        length: Length of a trajectory, or after which the direction has decorrelated.
-        centre: Running mean of every chain's positions, ``(C, D)``.
-        transitions: Made so far, warm-up included.
-    """
-
-    extra: Tensor
-    direction: Tensor
-    step: DualAveraging
-    energy: EnergyStep
-    length: TrajectoryLength
-    centre: Tensor
-    transitions: int = 0
+    extra: Tensor  # unseen coordinates, (C, E)
+    direction: Tensor  # unit vectors (C, D + E) in units of the posterior
+    step: DualAveraging  # the step size, where adjusted
+    energy: EnergyStep  # the step size, where not adjusted
+    length: TrajectoryLength  # length of a trajectory, or after which the direction has decorrelated
+    centre: Tensor  # running mean of every chain's positions, (C, D)
+    transitions: int = 0  # made so far, warm-up included
 
 
 @dataclass(frozen=True)
@@ -176,7 +157,7 @@ class MCLMCKernel(Kernel):
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> MCLMCState:
         """Where the chains begin, before any tuning."""
         common = begin(target, position, self.settings, self.mass, generator=generator)
-        extra = _noise(position, extra_dimensions(position.shape[1]), generator)
+        extra = _noise(position, max(0, _LEAST_DIMENSIONS - position.shape[1]), generator)
         dimension = position.shape[1] + extra.shape[1]
         first = self.settings.step_size
         if first is None:  # speed is 1 here, and about √D with momenta
@@ -315,9 +296,7 @@ class MCLMCKernel(Kernel):
         share = effective[~effective.isnan()].mean().item() / (some.shape[0] * some.shape[1])
         if not (math.isfinite(share) and share > 0):
             return state.length
-        apart = step * self._steps_between_draws(
-            state, before, tuning=True
-        )  # positions stay correlated over apart/share
+        apart = step * self._steps_between_draws(state, before, tuning=True)  # positions correlate over apart / share
         wanted = min(max(0.4 * apart / share, 0.5 * before, 2 * step), 2 * before, _MOST_STEPS * step)
         return TrajectoryLength.begin(wanted)
 
@@ -358,34 +337,20 @@ _LEAST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Walk:
-    """Where all chains are on their way.
+    """Where all chains are on their way."""
 
-    Attributes:
-        position: ``(C, D)``.
-        extra: Unseen coordinates that fill up few dimensions, ``(C, E)``.
-        direction: Unit vectors ``(C, D + E)`` in units of the posterior.
-        value: Log densities ``(C,)``.
-        gradient: Their gradients ``(C, D)``.
-        energy: Change of energy since the walk began, ``(C,)``.
-    """
-
-    position: Tensor
-    extra: Tensor
-    direction: Tensor
-    value: Tensor
-    gradient: Tensor
-    energy: Tensor
+    position: Tensor  # (C, D)
+    extra: Tensor  # unseen coordinates that fill up few dimensions, (C, E)
+    direction: Tensor  # unit vectors (C, D + E) in units of the posterior
+    value: Tensor  # log densities (C,)
+    gradient: Tensor  # their gradients (C, D)
+    energy: Tensor  # change of energy since the walk began, (C,)
 
     @classmethod
     def of(cls, state: MCLMCState, direction: Tensor) -> Walk:
         """The beginning of a walk."""
         energy = torch.zeros_like(state.value)
         return cls(state.position, state.extra, direction, state.value, state.gradient, energy)
-
-
-def extra_dimensions(dimension: int) -> int:
-    """How many unseen coordinates are added."""
-    return max(0, _LEAST_DIMENSIONS - dimension)
 
 
 def isokinetic_walk(target: Target, metric: Metric, walk: Walk, step: float, count: int) -> Walk:
@@ -411,13 +376,10 @@ def isokinetic_walk(target: Target, metric: Metric, walk: Walk, step: float, cou
 def isokinetic_langevin(
     fused: FusedStep, metric: Metric, walk: Walk, step: float, length: float, noise: Tensor
 ) -> tuple[Walk, Tensor, Tensor]:
-    """One step of every chain after which directions are refreshed in part, to decorrelate over ``length``.
+    """One :func:`langevin_step` after which directions are refreshed in part, to decorrelate over ``length``.
 
-    ``fused`` is :func:`langevin_step` of a target.
-
-    Returns:
-        Where the chains are, the change of energy ``(C,)``, and whether the step was possible ``(C,)``; where it
-        was not, a chain stays and faces the other way.
+    Returns also the change of energy ``(C,)``, and whether the step was possible ``(C,)``; where it was not, a chain
+    stays and faces the other way.
     """
     share = math.sqrt(math.expm1(2 * step / length) / noise.shape[1])
     shared = (torch.tensor(step).to(noise), torch.tensor(share).to(noise), metric.factor)

@@ -49,14 +49,6 @@ class Metric:
         """½ pᵀ Σ p."""
         return 0.5 * (momentum * self.velocity(momentum)).sum(-1)
 
-    def spread(self, direction: Tensor) -> Tensor:
-        """L u: a direction in units of the posterior as a difference of positions."""
-        return spread(direction, self.factor)
-
-    def pull(self, gradient: Tensor) -> Tensor:
-        """Lᵀ g: a gradient in units of the posterior."""
-        return pull(gradient, self.factor)
-
     def whiten(self, difference: Tensor) -> Tensor:
         """L⁻¹ d: differences of positions in units of the posterior."""
         if not self.dense:
@@ -70,12 +62,12 @@ def velocity(momentum: Tensor, inverse_mass: Tensor) -> Tensor:
 
 
 def spread(direction: Tensor, factor: Tensor) -> Tensor:
-    """L u, for a triangle L or a vector of standard deviations."""
+    """L u, for a triangle L or a vector of standard deviations: from units of the posterior to positions."""
     return direction @ factor.T if factor.dim() == 2 else direction * factor
 
 
 def pull(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Lᵀ g, for a triangle L or a vector of standard deviations."""
+    """Lᵀ g, for a triangle L or a vector of standard deviations: a gradient in units of the posterior."""
     return gradient @ factor if factor.dim() == 2 else gradient * factor
 
 
@@ -143,17 +135,11 @@ def _doubling(first: int, width: int, last: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MetricState(State):
-    """The state of chains that follow the gradient and learn a mass matrix.
+    """The state of chains that follow the gradient and learn a mass matrix."""
 
-    Attributes:
-        gradient: Of the log density, ``(C, D)``.
-        inverse_mass: Σ, ``(D,)`` or ``(D, D)``.
-        window: Positions since the present window of the warm-up opened.
-    """
-
-    gradient: Tensor
-    inverse_mass: Tensor
-    window: Window
+    gradient: Tensor  # of the log density, (C, D)
+    inverse_mass: Tensor  # Σ, (D,) or (D, D)
+    window: Window  # positions since the present window of the warm-up opened
 
 
 M = TypeVar("M", bound=MetricState)
@@ -212,16 +198,11 @@ class Sums:
 
     Sums are of differences from the values where the window opened, in double precision, so that nothing cancels.
     Chains may come in G groups of equal size that lie one after the other; each then has a covariance of its own.
-
-    Attributes:
-        origin: Values where the window opened, ``(N, D)``.
-        total: Sum of the differences, ``(N, D)``.
-        squares: Sum of their products, ``(G, D, D)`` or its diagonals ``(G, D)``.
     """
 
-    origin: Tensor
-    total: Tensor
-    squares: Tensor
+    origin: Tensor  # values where the window opened, (N, D)
+    total: Tensor  # sum of the differences, (N, D)
+    squares: Tensor  # sum of their products, (G, D, D) or its diagonals (G, D)
 
     @classmethod
     def open(cls, value: Tensor, *, dense: bool, groups: int = 1) -> Sums:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from knowable.core.chains.target import ModelTarget, Recordable, Target
-from knowable.core.compiling.recorder import BatchedGradient
 from knowable.core.model.data import Batch, Data
 from knowable.core.support.randomness import generator_for
 
@@ -35,13 +34,8 @@ class BatchTarget(Target):
 
     def __init__(self, target: ModelTarget):
         super().__init__(target.layout)
-        self.target, self.step_graphs = target, target.step_graphs
+        self.target, self.function, self.step_graphs = target, target.function, target.step_graphs
         self.batch: Batch | None = None
-
-    @property
-    def function(self) -> BatchedGradient:
-        """What computes it."""
-        return self.target.function
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the log densities ``(C,)`` of all rows and of their gradients ``(C, D)``."""
@@ -79,33 +73,21 @@ class MiniBatches:
     Rows are drawn independently for every step, with replacement: the noise of the gradient is then as independent as
     the noise that the samplers inject, and its effect on the draws is known. Where there are no rows, or all of them
     fit in one batch, gradients are exact.
-
-    Args:
-        target: The log density.
-        batch_size: Rows of a step, or None to choose.
-        seed: Fixes the order of the rows.
-
-    Attributes:
-        exact: Whether the gradient is that of all rows.
-        current: The log density of the batch last used.
     """
 
     def __init__(self, target: Target, batch_size: int | None, seed: int):
-        self.target, self.seed = target, seed
+        self.seed = seed
         self.data: Data | None = target.data if isinstance(target, ModelTarget) else None
         self.rows = 0 if self.data is None else rows_per_step(batch_size, self.data.size)
+        # whether the gradient is that of all rows
         self.exact = self.data is None or self.rows >= self.data.size
         self.per_epoch = 1 if self.data is None or self.exact else self.data.batches_per_epoch(self.rows)
         self._at = -1  # the step whose batch comes next from the iterator
         self._iterator: Iterator[Batch] = iter(())
-        self.current: Target = target
+        self.current: Target = target  # the log density of the batch last used
         if not self.exact:
             assert isinstance(target, ModelTarget)
             self.current = BatchTarget(target)
-
-    def serves(self, target: Target, seed: int) -> bool:
-        """Whether these are the batches of that target and that seed."""
-        return self.target is target and self.seed == seed
 
     def of_step(self, step: int) -> Target:
         """The log density of the batch of ``step``; one object, which the next call changes."""

@@ -33,16 +33,11 @@ class StudentTProposal:
     r"""A multivariate Student t over flat positions.
 
     .. math:: \theta = m + A z \sqrt{\nu / u}, \qquad z \sim N(0, I),\; u \sim \chi^2_\nu
-
-    Attributes:
-        loc: Centre m, ``(D,)``, in double precision.
-        factor: A, ``(D, D)``; the scale matrix is A Aᵀ.
-        df: Degrees of freedom ν.
     """
 
-    loc: Tensor
-    factor: Tensor
-    df: float
+    loc: Tensor  # centre m, (D,), in double precision
+    factor: Tensor  # A, (D, D); the scale matrix is A Aᵀ
+    df: float  # degrees of freedom ν
 
     @property
     def device(self) -> torch.device:
@@ -190,11 +185,7 @@ def _from_differences(target: Target, flat: Tensor) -> Tensor:
 
 
 def refitted(
-    proposal: StudentTProposal,
-    log_target: Callable[[Tensor], Tensor],
-    *,
-    rounds: int,
-    generator: torch.Generator,
+    proposal: StudentTProposal, log_target: Callable[[Tensor], Tensor], *, rounds: int, generator: torch.Generator
 ) -> StudentTProposal:
     """The proposal moved to the weighted mean and covariance of its own draws, as long as that makes it better.
 

@@ -45,9 +45,8 @@ class NUTS(Sampler):
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 300.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         step_size: Leapfrog step, or None to tune it.
@@ -85,9 +84,7 @@ class NUTS(Sampler):
         """The transition."""
         return NUTSKernel(self, metrics.kind_for(self.mass, dimension))
 
-    def begins_near_modes(self, dimension: int) -> bool:
-        """Where step size and a dense mass matrix are tuned."""
-        return tunes_at_modes(self, dimension)
+    begins_near_modes = tunes_at_modes
 
 
 _EARLY_DEPTH = 7  # largest depth while chains have not reached the typical set and scales are unknown
@@ -95,15 +92,10 @@ _EARLY_DEPTH = 7  # largest depth while chains have not reached the typical set 
 
 @dataclass(frozen=True)
 class NUTSState(MetricState):
-    """The state of NUTS.
+    """The state of NUTS."""
 
-    Attributes:
-        step: The step size.
-        depth: Doublings of a usual trajectory.
-    """
-
-    step: DualAveraging
-    depth: int
+    step: DualAveraging  # the step size
+    depth: int  # doublings of a usual trajectory
 
 
 @dataclass(frozen=True)

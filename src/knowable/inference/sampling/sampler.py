@@ -19,21 +19,21 @@ from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.chains.run import Monitor
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import DensityTarget, ModelTarget, Target
-from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.compiling.engine import Engine
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Layout, Params, expand_params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
-from knowable.errors import InvalidType, Unsupported
 from knowable.inference.sampling.initial_positions import (
     Start,
     check_density,
     first_positions,
+    full_precision,
     near_modes,
     scattered,
     starting_points,
@@ -58,8 +58,7 @@ class Sampler(ChainSettings, Method):
 
     def _fit(self, job: FitJob) -> ChainPosterior:
         """Draw from the posterior of a network."""
-        model, seed, engine = job.model, job.seed, job.engine
-        _refuse_low_precision(self, engine)
+        model, seed, engine = job.model, job.seed, full_precision(self, job.engine)
         self._check_memory(model)
         rows = job.rows
         if not rows.in_memory:
@@ -107,10 +106,7 @@ class Sampler(ChainSettings, Method):
         Returns:
             The draws, their diagnostics, and ``to_arviz()``.
         """
-        seed, engine = check_count("seed", seed, at_least=0), as_engine(engine)
-        if not callable(log_density):
-            raise InvalidType(f"log_density must be a function of a dict of tensors, got {type(log_density).__name__}.")
-        _refuse_low_precision(self, engine)
+        seed, engine = check_count("seed", seed, at_least=0), full_precision(self, engine)
         layout, first = first_positions(init_params, self.chains)
         target = DensityTarget(log_density, layout, temperature=self.temperature, mode=engine.mode)
         with own_randomness(derive_seed(seed, "start")):  # a density may draw random numbers of its own
@@ -124,14 +120,9 @@ class Sampler(ChainSettings, Method):
             target, first, mixing=self.mixing, seed=seed, progress=progress, monitor=coordinate_monitor(layout.size),
             checkpoint=as_checkpoint(checkpoint), identity=identity,
         )  # fmt: skip
-        draws = layout.views(result.draws)
-        return Samples(
-            draws,
-            result.values * self.temperature,
-            ChainDiagnostics.of(draws, self._diagnostics(result)),
-            info=result.info,
-            best=self._best(target, result),
-        )
+        draws, best = layout.views(result.draws), self._best(target, result)
+        figures = ChainDiagnostics.of(draws, self._diagnostics(result))
+        return Samples(draws, result.values * self.temperature, figures, info=result.info, best=best)
 
     def begins_near_modes(self, dimension: int) -> bool:
         """Whether the chains of a bare density begin near its modes, in so many dimensions."""
@@ -181,8 +172,7 @@ class FunctionMonitor:
         """``(n, chains, D)`` to ``(n, chains, M)``."""
         n, chains, _ = positions.shape
         stack = self.layout.views(positions.flatten(0, 1))
-        fixed = {name: value.expand(n * chains, *value.shape) for name, value in self.start.points.items()}
-        params = {**stack, **fixed}
+        params = {**stack, **expand_params(self.start.points, n * chains)}
         with torch.no_grad():
             outputs = self.model.network.over_draws(
                 self.model.network_params(params), self.x, buffers=self.start.buffers, vectorise=True
@@ -197,11 +187,3 @@ def coordinate_monitor(dimension: int) -> Monitor:
     """The coordinates themselves, or evenly spaced ones where there are very many."""
     step = max(1, dimension // (10 * _MONITORED))
     return lambda positions: positions[..., ::step].clone()
-
-
-def _refuse_low_precision(method: Method, engine: Engine) -> None:
-    if engine.precision != "full":
-        raise Unsupported(
-            f"{type(method).__name__} needs exact gradients: precision={engine.precision!r} would change the "
-            f"posterior. To save memory use storage=kn.ChainStorage(dtype='bfloat16')."
-        )

@@ -38,9 +38,8 @@ class SimulatedAnnealing(Sampler):
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 800.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         hottest: First temperature :math:`T_0`. Barriers between modes become so many times lower.
@@ -97,14 +96,7 @@ class SimulatedAnnealing(Sampler):
 
 
 def temperature_at(share: float, hottest: float, schedule: str, transitions: int) -> float:
-    """Temperature when ``share`` of so many transitions of cooling are done: ``hottest`` at 0, and 1 at 1.
-
-    Args:
-        share: From 0 to 1.
-        hottest: The first temperature.
-        schedule: One of ``SCHEDULES``.
-        transitions: Length of the cooling, which the logarithm depends on.
-    """
+    """Temperature when ``share`` of so many transitions of cooling are done: ``hottest`` at 0, and 1 at 1."""
     if schedule == "geometric":
         return hottest ** (1 - share)
     if schedule == "linear":

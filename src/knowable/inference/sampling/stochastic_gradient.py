@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +38,7 @@ from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import fast_randn, raw_noise
 from knowable.inference.sampling import metric as metrics
 from knowable.inference.sampling.hmc import accept, trajectory
-from knowable.inference.sampling.metric import Metric, Window
+from knowable.inference.sampling.metric import Metric, Window, pull
 from knowable.inference.sampling.mini_batches import MiniBatches, batch_seed
 from knowable.inference.sampling.tuning import DualAveraging, initial_step_size
 
@@ -71,31 +71,18 @@ def mass_for(sampler: Any, dimension: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LangevinState(State):
-    """The state of a stochastic-gradient sampler.
+    """The state of a stochastic-gradient sampler."""
 
-    Attributes:
-        gradient: At the position, of the last batch, ``(C, D)``.
-        inverse_mass: Σ, ``(D,)`` or ``(D, D)``.
-        batch_seed: Seed of all batches.
-        batch_step: Number of the next batch.
-        drawn: Transitions since the warm-up.
-        taken: Their steps.
-        noise: Variance of the batch gradients in coordinates of unit standard deviation, ``(D,)``.
-        noise_count: Pairs of batches it was measured from.
-        step: The step size; None where the user gave it.
-        window: Positions and gradients since the present window of the warm-up opened; None where nothing is tuned.
-    """
-
-    gradient: Tensor
-    inverse_mass: Tensor
-    batch_seed: int
-    batch_step: int
-    drawn: int = 0
-    taken: int = 0
-    noise: Tensor
-    noise_count: int = 0
-    step: DualAveraging | None = None
-    window: Window | None = None
+    gradient: Tensor  # at the position, of the last batch, (C, D)
+    inverse_mass: Tensor  # Σ, (D,) or (D, D)
+    batch_seed: int  # seed of all batches
+    batch_step: int  # number of the next batch
+    drawn: int = 0  # transitions since the warm-up
+    taken: int = 0  # their steps
+    noise: Tensor  # variance of the batch gradients in coordinates of unit standard deviation, (D,)
+    noise_count: int = 0  # pairs of batches it was measured from
+    step: DualAveraging | None = None  # the step size; None where the user gave it
+    window: Window | None = None  # positions and gradients of the present window of the warm-up; None: not tuned
 
 
 def repeated(step: Step, shared: Sequence[float | Tensor], carried: tuple[str, ...]) -> Run:
@@ -116,19 +103,13 @@ def repeated(step: Step, shared: Sequence[float | Tensor], carried: tuple[str, .
 
 @dataclass
 class LangevinKernel(Kernel):
-    """Transitions of ``steps`` untested steps each, of which the last position is the draw.
+    """Transitions of ``steps`` untested steps each, of which the last position is the draw."""
 
-    Attributes:
-        settings: The sampler.
-        kind: Of the mass matrix: ``"identity"``, ``"diagonal"`` or ``"dense"``.
-        plan: The steps of the next transition, from the state; None is ``steps`` equal ones.
-    """
-
-    settings: Any
-    kind: str
-    plan: Callable[[Any], list[Stage]] | None = None
+    settings: Any  # the sampler
+    kind: str  # of the mass matrix: "identity", "diagonal" or "dense"
+    plan: Callable[[Any], list[Stage]] | None = None  # of the next transition; None is ``steps`` equal steps
     largest: ClassVar[float]  # leapfrog step with exact gradients, in coordinates of unit standard deviation
-    _batches: MiniBatches | None = field(default=None, init=False, repr=False)  # the state says which come
+    state_type: ClassVar[type[LangevinState]] = LangevinState
 
     # --- what a sampler defines --------------------------------------------------------------------------------------
 
@@ -165,7 +146,7 @@ class LangevinKernel(Kernel):
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> Any:
         """Where the chains begin, before any tuning."""
         inverse_mass, seed = metrics.initial(self.kind, position), batch_seed(generator)
-        batches = self._stream(target, seed)
+        batches = MiniBatches(target, self.settings.batch_size, seed)
         value, gradient = batches.gradient(position, 0)
         step = window = None
         if self.settings.step_size is None:
@@ -183,7 +164,7 @@ class LangevinKernel(Kernel):
         self, target: Target, state: Any, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
     ) -> tuple[Any, Block]:
         """``n`` transitions of every chain."""
-        batches = self._stream(target, state.batch_seed)
+        batches = MiniBatches(target, self.settings.batch_size, state.batch_seed)
         shape = state.position.shape
         positions, values = state.position.new_empty((n, *shape)), state.value.new_empty((n, shape[0]))
         steps = torch.empty_like(values)
@@ -226,14 +207,7 @@ class LangevinKernel(Kernel):
 
     def injected(self, state: Any, leapfrog: float) -> Tensor:
         """The share of the noise that is left to inject, ``(D,)``: what batches do not bring."""
-        exact = self._batches is None or self._batches.exact
-        share = torch.zeros_like(state.noise) if exact else self.batch_noise(state.noise, leapfrog)
-        return (1 - share).clamp_min(0.0).to(state.position)
-
-    def _stream(self, target: Target, seed: int) -> MiniBatches:
-        if self._batches is None or not self._batches.serves(target, seed):
-            self._batches = MiniBatches(target, self.settings.batch_size, seed)
-        return self._batches
+        return (1 - self.batch_noise(state.noise, leapfrog)).clamp_min(0.0).to(state.position)
 
     def _transition(self, state: Any, batches: MiniBatches, runs: dict[tuple[float, float], Run]) -> Any:
         plan = [(self.settings.steps, 1.0, 1.0)] if self.plan is None else self.plan(state)
@@ -308,7 +282,7 @@ class LangevinKernel(Kernel):
 
 def _noise_variance(state: LangevinState, difference: Tensor) -> tuple[Tensor, int]:
     """Running mean of the variance of batch gradients, from two batches at the same position; and its count."""
-    white = Metric(state.inverse_mass).pull(difference).double()
+    white = pull(difference, Metric(state.inverse_mass).factor).double()
     count = state.noise_count + 1
     weight = max(0.02, 1 / count)
     return state.noise + weight * (0.5 * white.square().mean(0) - state.noise), count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,9 +49,8 @@ class SVGD(Sampler):
         chains: Particles.
         draws: Must be 1: one draw for each particle.
         warmup: Largest number of updates; None is 2,000.
-        start: Where the particles of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all
-            at one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the particles of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for
+            all), ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How particles are kept (:class:`~knowable.ChainStorage`); ``thin`` must be 1.
         bandwidth: h in units of the particles' spread, or None for the median.
@@ -124,29 +123,17 @@ class SVGD(Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class SVGDState(State):
-    """The state of SVGD.
+    """The state of SVGD."""
 
-    Attributes:
-        batch_seed: Seed of all batches.
-        first: Running mean of the forces (Adam), ``(n, D)``.
-        second: Running mean of their squares.
-        forces: Size of the force at each update since the last check, over the sizes of pull and push.
-        before: Mean of them at the last check.
-        rate: The step η.
-        halvings: How often it was halved.
-        updates: Made so far.
-        settled: Whether updates have ended.
-    """
-
-    batch_seed: int
-    first: Tensor
-    second: Tensor
-    forces: Tensor
-    before: float = math.inf
-    rate: float
-    halvings: int = 0
-    updates: int = 0
-    settled: bool = False
+    batch_seed: int  # seed of all batches
+    first: Tensor  # running mean of the forces (Adam), (n, D)
+    second: Tensor  # running mean of their squares
+    forces: Tensor  # size of the force at each update since the last check, over the sizes of pull and push
+    before: float = math.inf  # mean of them at the last check
+    rate: float  # the step η
+    halvings: int = 0  # how often it was halved
+    updates: int = 0  # made so far
+    settled: bool = False  # whether updates have ended
 
 
 @dataclass
@@ -154,7 +141,6 @@ class SVGDKernel(Kernel):
     """One update of all particles for each transition, and none once the force has settled."""
 
     settings: SVGD
-    _batches: MiniBatches | None = field(default=None, init=False, repr=False)
 
     state_type = SVGDState
 
@@ -164,7 +150,7 @@ class SVGDKernel(Kernel):
             noise = torch.randn(position.shape, generator=generator, dtype=position.dtype, device=position.device)
             position = position + 1e-2 * noise * position.abs().clamp_min(0.1)
         seed = batch_seed(generator)
-        batches = self._stream(target, seed)
+        batches = MiniBatches(target, self.settings.batch_size, seed)
         return SVGDState(
             position=position, value=batches.gradient(position, 0)[0], batch_seed=seed,
             first=torch.zeros_like(position), second=torch.zeros_like(position),
@@ -176,7 +162,7 @@ class SVGDKernel(Kernel):
         self, target: Target, state: SVGDState, n: int, *, generator: torch.Generator, warmup: WarmUp | None = None
     ) -> tuple[SVGDState, Block]:
         """``n`` updates in the warm-up; where it has ended the particles stay."""
-        batches, found = self._stream(target, state.batch_seed), []
+        batches, found = MiniBatches(target, self.settings.batch_size, state.batch_seed), []
         for _ in target.in_time(n):
             if warmup is not None and not state.settled:
                 state = self._updated(state, batches)
@@ -190,11 +176,6 @@ class SVGDKernel(Kernel):
         since = state.updates % len(state.forces)
         lately = state.forces[:since] if since else state.forces
         return {"force": lately.mean().item(), "updates": float(state.updates)}
-
-    def _stream(self, target: Target, seed: int) -> MiniBatches:
-        if self._batches is None or not self._batches.serves(target, seed):
-            self._batches = MiniBatches(target, self.settings.batch_size, seed)
-        return self._batches
 
     def _updated(self, state: SVGDState, batches: MiniBatches) -> SVGDState:
         number, position = state.updates + 1, state.position

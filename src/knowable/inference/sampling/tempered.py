@@ -36,9 +36,8 @@ class TemperedChains(Sampler):
         chains: Chains at temperature 1.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
-        start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network), ``"map"`` (all at
-            one trained network), ``"prior"`` (draws from the prior), ``"network"`` (its own weights), or a fitted
-            posterior to draw from.
+        start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
+            ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
         temperature: T of the tempered posterior p(θ | D)^(1/T). Anything but 1 is not the Bayes posterior.
         storage: How draws are kept (:class:`~knowable.ChainStorage`): thinning, number format, memory, a file.
         temperatures: The ladder, beginning with 1 and rising, which then stays as it is; None makes one.
@@ -101,29 +100,14 @@ class TemperedChains(Sampler):
 
 
 @dataclass(frozen=True)
-class TemperedInfo(Info):
-    """Also the mean acceptance of a chain's swaps."""
-
-    swap: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class TemperedState(State):
-    """The state of tempered chains.
+    """The state of tempered chains."""
 
-    Attributes:
-        replicas: Of all rungs, one rung after the other; the first are the chains.
-        ladder: Temperatures, ``(R,)``.
-        swaps: Sum of the acceptance of swaps between neighbours, ``(R - 1,)``.
-        tries: How many there were.
-        transitions: Made so far, warm-up included.
-    """
-
-    replicas: MoveState
-    ladder: Tensor
-    swaps: Tensor
-    tries: Tensor
-    transitions: int = 0
+    replicas: MoveState  # of all rungs, one rung after the other; the first are the chains
+    ladder: Tensor  # temperatures, (R,)
+    swaps: Tensor  # sum of the acceptance of swaps between neighbours, (R - 1,)
+    tries: Tensor  # how many there were
+    transitions: int = 0  # made so far, warm-up included
 
 
 @dataclass(frozen=True)
@@ -163,7 +147,7 @@ class TemperedKernel(Kernel):
             position, value = state.replicas.position[:chains], state.replicas.value[:chains]
             state = replace(state, position=position, value=value, transitions=state.transitions + 1)
             own = {name: each[:chains] for name, each in info.tensors().items()}
-            found.append((state, TemperedInfo(**own, swap=swap)))
+            found.append((state, Info(**own, swap=swap)))
         return state, Block.stack(found)
 
     def tuned(self, state: TemperedState) -> dict[str, float]:
@@ -205,15 +189,9 @@ def swaps(values: Tensor, ladder: Tensor, lower: Tensor, uniform: Tensor) -> tup
 
     .. math:: \alpha_{r,r+1} = \min\!\big(1, e^{(1/T_r - 1/T_{r+1})(\log p(\theta_{r+1}) - \log p(\theta_r))}\big)
 
-    Args:
-        values: Log densities of the replicas at temperature 1, ``(R, C)``.
-        ladder: Temperatures, ``(R,)``.
-        lower: The lower rungs r of the pairs that may swap, no two of which are neighbours, ``(P,)``.
-        uniform: Uniform numbers, ``(P, C)``.
-
-    Returns:
-        Where each place takes its replica from, as indices into ``R * C`` flattened places, ``(R, C)``; and the
-        probabilities of acceptance, ``(P, C)``.
+    ``lower`` ``(P,)`` has the lower rungs r of the pairs that may swap, no two of which are neighbours; ``values`` are
+    log densities at temperature 1, ``(R, C)``. Returns where each place takes its replica from, as indices into
+    ``R * C`` flattened places, ``(R, C)``; and the probabilities of acceptance, ``(P, C)``.
     """
     rungs, chains = values.shape
     colder = 1 / ladder[lower] - 1 / ladder[lower + 1]
@@ -227,13 +205,7 @@ def swaps(values: Tensor, ladder: Tensor, lower: Tensor, uniform: Tensor) -> tup
 
 
 def equalised(ladder: Tensor, rates: Tensor, number: int) -> Tensor:
-    """A ladder on which neighbours that swap less often than the others are nearer, with the same two ends.
-
-    Args:
-        ladder: Temperatures, ``(R,)``.
-        rates: How often neighbours swap, ``(R - 1,)``.
-        number: Of the transition: later changes are smaller.
-    """
+    """A ladder on which neighbours that swap at lower ``rates`` are nearer; changes shrink with ``number``."""
     logs = ladder.log()
     gaps = logs.diff() * ((rates - rates.mean()) * 3 / math.sqrt(1 + number / 10)).exp()
     places = torch.cat([logs[:1], gaps.cumsum(0) * (logs[-1] - logs[0]) / gaps.sum()])

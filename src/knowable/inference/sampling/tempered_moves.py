@@ -1,16 +1,12 @@
 r"""Metropolis and Hamiltonian moves of chains at temperatures of their own: for Metropolis, annealing and tempering.
 
-A move takes a state and temperatures :math:`T` ``(N,)`` and leaves :math:`p(\theta)^{1/T}` of every chain as it is.
-Values and gradients in the state are those of the target itself, without T, so that a change of temperature costs
-nothing.
-
-Chains come in groups of equal size that lie one after the other (the rungs of a ladder of temperatures; or one group).
-In the warm-up every group learns its own step size and its own covariance :math:`\Sigma = L L^\top`: L is a vector of
-standard deviations (diagonal) or a lower triangle (dense). In the end Σ is estimated from the covariance *within* each
-chain, pooled over the chains of a group, so that chains in different modes do not inflate it. Early on the covariance
-*between* chains counts as well: they begin further apart than a chain walks while its steps are short. Windows begin
-short and each is a third longer than the one before: a direction whose steps are much too short widens in every window,
-so that many short windows find scales that few long ones do not.
+A move leaves :math:`p(\theta)^{1/T}` of every chain as it is. Values and gradients in the state are those without T.
+Chains come in groups of equal size that lie one after the other (the rungs of a ladder of temperatures; or one group),
+each with a step size and a covariance :math:`\Sigma = L L^\top` of its own: L is a vector of standard deviations
+(diagonal) or a lower triangle (dense). Σ is estimated from the covariance *within* each chain, pooled over the chains
+of a group, so that chains in different modes do not inflate it; early on also from that *between* chains, which begin
+further apart than a chain walks while its steps are short. Windows begin short and each is a third longer than the one
+before: a direction whose steps are much too short widens in every window.
 """
 
 from __future__ import annotations
@@ -38,21 +34,13 @@ _DENSE_UP_TO = 200  # dimensions
 
 @dataclass(frozen=True)
 class MoveState(State):
-    """The state of N chains that are moved.
+    """The state of N chains that are moved."""
 
-    Attributes:
-        gradient: Of the log density, ``(N, D)``; None for random walks.
-        factor: L of every group, ``(G, D, D)`` or ``(G, D)``.
-        log_scale: Log of the step size of every group, in units of L, ``(G,)``.
-        updates: Of the step sizes, since L has changed.
-        window: Positions since the present window of the warm-up opened.
-    """
-
-    gradient: Tensor | None
-    factor: Tensor
-    log_scale: Tensor
-    updates: int
-    window: Window
+    gradient: Tensor | None  # of the log density, (N, D); None for random walks
+    factor: Tensor  # L of every group, (G, D, D) or (G, D)
+    log_scale: Tensor  # log of the step size of every group, in units of L, (G,)
+    updates: int  # of the step sizes, since L has changed
+    window: Window  # positions since the present window of the warm-up opened
 
 
 M = TypeVar("M", bound=MoveState)
@@ -60,19 +48,12 @@ M = TypeVar("M", bound=MoveState)
 
 @dataclass(frozen=True)
 class Moves(ABC):
-    """One kind of move.
+    """One kind of move."""
 
-    Attributes:
-        groups: Groups of chains.
-        dense: Whether whole covariances are learned.
-        steps: Steps of one transition; None is the move's own choice.
-        target_acceptance: Acceptance rate that step sizes are tuned to; None is the move's own.
-    """
-
-    groups: int = 1
-    dense: bool = True
-    steps: int | None = None
-    target_acceptance: float | None = None
+    groups: int = 1  # groups of chains
+    dense: bool = True  # whether whole covariances are learned
+    steps: int | None = None  # steps of one transition; None is the move's own choice
+    target_acceptance: float | None = None  # acceptance rate that step sizes are tuned to; None is the move's own
 
     def init(self, target: Target, position: Tensor) -> MoveState:
         """The state of chains that begin at ``position`` ``(N, D)``, before any tuning."""
@@ -228,19 +209,7 @@ class Hamiltonian(Moves):
 def walk(
     target: Target, position: Tensor, value: Tensor, steps: Tensor, log_uniform: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random-walk steps of every chain.
-
-    Args:
-        target: The log density.
-        position: Where chains are, ``(N, D)``.
-        value: Log densities there, ``(N,)``.
-        steps: Differences to the proposed positions, ``(count, N, D)``.
-        log_uniform: Logs of uniform numbers, ``(count, N)``.
-        temperature: Of every chain, ``(N,)``.
-
-    Returns:
-        Positions, values, and acceptance probabilities ``(count, N)``.
-    """
+    """Random-walk ``steps`` ``(count, N, D)``: positions, values, and acceptance probabilities ``(count, N)``."""
     ratios = []
     for step, limit in zip(steps, log_uniform, strict=True):
         proposed = position + step
@@ -257,18 +226,9 @@ def walk(
 def leapfrogs(
     target: Target, state: MoveState, momentum: Tensor, step: Tensor, count: int, temperature: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``count`` leapfrog steps of every chain.
+    """``count`` leapfrog steps of size ``(N, 1)`` from standard normal momenta ``(N, D)``.
 
-    Args:
-        target: The log density.
-        state: Where chains are.
-        momentum: Standard normal, ``(N, D)``.
-        step: Of every chain, ``(N, 1)``.
-        count: How many.
-        temperature: Of every chain, ``(N,)``.
-
-    Returns:
-        Positions, values and gradients at the end, the change of energy, and the energy at the beginning.
+    Returns positions, values and gradients at the end, the change of energy, and the energy at the beginning.
     """
     factor, heat = state.factor, temperature.unsqueeze(1)
     position, value, gradient = state.position, state.value, state.gradient
@@ -320,7 +280,7 @@ def pull(factor: Tensor, vectors: Tensor) -> Tensor:
 
 
 def windows(total: int) -> list[int]:
-    """After which transitions of a warm-up of ``total`` the shape is estimated anew; the last tenth is left alone."""
+    """After which transitions of a warm-up of ``total`` the shape is estimated again; the last tenth is left alone."""
     last = total - round(0.1 * total)
     ends, width, at = [], 10.0, 0.0
     while at + width <= last:
@@ -334,12 +294,8 @@ def estimate(seen: Window, before: Tensor, *, within: bool = True) -> Tensor | N
     """The factor of the covariance of a window; None if it was too short.
 
     Correlations are shrunk towards zero with the weight of D observations. A direction that did not move at all has
-    steps much too long: its standard deviation is taken to be a tenth of what it was.
-
-    Args:
-        seen: The window.
-        before: The factors so far.
-        within: Use the covariance within chains alone, or add that between the chains of a group.
+    steps much too long: its standard deviation is taken to be a tenth of what it was. Without ``within`` the covariance
+    between the chains of a group is added.
     """
     if not seen.enough:
         return None

@@ -20,7 +20,7 @@ from torch import Tensor
 from knowable.core.chains.fused_step import FusedStep, Gradient
 from knowable.core.chains.kernel import Block, Info
 from knowable.core.chains.target import Target
-from knowable.inference.sampling.hmc import DIVERGED, SMALL_STEP, SMALL_STEP_EVERY, leapfrog
+from knowable.inference.sampling.hmc import DIVERGED, SMALL_STEP, SMALL_STEP_EVERY, leapfrog, standard_normal
 from knowable.inference.sampling.metric import Metric, MetricState, velocity
 
 
@@ -35,44 +35,24 @@ class Points:
 
 @dataclass
 class Draws:
-    """The draw so far of every chain's tree, or of the subtree that is growing.
+    """The draw so far of every chain's tree, or of the subtree that is growing."""
 
-    Attributes:
-        position: ``(C, D)``.
-        value: Log densities ``(C,)``.
-        gradient: Their gradients ``(C, D)``.
-        log_weight: Log of the sum of e^(-ΔH) over all points, ``(C,)``.
-        momentum_sum: Sum of the momenta of all points, ``(C, D)``.
-    """
-
-    position: Tensor
-    value: Tensor
-    gradient: Tensor
-    log_weight: Tensor
-    momentum_sum: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order of :func:`leap`."""
-        return self.position, self.value, self.gradient, self.log_weight, self.momentum_sum
+    position: Tensor  # (C, D)
+    value: Tensor  # log densities (C,)
+    gradient: Tensor  # their gradients (C, D)
+    log_weight: Tensor  # log of the sum of e^(-ΔH) over all points, (C,)
+    momentum_sum: Tensor  # sum of the momenta of all points, (C, D)
 
 
 class Counters:
-    """Which chain is where in its tree, in small arrays on the CPU.
-
-    Attributes:
-        leaf: Steps of the growing subtree.
-        depth: Doublings of the tree.
-        max_depth: Most doublings of this tree.
-        steps: Leapfrog steps of the trajectory.
-        transitions: Transitions made.
-        forwards: Whether the subtree grows forwards.
-        active: Whether the chain has transitions to make.
-    """
+    """Which chain is where in its tree, in small arrays on the CPU."""
 
     def __init__(self, chains: int, max_depth: int):
+        # steps of the growing subtree; doublings of the tree; leapfrog steps of the trajectory; transitions made
         self.leaf, self.depth, self.steps, self.transitions = (np.zeros(chains, dtype=np.int64) for _ in range(4))
-        self.max_depth = np.full(chains, max_depth)
-        self.forwards, self.active = np.ones(chains, dtype=bool), np.ones(chains, dtype=bool)
+        self.max_depth = np.full(chains, max_depth)  # most doublings of this tree
+        self.forwards = np.ones(chains, dtype=bool)  # whether the subtree grows forwards
+        self.active = np.ones(chains, dtype=bool)  # whether the chain has transitions to make
 
 
 class Trees:
@@ -86,25 +66,21 @@ class Trees:
         self, target: Target, state: MetricState, count: int, max_depth: int, *, generator: torch.Generator,
         small_step_depth: int | None = None,
     ):  # fmt: skip
-        self.count, self.max_depth, self.small_step_depth, self.generator = (
-            count,
-            max_depth,
-            small_step_depth,
-            generator,
-        )
+        self.count, self.max_depth, self.small_step_depth = count, max_depth, small_step_depth
+        self.generator = generator
         self.metric, like, value = Metric(state.inverse_mass), state.position, state.value
         self.chains, dimension = like.shape
         self.point = Points(like.clone(), torch.zeros_like(like), state.gradient.clone())  # the one that moves
         self.ends = Points(*(like.new_zeros((2, self.chains, dimension)) for _ in range(3)))  # backwards, forwards
-        self.tree = Draws(
-            like.clone(), value.clone(), state.gradient.clone(), torch.zeros_like(value), torch.zeros_like(like)
-        )
-        self.subtree = Draws(
-            like.clone(),
-            value.clone(),
-            state.gradient.clone(),
-            torch.full_like(value, -math.inf),
-            torch.zeros_like(like),
+        self.tree, self.subtree = (
+            Draws(
+                like.clone(),
+                value.clone(),
+                state.gradient.clone(),
+                torch.full_like(value, weight),
+                torch.zeros_like(like),
+            )
+            for weight in (0.0, -math.inf)
         )
         self.energy, self.acceptance = torch.zeros_like(value), torch.zeros_like(value)  # at the start; sum over points
         self.step = like.new_zeros((self.chains, 1))  # negative backwards
@@ -131,15 +107,12 @@ class Trees:
         """One leapfrog step; returns the mean acceptance of every trajectory that ended with it."""
         if len(self._pending):
             self._begin(self._pending, step)
-        here, at = self.point, self.counters
+        at = self.counters
         uniform = torch.rand(self.chains, generator=self.generator, dtype=self.energy.dtype, device=self.energy.device)
+        moving, draw = vars(self.point).values(), vars(self.subtree).values()  # in the order of leap
         q, p, g, speed, *draw, self.acceptance, bad = self._leap(
-            (
-                here.position, here.momentum, here.gradient, self.step, self.energy, uniform, *self.subtree.tensors(),
-                self.acceptance,
-            ),
-            (self.metric.inverse_mass,),
-        )  # fmt: skip
+            (*moving, self.step, self.energy, uniform, *draw, self.acceptance), (self.metric.inverse_mass,)
+        )
         self.point, self.subtree = Points(q, p, g), Draws(*draw)
         diverging = bad.cpu().numpy()
         with np.errstate(invalid="ignore", over="ignore"):  # a chain that diverges may have infinite momenta
@@ -168,10 +141,8 @@ class Trees:
         if len(idle):
             at.active[idle] = False
             index = torch.from_numpy(idle)  # they stay where they are until the others are there
-            self.point.position[index], self.point.gradient[index] = (
-                self.tree.position[index],
-                self.tree.gradient[index],
-            )
+            self.point.position[index] = self.tree.position[index]
+            self.point.gradient[index] = self.tree.gradient[index]
             self.point.momentum[index] = self.step[index] = 0.0
         acceptance = self.info.acceptance
         assert acceptance is not None
@@ -220,10 +191,7 @@ class Trees:
         """Fresh momenta for chains that start a transition."""
         at, tree, index = self.counters, self.tree, torch.from_numpy(chains)
         like = tree.position
-        noise = torch.randn(
-            (len(chains), like.shape[1]), generator=self.generator, dtype=like.dtype, device=like.device
-        )
-        momentum = self.metric.momentum(noise)
+        momentum = self.metric.momentum(standard_normal(like[index], self.generator))
         self.ends.position[:, index], self.ends.gradient[:, index] = tree.position[index], tree.gradient[index]
         self.ends.momentum[:, index] = tree.momentum_sum[index] = momentum
         self.energy[index] = self.metric.kinetic(momentum) - tree.value[index]
@@ -246,12 +214,9 @@ class Trees:
         self.positions[row, index], self.values[row, index] = self.tree.position[index], self.tree.value[index]
         steps = torch.from_numpy(at.steps[chains]).to(self.energy)
         diverged = torch.from_numpy(diverging[chains]).to(self.energy)
-        found = {
-            "acceptance": self.acceptance[index] / steps, "diverging": diverged, "energy": self.energy[index],
-            "steps": steps,
-        }  # fmt: skip
-        for name, value in self.info.tensors().items():
-            value[row, index] = found[name]
+        found = (self.acceptance[index] / steps, diverged, self.energy[index], steps)  # in the order of Info
+        for kept, value in zip(self.info.tensors().values(), found, strict=True):
+            kept[row, index] = value
         at.transitions[chains] += 1
 
 
@@ -278,10 +243,7 @@ class UTurns:
     def within(self, leaf: np.ndarray, active: np.ndarray, *tensors: Tensor) -> np.ndarray:
         """Whether a part of the growing subtree that ends with this leaf has turned back, ``(C,)``.
 
-        Args:
-            leaf: Number of the leaf in the subtree of every chain.
-            active: Which chains count.
-            tensors: Velocity, momentum, and the sum of momenta of the subtree, each ``(C, D)``.
+        ``leaf`` is its number in the subtree; the tensors are velocity, momentum, and the sum of momenta, ``(C, D)``.
         """
         speed, momentum, total = (each.cpu().numpy() for each in tensors)
         first = np.flatnonzero((leaf & 1 == 0) & active)  # this leaf is the first of a part: remember it

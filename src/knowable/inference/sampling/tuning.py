@@ -29,21 +29,13 @@ SHORTEST = 20  # transitions of a warm-up that tunes the step size
 
 @dataclass(frozen=True)
 class DualAveraging:
-    """A step size that is being tuned.
+    """A step size that is being tuned."""
 
-    Attributes:
-        log_step: Log of the step size to use while tuning.
-        log_averaged: Log of the averaged one, to use afterwards.
-        error: Mean difference between the acceptance wanted and that found.
-        updates: How often it was updated.
-        anchor: Log of the step size that updates are drawn towards.
-    """
-
-    log_step: float
-    log_averaged: float
-    error: float
-    updates: int
-    anchor: float
+    log_step: float  # log of the step size to use while tuning
+    log_averaged: float  # log of the averaged one, to use afterwards
+    error: float  # mean difference between the acceptance wanted and that found
+    updates: int  # how often it was updated
+    anchor: float  # log of the step size that updates are drawn towards
 
     @classmethod
     def begin(cls, step: float, *, initial_factor: float = 10.0) -> DualAveraging:
@@ -96,14 +88,7 @@ def tunes(warmup: WarmUp | None) -> bool:
 
 
 def initial_step_size(target: Target, position: Tensor, metric: Metric, *, generator: torch.Generator) -> float:
-    """A first step: doubled or halved until one leapfrog step is accepted about half of the time.
-
-    Args:
-        target: The log density.
-        position: Where the chains are, ``(C, D)``.
-        metric: The mass matrix that momenta are drawn with.
-        generator: For the momenta.
-    """
+    """A first step: doubled or halved until one leapfrog step is accepted about half of the time."""
     value, gradient = target.value_and_grad(position)
     noise = torch.randn(position.shape, generator=generator, dtype=position.dtype, device=position.device)
     momentum = metric.momentum(noise)
@@ -135,10 +120,10 @@ def check_tuning(sampler: Any) -> None:
     check_number("target_acceptance", sampler.target_acceptance, above=0, below=1)
 
 
-def tunes_at_modes(sampler: Any, dimension: int) -> bool:
-    """Whether chains begin near modes and with the curvature there: where step size and a dense mass are tuned."""
-    tuned = sampler.step_size is None and sampler.warmup != 0
-    return tuned and metrics.kind_for(sampler.mass, dimension) == "dense" and searches_modes(dimension)
+def tunes_at_modes(self: Any, dimension: int) -> bool:
+    """A sampler's ``begins_near_modes``: where step size and a dense mass are tuned."""
+    tuned = self.step_size is None and self.warmup != 0
+    return tuned and metrics.kind_for(self.mass, dimension) == "dense" and searches_modes(dimension)
 
 
 def begin(

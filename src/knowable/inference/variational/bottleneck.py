@@ -18,7 +18,7 @@ from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.network import no_hidden_loops
-from knowable.core.network.params import Params, expand_params, index_params, number_of_draws
+from knowable.core.network.params import Params, expand_params, index_params, number_of_draws, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -127,8 +127,6 @@ class InformationBottleneck(Trained, Method):
         )  # fmt: skip
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 _VALIDATION_DRAWS = 8
 
 
@@ -137,19 +135,6 @@ class BottleneckObjective(PointObjective):
 
     .. math:: D = -\frac1N \sum_n E_{z \mid x_n}[\log p(y_n \mid z)], \qquad
         R = \frac1N \sum_n \mathrm{KL}\big(p(z \mid x_n) \,\|\, r(z)\big)
-
-    Args:
-        model: The model, with a tap in its network.
-        tap: The tap.
-        shape: Shape of one row's code.
-        size: Number of training examples N.
-        beta: Factor on the rate.
-        marginal: ``"standard"`` or ``"learned"``.
-        draws: Codes for each example in each step.
-        initial_scale: Standard deviation of the code at the start, where it comes from a head.
-
-    Attributes:
-        code: Parameters of the code: those of the head and of the marginal.
     """
 
     def __init__(
@@ -235,17 +220,10 @@ Noise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class CodePlace:
-    """Which activations are the code.
+    """Which activations are the code."""
 
-    Attributes:
-        layer: Path of a module.
-        entrance: Whether they are the module's input and not its output.
-        scale: ``"head"`` (they are the mean; the log variance is a linear function of them) or ``"split"`` (the first
-            half of the features is the mean, the second half the log variance).
-    """
-
-    layer: str
-    entrance: bool
+    layer: str  # path of a module
+    entrance: bool  # whether they are its input and not its output
     scale: str
 
     @classmethod
@@ -271,9 +249,6 @@ class Tap:
     """What stands in a network where the code is: it turns activations into a code, and remembers its moments.
 
     Outside of :meth:`drawing` the code is its mean.
-
-    Args:
-        place: Where it stands.
 
     Attributes:
         calls: How often it was passed.
@@ -392,9 +367,6 @@ def rate_of(mean: Tensor, log_variance: Tensor, tensors: Params) -> Tensor:
     return 0.5 * each.flatten(1).sum(1)
 
 
-# --- the posterior ---------------------------------------------------------------------------------------------------
-
-
 class RandomCode(Posterior):
     r"""Weights that do not vary, and a code inside the network that does: :math:`z = \mu(x) + \sigma(x)\,\epsilon`.
 
@@ -420,8 +392,6 @@ class RandomCode(Posterior):
         self.place, self.shape = place, torch.Size(shape)
         self._vectorises = True  # until a module refuses vmap
 
-    # --- the code ----------------------------------------------------------------------------------------------------
-
     def encode(self, x: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the code at inputs ``x``, each ``(rows, ...)``."""
         mean, log_variance = self._moments(x)
@@ -441,8 +411,6 @@ class RandomCode(Posterior):
             self.model.forward(self.mean(), x, buffers=self.buffers)
             assert self._tap.moments is not None
             return self._tap.moments
-
-    # --- draws -------------------------------------------------------------------------------------------------------
 
     def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
         return expand_params(self.loc, n)
@@ -478,11 +446,9 @@ class RandomCode(Posterior):
         generator = generator_for(seed, "code", draw, device=self.model.device)
         return torch.randn(self.shape, generator=generator, dtype=self.model.dtype, device=self.model.device)
 
-    # --- on disk -----------------------------------------------------------------------------------------------------
-
     def _tensors(self) -> dict[str, Tensor]:
-        weights = {f"loc.{name}": value for name, value in self.loc.items()}
-        return {**weights, **{f"code.{name}": value for name, value in self.code.items()}}
+        parts = ("loc", "code")
+        return {f"{part}.{name}": value for part in parts for name, value in getattr(self, part).items()}
 
     def _settings(self) -> dict[str, Any]:
         place = {"layer": self.place.layer, "entrance": self.place.entrance, "scale": self.place.scale}
@@ -492,8 +458,5 @@ class RandomCode(Posterior):
     def _from_tensors(
         cls, model: Model, tensors: dict[str, Tensor], *, place: dict[str, Any], shape: list[int], **common: Any
     ) -> RandomCode:
-        loc, code = (
-            {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-            for part in ("loc.", "code.")
-        )
+        loc, code = (without_prefix(part, tensors) for part in ("loc.", "code."))
         return cls(model, loc, code, place=CodePlace(**place), shape=torch.Size(shape), **common)

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knowable.core.model.data import Data
+from knowable.core.model.joint_normal import check_has
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Layout, Params, without_prefix
 from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
@@ -129,8 +130,6 @@ class DiscreteVI(VariationalMethod):
         return evidence, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 ESTIMATORS = ("score", "local_expectation", "enumerate")
 MOST_ENUMERATED = 10
 _NEAREST = 0.05  # to 0 or 1 that a probability begins
@@ -147,16 +146,6 @@ class DiscreteObjective(VariationalObjective):
 
     The first form is the score function, whose f(z) is compared with that of the other draws; the second sums over both
     values of one gate at a time; and with few gates the expectation itself can be written out.
-
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        estimator: ``"score"``, ``"local_expectation"`` or ``"enumerate"``.
-        draws: Settings of the gates in each step.
-        initial_scale: Standard deviations of the normals at the start.
-        initial_probability: Of all gates; None is the start's, and without a start the prior's.
-        start: Values to begin at, where they are not the model's own: means of weights, probabilities of gates.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
 
     Attributes:
         logits: Of the probabilities, ``(G,)`` in the order of ``gates``.
@@ -205,8 +194,6 @@ class DiscreteObjective(VariationalObjective):
             found.append(prior.log_prob(torch.full_like(start[name], value)).flatten())
         return torch.cat([each.to(found[-1]) for each in found])
 
-    # --- the variational distribution --------------------------------------------------------------------------------
-
     def loc_and_scale(self) -> tuple[Params, Params]:
         """Means and standard deviations of the normals, by name, differentiable."""
         return self.layout.views(self.q[0]), self.layout.views(self.q[1].exp())
@@ -217,13 +204,11 @@ class DiscreteObjective(VariationalObjective):
 
     def posterior(self, **common: Any) -> BernoulliNormal:
         """Bernoullis and normals."""
-        loc, scale = self.loc_and_scale()
-        return BernoulliNormal(self.model, self.probabilities(), loc, scale, **self.shared(common))
+        return BernoulliNormal(self.model, self.probabilities(), *self.loc_and_scale(), **self.shared(common))
 
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of gates and weights."""
-        settings = self.settings(count)
-        return [{**self._weights(), **self.gates.views(setting)} for setting in settings]
+        return [{**self._weights(), **self.gates.views(setting)} for setting in self.settings(count)]
 
     def kl_divergence(self) -> Tensor:
         """KL of Bernoullis and normals."""
@@ -259,11 +244,7 @@ class DiscreteObjective(VariationalObjective):
         """KL of the normals, with as little Monte Carlo as the priors allow."""
         flat = self.q[0], self.q[1], self.q[1].exp()
         closed = sum(segment.value(*flat) for segment in self.segments)
-        return closed + remaining_kl(
-            self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS
-        )  # fmt: skip
-
-    # --- the ELBO ----------------------------------------------------------------------------------------------------
+        return closed + remaining_kl(self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
@@ -323,9 +304,6 @@ def all_settings(count: int, *, like: Tensor) -> Tensor:
     return (numbers >> torch.arange(count, device=like.device) & 1).to(like.dtype)
 
 
-# --- the posterior ---------------------------------------------------------------------------------------------------
-
-
 class BernoulliNormal(Posterior):
     r"""Zeros and ones with a probability each, and normals, all independent.
 
@@ -367,9 +345,7 @@ class BernoulliNormal(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log probability of what is binary plus log density of the rest: a scalar, or ``(n,)`` for a stack."""
-        lacking = [name for name in (*self._gates.names, *self._layout.names) if name not in params]
-        if lacking:
-            raise InvalidArgument(f"params lacks {', '.join(lacking[:5])}. Use the dict that sample() or mean() gives.")
+        check_has(params, (*self._gates.names, *self._layout.names))
         probability, loc, scale = self._flat
         total = torch.zeros((), dtype=loc.dtype, device=loc.device)
         if self._layout.names:
@@ -395,7 +371,5 @@ class BernoulliNormal(Posterior):
 
     @classmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> BernoulliNormal:
-        def part(prefix: str) -> Params:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        return cls(model, part("probabilities."), part("loc."), part("scale."), **common)
+        parts = (without_prefix(part, tensors) for part in ("probabilities.", "loc.", "scale."))
+        return cls(model, *parts, **common)

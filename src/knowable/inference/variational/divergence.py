@@ -213,8 +213,9 @@ def prior_segments(
 
 def _segment(prior: Prior | None, start: int, stop: int, *, normal_only: bool) -> PriorSegment | None:
     """The segment of a prior, or None where there is none."""
-    if not normal_only and type(prior) in FAST_KL:
-        return FAST_KL[type(prior)](start, stop)
+    fast = None if prior is None or normal_only else FAST_KL.get(type(prior))
+    if fast is not None:
+        return fast(start, stop)
     moments = fixed_normal(prior)
     if moments is None:
         return None
@@ -228,16 +229,7 @@ def _segment(prior: Prior | None, start: int, stop: int, *, normal_only: bool) -
 
 
 def remaining_kl(model: Model, names: Sequence[str], loc: Params, scale: Params, params: Params, draws: int) -> Tensor:
-    """KL of the parameters whose prior has no segment: by a closed form with autograd, else by Monte Carlo.
-
-    Args:
-        model: The model, whose priors these are.
-        names: The parameters.
-        loc: Means of q.
-        scale: Standard deviations of q.
-        params: Point estimates, among them the prior's hyperparameters.
-        draws: Monte Carlo draws where there is no closed form.
-    """
+    """KL of the parameters whose prior has no segment: by a closed form with autograd, else by Monte Carlo."""
     joint = model.prior.joint_kl(loc, scale) if names else None
     if joint is not None:
         return joint

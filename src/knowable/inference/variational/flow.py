@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from knowable.core.model.joint_normal import check_has
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import fast_randn, generator_for, own_randomness
-from knowable.errors import InvalidArgument, Unsupported
+from knowable.errors import Unsupported
 from knowable.inference.variational.flow_layers import (
     KINDS,
     Bijection,
@@ -75,22 +76,15 @@ class Flow(Family):
     def build(self, layout: Layout, loc: Tensor, initial_scale: float) -> FlowModule:
         """See :meth:`Family.build`; the directions of the layers are drawn from the global generator."""
         size = len(loc)
-        layers = make_layers(
-            self.kind,
-            size,
-            self.layers or _layers_for(self.kind, size),
-            hidden=self.hidden or _hidden_for(size),
-            like=loc,
-        )
+        few = self.kind == CouplingLayer.kind or size > _MANY
+        count = self.layers or (_FEWER_LAYERS if few else _LAYERS)
+        hidden = self.hidden or max(1, min(_WIDEST, _NUMBERS // size))
+        layers = make_layers(self.kind, size, count, hidden=hidden, like=loc)
         return FlowModule(layout, NormalisingFlow(loc, torch.full_like(loc, initial_scale), layers))
 
 
 class FlowModule(FamilyModule):
-    """A flow that is being trained.
-
-    Attributes:
-        flow: The distribution.
-    """
+    """A flow that is being trained."""
 
     def __init__(self, layout: Layout, flow: NormalisingFlow):
         super().__init__(layout)
@@ -126,17 +120,6 @@ class _Backwards(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return self.flow.inverse(values)[1]
-
-
-def _layers_for(kind: str, size: int) -> int:
-    return _FEWER_LAYERS if kind == CouplingLayer.kind or size > _MANY else _LAYERS
-
-
-def _hidden_for(size: int) -> int:
-    return max(1, min(_WIDEST, _NUMBERS // size))
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -213,8 +196,6 @@ class FlowVI(VariationalMethod):
         )
 
 
-# --- the posterior ---------------------------------------------------------------------------------------------------
-
 _MOST_DRAWS, _FEWEST_DRAWS = 16_384, 256  # for the moments
 _VALUES = 2**24  # numbers drawn for the moments, where that is enough draws
 _BLOCK = 2**22  # numbers in memory at a time
@@ -255,9 +236,7 @@ class FlowPosterior(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log density of the random parameters in ``params``: a scalar for one draw, ``(n,)`` for a stack."""
-        lacking = [name for name in self.layout.names if name not in params]
-        if lacking:
-            raise InvalidArgument(f"params lacks {', '.join(lacking[:5])}. Use the dict that sample() or mean() gives.")
+        check_has(params, self.layout.names)
         if self._exact is None:
             self._exact = copy.deepcopy(self.flow).double()
         values = self.layout.flatten(params)
@@ -271,8 +250,6 @@ class FlowPosterior(Posterior):
             "Laplace for that."
         )
 
-    # --- moments -----------------------------------------------------------------------------------------------------
-
     def _mean_random(self) -> Params:
         return self.layout.views(self._mean_and_std()[0].clone())
 
@@ -283,8 +260,6 @@ class FlowPosterior(Posterior):
         if self._moments is None:
             self._moments = _moments_of(self.flow)
         return self._moments
-
-    # --- on disk -----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
         return dict(self.flow.state_dict())
@@ -332,9 +307,6 @@ def _moments_of(flow: NormalisingFlow) -> tuple[Tensor, Tensor]:
     return (loc.double() + mean).to(loc.dtype), variance.sqrt().to(loc.dtype)
 
 
-# --- the distribution ------------------------------------------------------------------------------------------------
-
-
 class NormalisingFlow(nn.Module):
     r"""The distribution of :math:`\theta = m + s \odot f_L(\cdots f_1(\epsilon))`, with ε standard normal.
 
@@ -342,11 +314,6 @@ class NormalisingFlow(nn.Module):
 
     The layers act on numbers of about size one, whatever the weights' own scale is. Without layers it is a mean-field
     normal, and with new ones too: they begin as the identity.
-
-    Args:
-        loc: m, ``(D,)``.
-        scale: s, ``(D,)``.
-        layers: The maps, first to last.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, layers: Sequence[Bijection]):

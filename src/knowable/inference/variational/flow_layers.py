@@ -31,12 +31,7 @@ _BISECTIONS = 64
 
 
 class Bijection(nn.Module, ABC):
-    """An invertible map of vectors of ``size`` numbers, whose parameters are trained.
-
-    Attributes:
-        kind: The name it is chosen by.
-        size: Length of the vectors, D.
-    """
+    """An invertible map of vectors of ``size`` numbers, whose parameters are trained."""
 
     kind: ClassVar[str]
 
@@ -61,10 +56,6 @@ class PlanarLayer(Bijection):
 
     It is invertible where :math:`w^\top \hat u > -1`; so only the part of u across the plane is free, and the part
     along w is bent to stay above. The inverse is found along w, where the map is an increasing function of one number.
-
-    Args:
-        size: Length of the vectors.
-        like: Gives the floating-point type and the device.
     """
 
     kind = "planar"
@@ -109,10 +100,6 @@ class RadialLayer(Bijection):
 
     It is invertible where :math:`\beta > -\alpha`. The distance of the image is :math:`R = r + \beta r / (\alpha + r)`,
     which is a quadratic equation for r: the inverse is in closed form.
-
-    Args:
-        size: Length of the vectors.
-        like: Gives the floating-point type and the device.
     """
 
     kind = "radial"
@@ -161,12 +148,6 @@ class CouplingLayer(Bijection):
 
     s and t come from one small network with a hidden layer; s stays between -2 and 2. Layers take turns in which half
     moves. A single number has no other half: it is scaled and shifted by constants.
-
-    Args:
-        size: Length of the vectors.
-        hidden: Width of the hidden layer.
-        odd: Whether the numbers at odd places move.
-        like: Gives the floating-point type and the device.
     """
 
     kind = "real_nvp"

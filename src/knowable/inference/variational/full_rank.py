@@ -111,8 +111,6 @@ class FullRankModule(FamilyModule):
         for value in (self.drift, self.log_scale, self.mix):
             value.zero_()
 
-    # --- the distribution --------------------------------------------------------------------------------------------
-
     def mean(self) -> Tensor:
         """The mean, ``(D,)``."""
         return self.loc if self.base is None or self.drift is None else self.loc + self.base @ self.drift
@@ -159,9 +157,6 @@ class FullRankModule(FamilyModule):
     def posterior(self, model: Model, **common: Any) -> FullNormal:
         """A normal with a full covariance."""
         return FullNormal(model, self.layout, self.mean(), self.scale_tril(), **common)
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

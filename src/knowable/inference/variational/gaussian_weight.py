@@ -49,7 +49,7 @@ class GaussianWeight(torch.Tensor):
     _draw: Tensor | None
 
     @staticmethod
-    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:  # noqa: D102
+    def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:
         self = loc.as_subclass(cls)
         self.loc, self.variance, self.rule, self._draw = loc, variance, rule, None
         return self
@@ -88,11 +88,7 @@ class GaussianPair:
 
 
 class PairRules(TorchFunctionMode):
-    """Inside this block, linear operations and convolutions that take the mean of a pair follow its rule.
-
-    Args:
-        params: Parameters by name; those that are pairs are looked out for.
-    """
+    """Inside this block, linear operations and convolutions that take the mean of a pair follow its rule."""
 
     def __init__(self, params: Params):
         super().__init__()
@@ -213,17 +209,11 @@ def flipout_rule(
 
 @dataclass(frozen=True)
 class Usage:
-    """How the random weights of a network are used in one forward pass.
-
-    Attributes:
-        uses: The operations that took them.
-        rows: Number of examples that were looked at.
-        coupled: Whether one example's output depends on another's input (batch normalisation).
-    """
+    """How the random weights of a network are used in one forward pass."""
 
     uses: Sequence[WeightUse] = ()
     rows: int = 0
-    coupled: bool = False
+    coupled: bool = False  # one example's output depends on another's input (batch normalisation)
 
     def suits(self, name: str, estimator: str) -> bool:
         """Whether the weight may be left to its layer's own rule under this estimator."""

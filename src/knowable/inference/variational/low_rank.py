@@ -58,11 +58,6 @@ class LowRankModule(FamilyModule):
         \Sigma = \mathrm{diag}(s)\,(I + U^\top U)\,\mathrm{diag}(s), \qquad z \sim \mathcal{N}(0, I_k)
 
     which is diag(s²) + F Fᵀ with F = diag(s) Uᵀ. Written like this U has no unit, and one step size suits it and log s.
-
-    Attributes:
-        loc: Mean, ``(D,)``.
-        log_scale: Logarithms of s, ``(D,)``.
-        factor: U, ``(k, D)``.
     """
 
     normal_marginals: ClassVar[bool] = True
@@ -117,9 +112,8 @@ class LowRankModule(FamilyModule):
     def posterior(self, model: Model, **common: Any) -> LowRankNormal:
         """A normal with a diagonal and a few directions."""
         basis, excess = directions(self.factor.detach().T)
-        return LowRankNormal(
-            model, self.layout, self.loc, self.log_scale.detach().exp(), basis, 1.0 + excess, **common
-        )  # fmt: skip
+        scale = self.log_scale.detach().exp()
+        return LowRankNormal(model, self.layout, self.loc, scale, basis, 1.0 + excess, **common)
 
 
 class FactorTerms(torch.autograd.Function):
@@ -150,9 +144,6 @@ def _inner(factor: Tensor) -> Tensor:
     inner = factor @ factor.T
     inner.diagonal().add_(1.0)
     return inner
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

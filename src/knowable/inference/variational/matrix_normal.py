@@ -61,10 +61,6 @@ class MatrixNormalModule(FamilyModule):
 
     with strictly lower triangular R, and B likewise: the rows (outputs) and the columns (inputs) of a layer are each
     correlated by one matrix. In this form R has no unit, and one step size suits it and the logarithms of a and b.
-
-    Attributes:
-        loc: Means, ``(D,)``.
-        factors: One for each parameter.
     """
 
     normal_marginals: ClassVar[bool] = True
@@ -132,11 +128,7 @@ class Factor(nn.Module, ABC):
 
 
 class VectorFactor(Factor):
-    """Independent normals for a vector or a single number.
-
-    Attributes:
-        log_scale: Logarithms of the standard deviations, ``(n,)``.
-    """
+    """Independent normals for a vector or a single number."""
 
     def __init__(self, shape: torch.Size, initial_scale: float, *, like: Tensor):
         super().__init__()
@@ -164,12 +156,7 @@ class VectorFactor(Factor):
 
 
 class MatrixFactor(Factor):
-    """The two factors of a matrix ``(n, m)``.
-
-    Attributes:
-        rows: A.
-        columns: B.
-    """
+    """The two factors of a matrix ``(n, m)``."""
 
     def __init__(self, shape: torch.Size, initial_scale: float, full_up_to: int, *, like: Tensor):
         super().__init__()
@@ -271,9 +258,6 @@ class Spread(torch.autograd.Function):
             scaled = grad_half * b
             grad_column = (scaled.flatten(0, 1).T @ noise.flatten(0, 1)).tril_(-1)
         return None, grad_a, grad_row, grad_b, grad_column
-
-
-# --- the method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

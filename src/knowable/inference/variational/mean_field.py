@@ -19,7 +19,7 @@ from knowable.errors import InvalidArgument
 from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.gaussian_weight import flipout_rule, local_rule, local_weights
 from knowable.inference.variational.method import VariationalMethod, check_normals
-from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.normals import FlatNormalDistribution, FlatNormals, standard_noise
 from knowable.inference.variational.objective import (
     VariationalObjective,
     expected_log_likelihood,
@@ -124,30 +124,13 @@ class MeanFieldVI(VariationalMethod):
         return MeanFieldObjective(model, x, size, estimator=self.estimator, draws=draws, **common)
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 ESTIMATORS = ("auto", "local", "weight", "flipout", "score", "local_score")
 BY_SCORE = ("score", "local_score")
 """Estimators that need no gradient of the likelihood."""
 
 
-class MeanFieldObjective(VariationalObjective):
-    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`; see :func:`negative_elbo` for the formula.
-
-    Args:
-        model: The model.
-        x: Rows like those of the data: the network is run on a few of them to trace how it uses its weights.
-        size: Number of training examples N.
-        estimator: How the gradient is estimated, see :class:`MeanFieldVI`.
-        initial_scale: Standard deviation of all weights at the start.
-        start: Values to begin at, where they are not the model's own.
-        step: Replaces the optimiser's step: a function of this objective and the optimiser.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
-
-    Attributes:
-        normals: How the random parameters are laid out in ``q``.
-        q: Means and log scales of all random parameters, ``(2, D)``.
-    """
+class MeanFieldObjective(FlatNormalDistribution, VariationalObjective):
+    r"""-ELBO / N of :math:`q(\theta) = \prod_d \mathcal{N}(m_d, s_d^2)`; see :func:`negative_elbo` for the formula."""
 
     recordable = True
 
@@ -166,11 +149,7 @@ class MeanFieldObjective(VariationalObjective):
         super().__init__(model, size, start=start, **common)
         self.estimator, self.step = estimator, step
         first = first_values(model, start)
-        self.normals = FlatNormals.of(model, x, first, estimator)
-        self.layout = self.normals.layout
-        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
-
-    # --- the ELBO ----------------------------------------------------------------------------------------------------
+        self.hold(FlatNormals.of(model, x, first, estimator), first, initial_scale)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
@@ -192,36 +171,15 @@ class MeanFieldObjective(VariationalObjective):
         return kl, [{**draw, **local_weights(loc, variance, rule, recording=self.recording)} for draw in draws]
 
     def update(self, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser's step, or that of ``step``."""
+        """The optimiser's step, or that of ``step``, a function of this objective and the optimiser."""
         if self.step is None:
             optimiser.step()
         else:
             self.step(self, optimiser)
 
-    # --- the distribution --------------------------------------------------------------------------------------------
-
-    def loc_and_scale(self) -> tuple[Params, Params]:
-        """Means and standard deviations of the random parameters, by name, differentiable."""
-        return self.normals.loc_and_scale(self.q)
-
-    def kl_divergence(self) -> Tensor:
-        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
-        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
-
-    def entropy(self) -> Tensor:
-        """H[q] in closed form."""
-        return entropy_of_normals(self.q[1])
-
-    def draw_weights(self, count: int) -> list[Params]:
-        """Draws of all random parameters, whatever the estimator."""
-        return self.normals.sample(self.q, count)
-
     def posterior(self, **common: Any) -> DiagonalNormal:
         """Independent normals."""
         return DiagonalNormal(self.model, *self.loc_and_scale(), **self.shared(common))
-
-
-# --- the same as a family for groups of weights ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -240,12 +198,7 @@ class MeanField(Family):
 
 
 class MeanFieldModule(FamilyModule):
-    """Means and logarithms of scales.
-
-    Attributes:
-        loc: Means, ``(D,)``.
-        log_scale: Logarithms of the standard deviations, ``(D,)``.
-    """
+    """Means and logarithms of scales."""
 
     normal_marginals: ClassVar[bool] = True
 

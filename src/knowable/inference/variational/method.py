@@ -34,13 +34,6 @@ class VariationalMethod(Trained, Method):
 
     .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
         = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
-
-    Args:
-        beta: Factor on the KL: every row counts 1/beta times. Anything but 1 is not the Bayes posterior.
-        kl_warmup: Epochs over which that factor rises to its full value, which changes only the path. None: about 2,000
-            steps, at most a third of the epochs.
-        start: ``"network"`` (the network's own weights are the first means), ``"map"`` (those of a MAP fit, in which
-            learned scales of the prior stay at their initial values), or a fitted posterior.
     """
 
     beta: float = 1.0
@@ -97,8 +90,6 @@ class VariationalMethod(Trained, Method):
             *warmup_notes(self.kl_warmup or 0, result),
             *learned_scale_notes(model, size),
         )
-
-    # --- the fit -----------------------------------------------------------------------------------------------------
 
     def _fit(self, job: FitJob) -> Posterior:
         method = self._with_warmup(job.rows)
@@ -207,15 +198,8 @@ _KL_DRAWS = 64  # estimates of a KL without a closed form
 _ELBO_ROWS = 200_000  # rows in all passes of the final estimate of the likelihood
 
 
-def final_elbo(
-    objective: VariationalObjective, data: Data, seed: int
-) -> tuple[LogEvidence | None, dict[str, float]]:  # fmt: skip
-    """The ELBO and its terms, by full passes over the data with new weight draws.
-
-    Args:
-        objective: Holds the distribution. The result is always the ELBO at β = 1 and T = 1, whatever was trained.
-        data: All rows.
-        seed: The seed of the fit.
+def final_elbo(objective: VariationalObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
+    """The ELBO at β = 1 and T = 1, and its terms, by full passes over the data with new weight draws.
 
     Returns:
         The ELBO (None under an improper prior, whose constant is arbitrary), and the terms

@@ -202,8 +202,6 @@ def _centres(posterior: Posterior, count: int, model: Model, seed: int) -> list[
     return [{name: each[name].to(value) for name, value in like.items()} for each in found]
 
 
-# --- the evidence ----------------------------------------------------------------------------------------------------
-
 _MOST_DRAWS, _FEWEST_DRAWS = 2048, 32  # of each component
 _VALUES = 2**26  # numbers drawn for I, where that is enough draws
 _BLOCK = 2**21  # numbers in memory at a time
@@ -264,20 +262,10 @@ def _gains(loc: Tensor, log_scale: Tensor, k: int, draws: int) -> Tensor:
     return log_densities[k] - log_densities.logsumexp(0) + math.log(len(loc))
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
-
 class ComponentsInTurn(Objective):
     """The mean loss of components that go through the network one after the other, in training mode.
 
     It suits every network. Each component has buffers (running statistics) of its own.
-
-    Args:
-        components: The components, built for the same model with starts of their own; the point estimates of the first
-            are made those of all.
-
-    Attributes:
-        components: As they are now.
     """
 
     def __init__(self, components: Sequence[MeanFieldObjective]):
@@ -337,10 +325,6 @@ class ComponentsTogether(Objective):
     weights act once per example are sampled locally, as in :class:`MeanFieldObjective`. Losses and gradients come from
     one recorded graph.
 
-    Args:
-        components: See :class:`ComponentsInTurn`; their buffers are all taken to be the first one's.
-        mode: ``"eager"``, ``"traced"`` or ``"compiled"``, see :class:`~knowable.core.compiling.recorder.Recorded`.
-
     Attributes:
         q: Means and log scales of all components, ``(K, 2, D)``, laid out as one component's.
         points: The point estimates, flat; None if there are none.
@@ -380,8 +364,6 @@ class ComponentsTogether(Objective):
                         value.copy_(now[name])
         return self._components
 
-    # --- the loop's side ---------------------------------------------------------------------------------------------
-
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of a batch and the means of its terms."""
         by_q, by_points, loss, terms = self._evaluate(x, y)
@@ -416,8 +398,6 @@ class ComponentsTogether(Objective):
         trial = batched(self.losses_and_gradients, lambda *_: None)  # the network's own errors come again in turn
         trial(*self._inputs(x[:2], y[:2]))
         return not trial.refused
-
-    # --- losses and gradients ----------------------------------------------------------------------------------------
 
     def _evaluate(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Gradients of the components' own losses and, of the mean loss, in the points; the mean loss and its terms."""
@@ -480,11 +460,9 @@ class ComponentsTogether(Objective):
             drawn = first.normals.drawn.views(loc[:cut] + scale[:cut] * each)
             local = first.normals.local
             local = local_weights(local.views(loc[cut:]), local.views(scale[cut:].square()), plain_local_rule)
-            fits.append(self._mean_score({**fixed, **drawn, **local}, x, y))
+            params = {**fixed, **drawn, **local}
+            fits.append(self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params).mean())
         return torch.stack(fits).mean(), kl, entropy_of_normals(log_scale)
-
-    def _mean_score(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params).mean()
 
 
 def _mixed_log_likelihood(components: Sequence[MeanFieldObjective], x: Tensor, y: Tensor) -> Tensor:

@@ -105,13 +105,7 @@ _MEMORY = 0.99  # of the mean square of the curvature's estimates: the last hund
 
 @dataclass(frozen=True)
 class NaturalStep:
-    """The step of variational online Newton; point estimates and hyperparameters move by the loop's own optimiser.
-
-    Attributes:
-        momentum: Share of the gradients' average that is kept from step to step.
-        curvature_rate: Share of each new estimate of the curvature; None: less for weights with noisier estimates.
-        radius: Length of a Newton step above which a weight moves by the learning rate and no further.
-    """
+    """The step of variational online Newton; point estimates and hyperparameters move by the loop's own optimiser."""
 
     momentum: float = 0.9
     curvature_rate: float | None = None

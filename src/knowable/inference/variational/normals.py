@@ -1,8 +1,7 @@
 r"""Independent normals in one flat buffer: draws and KL divergence, with a hand-written gradient.
 
-All variational parameters are one tensor ``q`` of shape ``(2, D)``: means and log scales. One call makes the weight
-draws :math:`w = m + s \epsilon`, the variances that local reparameterisation needs, and the KL; one backward pass
-writes the gradient of all of them into one buffer. Autograd would walk the same memory several times more often.
+One call makes the weight draws :math:`w = m + s \epsilon`, the variances that local reparameterisation needs, and the
+KL; one backward pass writes all gradients into one buffer, where autograd would walk the memory several times more.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import fast_randn
-from knowable.inference.variational.divergence import PriorSegment, prior_segments, remaining_kl
+from knowable.inference.variational.divergence import PriorSegment, entropy_of_normals, prior_segments, remaining_kl
 from knowable.inference.variational.gaussian_weight import Usage, trace_usage
 
 DRAWS_WEIGHTS = ("weight", "score")
@@ -45,9 +45,9 @@ class FlatNormals:
     @classmethod
     def of(cls, model: Model, x: Tensor, first: Params, estimator: str) -> FlatNormals:
         """The buffer for the random parameters of a model, whose network is traced on a few rows of ``x``."""
-        parts = [Layout.of({name: first[name] for name in names}) for names in drawn_and_local(model, x, estimator)]
-        segments, others = prior_segments(_joined(*parts), model)
-        return cls(*parts, tuple(segments), tuple(others))
+        drawn, local = (Layout.of({name: first[name] for name in n}) for n in drawn_and_local(model, x, estimator))
+        segments, others = prior_segments(_joined(drawn, local), model)
+        return cls(drawn, local, tuple(segments), tuple(others))
 
     @cached_property
     def layout(self) -> Layout:
@@ -91,6 +91,34 @@ class FlatNormals:
         drawn = rest[2 * cut :]
         draws = [dict(zip(names, drawn[k * len(names) : (k + 1) * len(names)], strict=True)) for k in range(len(noise))]
         return kl, loc, variance, draws
+
+
+class FlatNormalDistribution:
+    """The distribution of the objectives whose q is :class:`FlatNormals`, put before ``VariationalObjective``."""
+
+    normals: FlatNormals
+    q: nn.Parameter  # means and log scales of all random parameters, (2, D)
+
+    def hold(self, normals: FlatNormals, first: Params, initial_scale: float) -> None:
+        """Start at the means ``first`` and one standard deviation."""
+        self.normals, self.layout = normals, normals.layout
+        self.q = nn.Parameter(normals.initial(first, initial_scale))
+
+    def loc_and_scale(self) -> tuple[Params, Params]:
+        """Means and standard deviations of the random parameters, by name, differentiable."""
+        return self.normals.loc_and_scale(self.q)
+
+    def kl_divergence(self: Any) -> Tensor:
+        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
+        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
+
+    def entropy(self) -> Tensor:
+        """H[q] in closed form."""
+        return entropy_of_normals(self.q[1])
+
+    def draw_weights(self, count: int) -> list[Params]:
+        """Draws of all random parameters, whatever the estimator."""
+        return self.normals.sample(self.q, count)
 
 
 def standard_noise(draws: int, size: int, *, like: Tensor, recording: bool = False) -> Tensor:

@@ -25,18 +25,6 @@ class VariationalObjective(Objective):
 
     A subclass holds the variational parameters, and its ``forward`` reads as the formula: draw :math:`\theta \sim q`,
     take the :func:`expected_log_likelihood`, compute the KL, and return the :func:`negative_elbo`.
-
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        draws: Weight draws in a step.
-        beta: Factor on the KL; 1 is Bayes.
-        temperature: Factor on the entropy of q; 1 is Bayes.
-        kl_warmup: Epochs over which the weight of the KL rises to its full value.
-        start: Values to begin at, where they are not the model's own.
-
-    Attributes:
-        points: Parameters that are point estimates.
     """
 
     def __init__(
@@ -145,13 +133,6 @@ def negative_elbo(
 
     With β and the temperature T both 1 this is Bayes. Counting the entropy H T times leads to the tempered posterior
     :math:`p(\theta \mid D)^{1/T}`, as in the samplers.
-
-    Args:
-        objective: Holds q, β, T, N and the warm-up of the KL.
-        log_likelihood: Expected log likelihood of a row.
-        kl: KL(q ‖ p).
-        points: The point estimates, whose log prior is added.
-        entropy: H[q], if it is already known; else the objective is asked, at a temperature other than 1.
     """
     size, temperature = objective.size, objective.temperature
     penalty = kl

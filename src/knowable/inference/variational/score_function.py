@@ -2,22 +2,17 @@ r"""The score-function (log-derivative, REINFORCE) gradient, with control variat
 
 .. math:: \nabla_\phi E_q[f(w)] = E_q[(f(w) - b)\, \nabla_\phi \log q_\phi(w)]
 
-It needs only values of f, so it also serves where f has no gradient; its price is variance. With K draws, each is
-compared with the mean of the others (leave-one-out baseline: Mnih and Rezende, 2016; Kool et al., 2019), which is
-independent of it and so leaves the estimate unbiased. The KL has no part in it: of a mean-field q it is a sum
-over weights, each of which has its gradient in closed form.
+It needs only values of f; its price is variance. Each of K draws is compared with the mean of the others (leave-one-out
+baseline: Mnih and Rezende, 2016; Kool et al., 2019), which leaves the estimate unbiased.
 
-What else can be taken out of the estimate without changing its mean (Rao-Blackwellisation: Ranganath, Gerrish and Blei,
-2014): a layer's weights reach the likelihood of example n only through the layer's outputs :math:`z_n` for it. Given
-the layer's inputs these are normal with mean :math:`\mu_n(\phi)` and variance :math:`v_n(\phi)`, and their score is the
-expectation of the weights' score once they are known. The likelihood of the other examples has no part in it. So draw
-the outputs, independently for each example, and multiply each layer's score by what depends on it:
+Rao-Blackwellised (Ranganath, Gerrish and Blei, 2014): a layer's weights reach the likelihood of example n only through
+the layer's outputs :math:`z_n`, which are normal given its inputs. So draw the outputs, independently for each example,
+and multiply each layer's score by that example's likelihood alone:
 
 .. math:: \sum_n \big(\log p(y_n \mid z_n) - b_n\big) \sum_{\text{layers}} \nabla_\phi \log
     \mathcal{N}\big(z_n \mid \mu_n(\phi), v_n(\phi)\big)
 
-It is to the score function what local reparameterisation is to weight draws, and exact for the same layers: those whose
-weights act once on each example. The others are drawn as weights.
+This is exact for the layers whose weights act once on each example. The others are drawn as weights.
 """
 
 from __future__ import annotations
@@ -39,14 +34,7 @@ _RANDOM = (GaussianWeight, GaussianPair)
 
 
 def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
-    """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL.
-
-    Args:
-        objective: Holds ``q`` and its layout: parameters drawn as weights, and those whose layers' outputs are drawn.
-        x: Inputs of the batch.
-        y: Targets.
-        points: Point estimates, which get the ordinary gradient at what was drawn.
-    """
+    """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL."""
     normals, recording = objective.normals, objective.recording
     noise = standard_noise(objective.draws, normals.drawn.size, like=objective.q, recording=recording)
     standard = noise.clone()

@@ -119,8 +119,6 @@ class FamilyModule(nn.Module, ABC):
         return False
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
 KL_GRADIENTS = ("auto", "closed", "path")
 _OTHER_DRAWS = 8  # for a KL without a closed form, when it is asked for by itself
 
@@ -133,18 +131,6 @@ class StructuredObjective(VariationalObjective):
 
     .. math:: \nabla_\phi E_q[\log q_\phi(\theta) - \log p(\theta)]
         = E_\epsilon\big[\nabla_\phi \theta_\phi(\epsilon)\, \nabla_\theta (\log q - \log p)(\theta)\big]
-
-    Args:
-        model: The model.
-        size: Number of training examples N.
-        groups: The weights, and the family of each group.
-        kl_gradient: ``"closed"``, ``"path"``, or ``"auto"``: what suits each family.
-        initial_scale: Standard deviation of all weights at the start.
-        start: Values to begin at, where they are not the model's own.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
-
-    Attributes:
-        parts: The distributions of the groups.
     """
 
     def __init__(
@@ -179,8 +165,6 @@ class StructuredObjective(VariationalObjective):
         """Also what the families keep beside their parameters."""
         return {**super().tensors(), **{f"state.{name}": value for name, value in self.named_buffers()}}
 
-    # --- the variational distribution --------------------------------------------------------------------------------
-
     def draw_weights(self, count: int) -> list[Params]:
         """Draws of all groups, by name."""
         return self._by_name([part.draw(count)[0] for part in self.parts])
@@ -198,8 +182,6 @@ class StructuredObjective(VariationalObjective):
         if len(parts) == 1:
             return parts[0].posterior(self.model, **self.shared(common))
         return ProductPosterior(self.model, [part.posterior(self.model) for part in parts], **self.shared(common))
-
-    # --- the ELBO ----------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
@@ -271,12 +253,7 @@ def _negative_entropy(drawn: Drawn) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that share one distribution.
-
-    Attributes:
-        family: Of what kind it is.
-        names: The weights, in the model's order.
-    """
+    """Weights that share one distribution."""
 
     family: Family
     names: tuple[str, ...]
@@ -311,11 +288,6 @@ def check_families(argument: str, families: Any) -> None:
 def group_weights(families: Mapping[str, Family], others: Family, model: Model) -> list[Group]:
     """Cut the random weights of a model into groups, one for each glob.
 
-    Args:
-        families: Globs, or ``"last_layer"``, in order of precedence.
-        others: The family of the weights that none of them names, all together.
-        model: The model.
-
     Raises:
         InvalidArgument: If a glob matches none of the random weights.
     """
@@ -335,19 +307,12 @@ def group_weights(families: Mapping[str, Family], others: Family, model: Model) 
 
 @dataclass(frozen=True)
 class GroupPrior:
-    """The priors of the weights of one group.
-
-    Attributes:
-        model: The model.
-        layout: The weights.
-        segments: All of them, cut where the prior changes.
-        others: Those whose prior is not a fixed normal.
-    """
+    """The priors of the weights of one group."""
 
     model: Model
     layout: Layout
     segments: tuple[NormalSegment, ...]
-    others: tuple[str, ...]
+    others: tuple[str, ...]  # those whose prior is not a fixed normal
 
     @classmethod
     def of(cls, model: Model, layout: Layout) -> GroupPrior:
@@ -356,13 +321,7 @@ class GroupPrior:
         return cls(model, layout, tuple(segments), tuple(others))
 
     def cross_entropy(self, drawn: Drawn, points: Params, *, normal: bool) -> Tensor:
-        """-E_q[log p], in closed form as far as there is one.
-
-        Args:
-            drawn: Draws of q and what is known of it.
-            points: Point estimates, among them the prior's hyperparameters.
-            normal: Whether each weight by itself is normal under q.
-        """
+        """-E_q[log p], in closed form as far as there is one."""
         if drawn.moments is None:
             return self.sampled(drawn.values, points)
         means, variances = drawn.moments

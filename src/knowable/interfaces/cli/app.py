@@ -16,8 +16,6 @@ from knowable.interfaces.cli.options import AsJson, Config, Quiet, Seed, complet
 from knowable.interfaces.cli.predict import evaluate, predict
 from knowable.interfaces.cli.report import report
 
-# --- ``knowable methods``: what there is -----------------------------------------------------------------------------
-
 
 def methods(
     family: Annotated[str | None, typer.Option(metavar="NAME", help="Only one family, such as sampling.")] = None,
@@ -52,9 +50,6 @@ def _print_table(entries: list) -> None:
     standard_output().print(table, markup=False)
 
 
-# --- ``knowable cite``: the papers behind a method -------------------------------------------------------------------
-
-
 def cite(
     method: Annotated[
         list[str],
@@ -78,9 +73,6 @@ def cite(
             typer.echo(bibtex_of(*method))
 
 
-# --- ``knowable demo``: everything at once on data that comes with the package ---------------------------------------
-
-
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for report.html; nothing else is written.")] = Path(
         "knowable-demo"
@@ -100,8 +92,6 @@ def demo(
 
         run_demo(out, seed=seed, quick=quick, quiet=quiet)
 
-
-# --- The front door of the command line ------------------------------------------------------------------------------
 
 app = typer.Typer(
     name="knowable",

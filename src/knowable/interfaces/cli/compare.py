@@ -57,8 +57,7 @@ def compare(
     cv: Annotated[int, typer.Option(metavar="N", help="Number of cross-validation folds.")] = 5,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of all fits together.")] = None,
     outside: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Out-of-distribution rows: does the uncertainty detect them?"),
+        str | None, typer.Option(metavar="FILE", help="Out-of-distribution rows: does the uncertainty detect them?")
     ] = None,
     task: Task = "auto",
     drop: Drop = None,

@@ -67,10 +67,7 @@ def outcome_tensor(estimator: Estimator, outcomes: np.ndarray) -> Tensor:
 def open_run(
     folder: Path, data: str, *, lenient: bool, quiet: bool
 ) -> tuple[RunFolder, Estimator, Table, tuple[Notice, ...]]:
-    """Load a run's estimator, and a file that is checked against its schema.
-
-    Returns:
-        The run, its estimator, the rows, and what looked wrong with them.
+    """Load a run's estimator and a file checked against its schema, with notices of what looks wrong in it.
 
     Raises:
         InvalidData: If a column is missing or has the wrong type; or if something looks wrong and not ``lenient``.

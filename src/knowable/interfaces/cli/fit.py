@@ -46,7 +46,7 @@ from knowable.interfaces.cli.options import (
 )
 from knowable.interfaces.cli.training_table import divide, file_hash, lines_of, read_training
 from knowable.registry import find_method
-from knowable.report.html import render, to_json
+from knowable.report.html import finite, render, to_json
 from knowable.report.quality import quality_table
 from knowable.report.report import Report
 from knowable.report.verdict import verdict
@@ -113,17 +113,8 @@ def fit(
             raise typer.Exit(NOT_CONVERGED)
 
 
-# --- The work behind ``knowable fit`` --------------------------------------------------------------------------------
-
-
 def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool) -> FittedRun:
     """Check the options, read the file, fit.
-
-    Args:
-        options: The options of the command by their names in a configuration file.
-        folder: Where the run will be written.
-        force: Whether an earlier run may be overwritten.
-        quiet: Whether to show no progress.
 
     Raises:
         KnowableError: If anything is wrong with the options or the file; nothing is written then.
@@ -235,7 +226,7 @@ def summary(run: FittedRun, folder: Path, report: Path | None) -> dict[str, Any]
         **scores_content(run),
         "warnings": [notice.text for notice in all_notices(run)],
     }
-    return run_folder.finite(content)
+    return finite(content)
 
 
 def print_fit(run: FittedRun, folder: Path, report: Path | None) -> None:

@@ -145,8 +145,6 @@ def _line(text: str) -> str:
     return for_the_shell(" ".join(text.split()))
 
 
-# --- Tables on the terminal ------------------------------------------------------------------------------------------
-
 _PLAIN_WIDTH = 110  # columns when the output is not a terminal
 
 

@@ -1,4 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and ``--config``: a TOML or JSON file in place of flags.
+
+``seed = 3`` in the file is ``--seed 3``; a flag on the command line goes before the file. The ``config.json`` of a run
+is such a file: ``knowable fit --config run/config.json --out again`` repeats the run.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,16 @@ import typer
 from knowable.errors import InvalidArgument
 from knowable.interfaces.cli.messages import plain_errors
 
-# --- A file in place of flags: TOML or JSON, with the names of the options as keys -----------------------------------
-#
-# ``seed = 3`` in the file is ``--seed 3``; a flag on the command line goes before the file. The ``config.json`` of a
-# run
-# is such a file: ``knowable fit --config run/config.json --out again`` repeats the run.
-
 MADE = "made"
 """The key under which a run's configuration says how it was made; it is no option."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of a command.
+    """An option or argument of a command."""
 
-    Attributes:
-        name: What the command calls it inside.
-        key: What a file calls it: its long flag without the dashes.
-        many: Whether it may be repeated.
-    """
-
-    name: str
-    key: str
+    name: str  # what the command calls it inside
+    key: str  # what a file calls it: its long flag without the dashes
     many: bool = False
 
 
@@ -61,10 +53,6 @@ def options_of(context: typer.Context) -> list[Option]:
 
 def read_options(path: Path, options: Iterable[Option]) -> dict[str, Any]:
     """Values of options from a file, under the names that the command has for them.
-
-    Args:
-        path: The file; ``.json`` is read as JSON, everything else as TOML.
-        options: The options there are.
 
     Raises:
         InvalidArgument: If the file cannot be read, or names an option that does not exist.
@@ -115,9 +103,6 @@ def _as_flag(path: Path, key: str, value: Any, *, many: bool) -> Any:
     return [value] if many and not isinstance(value, list) else value
 
 
-# --- Options that several commands share -----------------------------------------------------------------------------
-
-
 def complete_method(incomplete: str) -> list[tuple[str, str]]:
     """Names of methods that begin so, with what they do."""
     from knowable.registry import METHODS
@@ -139,8 +124,7 @@ Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="T
 Task = Annotated[
     str,
     typer.Option(
-        metavar="auto|regression|classification",
-        help="Whether the target is a number or a class; auto infers it.",
+        metavar="auto|regression|classification", help="Whether the target is a number or a class; auto infers it."
     ),
 ]
 Drop = Annotated[

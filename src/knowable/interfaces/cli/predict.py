@@ -19,8 +19,9 @@ from knowable.interfaces.cli.estimators import open_run, run_on
 from knowable.interfaces.cli.fit import plain_scores
 from knowable.interfaces.cli.messages import as_rich, collected, plain_errors, say, standard_output
 from knowable.interfaces.cli.options import AsJson, Config, DataFile, Force, Lenient, Level, Quiet, RunArgument
-from knowable.interfaces.cli.run_folder import check_file, finite, write_file
+from knowable.interfaces.cli.run_folder import check_file, write_file
 from knowable.interfaces.cli.training_table import lines_of
+from knowable.report.html import finite
 from knowable.report.quality import quality_table
 from knowable.tabular.fit_report import class_names
 
@@ -61,9 +62,6 @@ def predict(
             say(f"{len(rows)} predictions in {path}")
 
 
-# --- Predictions as rows of a table ----------------------------------------------------------------------------------
-
-
 def prediction_rows(
     prediction: Prediction, lines: Sequence[int], *, classes: Sequence[str] = (), level: float = 0.9
 ) -> list[dict[str, Any]]:
@@ -71,12 +69,6 @@ def prediction_rows(
 
     Numbers: ``line, mean, std, low, high, aleatoric_std, epistemic_std``, all in the outcome's unit. Classes: ``line,
     label, probability, p(name) ..., entropy, aleatoric, epistemic`` in nats.
-
-    Args:
-        prediction: In the user's units.
-        lines: Where each row is in the file it came from.
-        classes: Names of the classes.
-        level: Of the interval from ``low`` to ``high``.
     """
     if isinstance(prediction, RegressionPrediction):
         columns = _numbers(prediction, level)
@@ -120,20 +112,13 @@ def _classes(prediction: ClassPrediction, classes: Sequence[str]) -> dict[str, l
         "probability": _round([probs[row, label].item() for row, label in enumerate(labels)]),
     }
     columns |= {f"p({name})": _round(probs[:, place].tolist()) for place, name in enumerate(classes)}
-    uncertainty = {
-        "entropy": prediction.total,
-        "aleatoric": prediction.aleatoric,
-        "epistemic": prediction.epistemic,
-    }
+    uncertainty = {"entropy": prediction.total, "aleatoric": prediction.aleatoric, "epistemic": prediction.epistemic}
     return columns | {name: _round(value.detach().double().reshape(-1).tolist()) for name, value in uncertainty.items()}
 
 
 def _round(values: list[float]) -> list[float]:
     """Nine significant digits: more than single precision holds."""
     return [float(f"{value:.9g}") if math.isfinite(value) else value for value in values]
-
-
-# --- ``knowable evaluate``: how good a run is on other rows ----------------------------------------------------------
 
 
 def evaluate(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 from knowable.core.support.files import check_folder, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.interfaces.cli.options import MADE
+from knowable.report.html import finite
 
 CONFIG, SCHEMA, POSTERIOR = "config.json", "schema.json", "posterior"
 HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.json", "report.html"
@@ -33,17 +33,11 @@ HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.jso
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk.
-
-    Attributes:
-        folder: Where it is.
-        options: The options it was made with.
-        made: How it was made: versions, the data's name and hash, the method chosen.
-    """
+    """A run on disk."""
 
     folder: Path
     options: Mapping[str, Any]
-    made: Mapping[str, Any]
+    made: Mapping[str, Any]  # how it was made: versions, the data's name and hash, the method chosen
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:
@@ -155,15 +149,6 @@ def write_history(path: Path, records: Sequence[Mapping[str, float]]) -> None:
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
-
-
-def finite(value: Any) -> Any:
-    """The same with None in place of numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _umask() -> int:

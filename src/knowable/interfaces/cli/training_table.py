@@ -27,19 +27,12 @@ _FEWEST_TRAINING = 4
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """A table that can be learned from.
+    """A table that can be learned from."""
 
-    Attributes:
-        table: All its columns but those that were dropped.
-        target: The column to predict.
-        schema: What its columns are, told from all rows.
-        notices: What looked wrong with it.
-    """
-
-    table: Table
+    table: Table  # all its columns but those that were dropped
     target: str
-    schema: Schema
-    notices: tuple[Notice, ...] = ()
+    schema: Schema  # what its columns are, told from all rows
+    notices: tuple[Notice, ...] = ()  # what looked wrong with it
 
     @property
     def task(self) -> str:
@@ -68,14 +61,6 @@ def read_training(
     lenient: bool = False,
 ) -> TrainingTable:
     """Read a file and find out what its columns are.
-
-    Args:
-        source: Name of the file, or ``-``.
-        target: The column to predict.
-        task: ``"regression"``, ``"classification"``, or None to look at the target.
-        drop: Columns not to use.
-        kinds: What some columns are.
-        lenient: Go on where the data only looks wrong.
 
     Raises:
         InvalidData: With the line and the column, and a way out.

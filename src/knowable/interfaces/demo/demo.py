@@ -39,19 +39,12 @@ _READING = (
 
 @dataclass(frozen=True)
 class Size:
-    """How much work the demonstration does.
-
-    Attributes:
-        folds: Folds of the cross-validation on motorcycle.
-        motorcycle_epochs: Passes over the data in each fit, or None to stop when settled.
-        digits_epochs: The same for digits.
-        digits_rows: Training rows for digits, or None for all.
-    """
+    """How much work the demonstration does."""
 
     folds: int
-    motorcycle_epochs: int | None
+    motorcycle_epochs: int | None  # passes over the data in each fit, or None to stop when settled
     digits_epochs: int | None
-    digits_rows: int | None
+    digits_rows: int | None  # training rows for digits, or None for all
 
 
 FULL = Size(folds=10, motorcycle_epochs=700, digits_epochs=None, digits_rows=None)

@@ -50,23 +50,14 @@ def methods(epochs: int | None) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class DigitsResult:
-    """What was fitted and scored.
-
-    Attributes:
-        train: Number of training rows.
-        test: The held-out rows.
-        predictions: Predictions of each method for them.
-        scores: Their scores.
-        fits: The fits.
-        epochs: Passes over the data in each fit, or None if each stopped by itself.
-    """
+    """What was fitted and scored."""
 
     train: int
     test: Dataset
     predictions: Mapping[str, ClassPrediction]
     scores: Mapping[str, kn.Scores]
     fits: Fits
-    epochs: int | None
+    epochs: int | None  # passes over the data in each fit, or None if each stopped by itself
 
 
 def run(*, seed: int, epochs: int | None, rows: int | None = None, progress: bool | None = None) -> DigitsResult:
@@ -89,24 +80,15 @@ def section(result: DigitsResult) -> Section:
     hero = result.predictions[HERO]
     order = hero.total.argsort(descending=True).tolist()
     images, y, classes = result.test.x.view(-1, 8, 8), result.test.y, result.test.classes
-    least = pictures_panel(
-        f"Least certain digits, {HERO}",
-        hero,
-        order[:SHOWN],
-        images=images,
-        y=y,
-        classes=classes,
-        caption="The held-out digits with the largest entropy. These are the ones to show to a person.",
+    chosen = (
+        ("Least", order[:SHOWN], "largest entropy. These are the ones to show to a person."),
+        ("Most", order[: -SHOWN - 1 : -1], "smallest entropy."),
     )
-    most = pictures_panel(
-        f"Most certain digits, {HERO}",
-        hero,
-        order[: -SHOWN - 1 : -1],
-        images=images,
-        y=y,
-        classes=classes,
-        caption="The held-out digits with the smallest entropy.",
-    )
+    pictures = [
+        pictures_panel(f"{which} certain digits, {HERO}", hero, rows, images=images, y=y, classes=classes,
+                       caption=f"The held-out digits with the {caption}")
+        for which, rows, caption in chosen
+    ]  # fmt: skip
     reliability = reliability_panel(
         "Calibration curve: accuracy against confidence",
         {name: (each, y) for name, each in result.predictions.items()},
@@ -125,7 +107,7 @@ def section(result: DigitsResult) -> Section:
         f"{result.train:,} digits and scored on {len(result.test)} others.",
         findings=findings(result),
         tables=(table(result),),
-        panels=(least, most, reliability, training),
+        panels=(*pictures, reliability, training),
         listings=(result.fits.listing(),),
         notes=stopping_note(result.epochs),
     )
@@ -133,20 +115,17 @@ def section(result: DigitsResult) -> Section:
 
 def table(result: DigitsResult) -> ScoreTable:
     """Scores of each method on the held-out digits."""
+    seconds = {name: each.diagnostics.seconds for name, each in result.fits.posteriors.items()}
     return score_table(
         f"Digits, {len(result.test)} held out",
         {
-            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": _seconds(result, name)}
+            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": seconds[name]}
             for name, each in result.scores.items()
         },
         COLUMNS,
         note=f"One random split: fitted to {result.train:,} digits, scored on {len(result.test)} others.",
         standard_errors={name: each.standard_errors for name, each in result.scores.items()},
     )
-
-
-def _seconds(result: DigitsResult, name: str) -> float:
-    return result.fits.posteriors[name].diagnostics.seconds
 
 
 def error_auroc(result: DigitsResult, name: str) -> float:

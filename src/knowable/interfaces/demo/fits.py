@@ -20,15 +20,9 @@ _CONVERGED = {True: "yes", False: "no", None: "unknown"}
 
 @dataclass
 class Fits:
-    """Fits methods and keeps their posteriors and warnings.
+    """Fits methods and keeps their posteriors and warnings."""
 
-    Attributes:
-        problem: What notices call the problem.
-        posteriors: The posterior of each method.
-        warned: The warnings of each method.
-    """
-
-    problem: str
+    problem: str  # what notices call the problem
     posteriors: dict[str, Posterior] = field(default_factory=dict)
     warned: dict[str, list[Warned]] = field(default_factory=dict)
 

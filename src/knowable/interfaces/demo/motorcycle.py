@@ -117,23 +117,14 @@ class MotorcycleRegressor(BaseEstimator):
 
 @dataclass(frozen=True)
 class MotorcycleResult:
-    """What was fitted and scored.
-
-    Attributes:
-        data: The series.
-        comparison: Scores of each method by cross-validation.
-        held_out: For each method and fold, the prediction of the held-out rows and their positions.
-        fits: Each method fitted to all rows.
-        scaler: Units of those fits.
-        epochs: Passes over the data in each fit, or None if each stopped by itself.
-    """
+    """What was fitted and scored."""
 
     data: Dataset
     comparison: kn.Comparison
-    held_out: Mapping[str, Sequence[tuple[RegressionPrediction, np.ndarray]]]
+    held_out: Mapping[str, Sequence[tuple[RegressionPrediction, np.ndarray]]]  # by fold, with positions of the rows
     fits: Fits
-    scaler: Scaler
-    epochs: int | None
+    scaler: Scaler  # units of those fits
+    epochs: int | None  # passes over the data in each fit, or None if each stopped by itself
 
     def with_outcomes(self, name: str) -> list[tuple[RegressionPrediction, Tensor]]:
         """Held-out predictions of a method, fold by fold, each with its outcomes."""

@@ -105,11 +105,7 @@ def check_checkpoint_of_another_fit_is_refused(subject: Subject) -> None:
 
 
 def _check_resuming(
-    subject: Subject,
-    error: type[BaseException],
-    as_data: Callable[[NetworkCase], Any],
-    *,
-    epochs: int = LONGER_EPOCHS,
+    subject: Subject, error: type[BaseException], as_data: Callable[[NetworkCase], Any], *, epochs: int = LONGER_EPOCHS
 ) -> None:
     fuse = Fuse()
     case = subject.case()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from knowable.core.method import FitJob
@@ -31,7 +31,7 @@ from knowable.inference.variational.function_space.priors import (
 )
 from knowable.inference.variational.gaussian_weight import local_rule, local_weights
 from knowable.inference.variational.method import VariationalMethod, check_normals, warmup_notes
-from knowable.inference.variational.normals import FlatNormals, standard_noise
+from knowable.inference.variational.normals import FlatNormalDistribution, FlatNormals, standard_noise
 from knowable.inference.variational.objective import (
     VariationalObjective,
     expected_log_likelihood,
@@ -188,10 +188,7 @@ class FunctionSpaceVI(VariationalMethod):
         return (*notes, f"beta={self.beta:g}: prior and data are not weighed as in the model; beta=1 does.")
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
-
-class FunctionSpaceObjective(VariationalObjective):
+class FunctionSpaceObjective(FlatNormalDistribution, VariationalObjective):
     r"""- (1/N) of the objective in function space, on the full-data scale.
 
     .. math:: E_q\Big[\frac{N}{M} \sum_m \log p(y_m \mid x_m, \theta)\Big]
@@ -202,23 +199,6 @@ class FunctionSpaceObjective(VariationalObjective):
     a few points of the pool drawn in every step, o the outputs, and η the likelihood's own parameters, whose prior
     is that of the model. Of many outputs a step takes a few at random, and their part for the whole: that has the same
     mean.
-
-    Args:
-        model: The model.
-        x: A few rows of data.
-        size: Number of training examples N.
-        prior: The prior at the points of the pool.
-        pool: The points, ``(P, ...)``.
-        context_points: How many of them are drawn in each step.
-        context_outputs: How many outputs are drawn in each step.
-        jitter: See :func:`process_divergence`.
-        initial_scale: Standard deviation of all weights at the start.
-        start: First means, where they are not the model's own.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
-
-    Attributes:
-        normals: How the random parameters are laid out in ``q``. Network weights have empty prior segments.
-        q: Means and log scales of all random parameters, ``(2, D)``.
     """
 
     def __init__(
@@ -241,12 +221,11 @@ class FunctionSpaceObjective(VariationalObjective):
         self.context_points, self.context_outputs = min(context_points, len(pool)), context_outputs
         first = first_values(model, start)
         normals = FlatNormals.of(model, x, first, "auto")
-        self.layout = normals.layout
-        self.network_names = list(model.network_params(dict.fromkeys(self.layout.names, x)))
-        own = [name for name in self.layout.names if name not in self.network_names]
-        segments, others = prior_segments(self.layout, model, names=own)
-        self.normals = replace(normals, segments=tuple(segments), others=tuple(others))
-        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
+        names = normals.layout.names
+        self.network_names = list(model.network_params(dict.fromkeys(names, x)))
+        own = [name for name in names if name not in self.network_names]  # weights have empty segments
+        segments, others = prior_segments(normals.layout, model, names=own)
+        self.hold(replace(normals, segments=tuple(segments), others=tuple(others)), first, initial_scale)
         self.linearised = LinearisedNetwork(model)
         self.outputs = self.linearised.count_outputs(x, model.network_params(model.params()), self.net_buffers)
 
@@ -267,23 +246,15 @@ class FunctionSpaceObjective(VariationalObjective):
         value = function_kl.detach()
         return loss, {**terms, "kl": terms["kl"] + value, "function_kl": value}
 
-    def kl_divergence(self) -> Tensor:
-        """KL(q ‖ p) of the likelihood's own parameters."""
-        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
-
-    def draw_weights(self, count: int) -> list[Params]:
-        """Draws of all random parameters."""
-        return self.normals.sample(self.q, count)
-
     def posterior(self, **common: Any) -> DiagonalNormal:
         """Independent normals."""
-        return DiagonalNormal(self.model, *self.normals.loc_and_scale(self.q), **self.shared(common))
+        return DiagonalNormal(self.model, *self.loc_and_scale(), **self.shared(common))
 
     def _moments(self, known: tuple[Params, Params]) -> tuple[Params, Params]:
         """Means and variances of the network's random weights: those of this step, as far as they are ``known``."""
         loc, variance = known
         if any(name not in loc for name in self.network_names):
-            means, scales = self.normals.loc_and_scale(self.q)
+            means, scales = self.loc_and_scale()
             loc = {**means, **loc}
             variance = {name: variance[name] if name in variance else scales[name].square() for name in loc}
         return {name: loc[name] for name in self.network_names}, variance
@@ -297,13 +268,7 @@ class FunctionSpaceObjective(VariationalObjective):
     def function_divergence(
         self, index: Tensor, only: Tensor | None = None, known: tuple[Params, Params] = ({}, {})
     ) -> Tensor:
-        """KL of function values at some points of the pool, summed over outputs.
-
-        Args:
-            index: The points.
-            only: Outputs that stand for all; None for all themselves.
-            known: Means and variances of weights that this step has already computed.
-        """
+        """KL of function values at some points of the pool, summed over outputs."""
         loc, variance = self._moments(known)
         fixed = self.model.network_params(self.point_params())
         mean, covariance = self.linearised.moments(
@@ -417,16 +382,7 @@ def check_context(context: Any) -> None:
 def context_pool(
     context: str | Tensor | DrawPoints, data: Data, model: Model, *, margin: float, generator: torch.Generator
 ) -> Tensor:
-    """The points at which functions are compared, ``(P, ...)``.
-
-    Args:
-        context: The user's choice, see
-            :class:`~knowable.inference.variational.function_space.function_space.FunctionSpaceVI`.
-        data: The training data.
-        model: The model, which must take the points as inputs.
-        margin: How far a box reaches beyond the data, as a share of its width.
-        generator: Fixes what is drawn; on the CPU.
-    """
+    """The points at which functions are compared, ``(P, ...)``."""
     if isinstance(context, str):
         points = _points_by_name(context, data, margin, generator)
     else:

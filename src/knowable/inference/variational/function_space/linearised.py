@@ -27,11 +27,7 @@ from knowable.core.network.params import Buffers, Params, pack
 
 
 class LinearisedNetwork:
-    """Moments of a network's outputs under independent normal weights, in evaluation mode.
-
-    Args:
-        model: The model.
-    """
+    """Moments of a network's outputs under independent normal weights, in evaluation mode."""
 
     def __init__(self, model: Model):
         self.model = model
@@ -41,16 +37,7 @@ class LinearisedNetwork:
     def moments(
         self, x: Tensor, loc: Params, variance: Params, *, fixed: Params, buffers: Buffers, only: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` of the n rows of ``x``, in double precision.
-
-        Args:
-            x: Inputs.
-            loc: Means of the network's random weights.
-            variance: Their variances.
-            fixed: The network's other weights.
-            buffers: Its buffers.
-            only: Which outputs; None for all.
-        """
+        """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` of the n rows of ``x``, in double precision."""
         network, params = self.model.network, {**fixed, **loc}
         if self._layers is None:
             self._layers = NetworkLayers.of(network, tuple(loc), params, x, buffers)

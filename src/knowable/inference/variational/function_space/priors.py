@@ -1,8 +1,6 @@
 r"""Priors over functions: Gaussian processes by their kernel, and the functions of a network with random weights.
 
-Every one of them is used as a Gaussian process, independent and alike for all outputs (a network's functions have a
-mean and a covariance for each output): at finitely many points it is a normal distribution. Points are taken from a
-pool that is known when a fit begins, so what a prior has to compute it computes once.
+Points are taken from a pool that is known when a fit begins, so what a prior has to compute it computes once.
 """
 
 from __future__ import annotations
@@ -32,10 +30,6 @@ class PriorValues(ABC):
         """Means ``(outputs, n)`` and covariances ``(outputs, n, n)`` at n points of the pool, in double precision.
 
         One output stands for all where they are alike.
-
-        Args:
-            index: The points.
-            only: Which outputs; None for all.
         """
 
 
@@ -45,9 +39,6 @@ class FunctionPrior(ABC):
     @abstractmethod
     def at(self, pool: Tensor, model: Model, *, generator: torch.Generator) -> PriorValues:
         """The prior at the points of a pool, for the outputs of ``model``."""
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
 
 
 class GPKernel(FunctionPrior):
@@ -65,12 +56,7 @@ class GPKernel(FunctionPrior):
 
 
 class KernelValues(PriorValues):
-    """A kernel between all points of a pool, the same for every output.
-
-    Args:
-        mean: Mean of the function.
-        covariance: The kernel, ``(P, P)``.
-    """
+    """A kernel between all points of a pool, the same for every output."""
 
     def __init__(self, mean: float, covariance: Tensor):
         if not torch.isfinite(covariance).all() or not (covariance.diagonal() >= 0).all():
@@ -199,9 +185,6 @@ def distances(x: Tensor) -> Tensor:
     return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-# --- networks --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NetworkPrior(FunctionPrior):
     r"""The functions of a network whose weights are drawn from a model's prior, as a Gaussian process.
@@ -256,11 +239,7 @@ class NetworkPrior(FunctionPrior):
 
 
 class DrawnValues(PriorValues):
-    """Function values of many draws from a prior.
-
-    Args:
-        draws: Values ``(draws, P, outputs)`` at the points of a pool.
-    """
+    """Function values ``(draws, P, outputs)`` of many draws from a prior."""
 
     def __init__(self, draws: Tensor):
         if not torch.isfinite(draws).all():
@@ -274,9 +253,6 @@ class DrawnValues(PriorValues):
         at = index if only is None else (index.unsqueeze(1), only)
         centred = self._centred[at].movedim(1, 0).double()  # (outputs, n, draws)
         return self._mean[at].T.double(), centred @ centred.mT / (centred.shape[-1] - 1)
-
-
-# --- what a user may pass --------------------------------------------------------------------------------------------
 
 
 def as_function_prior(prior: Any) -> FunctionPrior:

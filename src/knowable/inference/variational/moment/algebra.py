@@ -189,9 +189,6 @@ def smooth(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
     return Moments(mean, variance, joined_covariance(x.covariance, x.std.flatten(1), variance.flatten(1), series))
 
 
-# --- the greater of two ----------------------------------------------------------------------------------------------
-
-
 def maximum(x: Moments, y: Moments) -> Moments:
     r"""The greater of two independent normals (Clark, 1961), then treated as normal.
 
@@ -209,9 +206,6 @@ def greatest(parts: list[Moments]) -> Moments:
         pairs = [maximum(one, two) for one, two in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[len(pairs) * 2 :]
     return parts[0]
-
-
-# --- quadrature ------------------------------------------------------------------------------------------------------
 
 
 def quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,23 +307,14 @@ class _OfVariances(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Half:
-    """The pairs i ≤ j of n numbers.
+    """The pairs i ≤ j of n numbers."""
 
-    Attributes:
-        rows: i of each pair.
-        columns: j.
-        upper: Where the pair i, j is among all n².
-        lower: Where j, i is.
-        place: Which of the pairs each of the n² is.
-        diagonal: Which of them are i, i.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    upper: Tensor
-    lower: Tensor
-    place: Tensor
-    diagonal: Tensor
+    rows: Tensor  # i of each pair
+    columns: Tensor  # j
+    upper: Tensor  # where the pair i, j is among all n²
+    lower: Tensor  # where j, i is
+    place: Tensor  # which of the pairs each of the n² is
+    diagonal: Tensor  # which of them are i, i
 
     @staticmethod
     @lru_cache(maxsize=64)

@@ -41,14 +41,7 @@ def check_likelihood(likelihood: Likelihood) -> None:
 
 
 def expected_log_likelihood(likelihood: Likelihood, output: Moments, y: Tensor, own: dict[str, Moments]) -> Tensor:
-    """Expected log likelihood of each row, ``(batch,)``.
-
-    Args:
-        likelihood: One that :func:`check_likelihood` accepts.
-        output: Moments of the network's outputs, ``(batch, ...)``.
-        y: Targets.
-        own: Moments of the likelihood's own parameters, by short name; they are independent of the outputs.
-    """
+    """Expected log likelihood of each row, ``(batch,)``."""
     if isinstance(likelihood, Gaussian):
         return gaussian(likelihood, output, y, own)
     if isinstance(likelihood, HeteroscedasticGaussian):

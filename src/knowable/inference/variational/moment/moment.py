@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from knowable.core.model.data import as_input
 from knowable.core.model.joint_normal import IndependentNormal
@@ -20,12 +20,11 @@ from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import generator_for
-from knowable.inference.variational.divergence import entropy_of_normals
 from knowable.inference.variational.method import VariationalMethod, check_normals
 from knowable.inference.variational.moment.algebra import NODES, Moments
 from knowable.inference.variational.moment.expected_likelihood import check_likelihood, expected_log_likelihood
 from knowable.inference.variational.moment.network import check_layers, propagate
-from knowable.inference.variational.normals import FlatNormals
+from knowable.inference.variational.normals import FlatNormalDistribution, FlatNormals
 from knowable.inference.variational.objective import VariationalObjective, first_values, negative_elbo
 
 
@@ -98,25 +97,8 @@ class MomentVI(VariationalMethod):
         return objective.posterior(prediction=self.prediction, **common)
 
 
-# --- the objective ---------------------------------------------------------------------------------------------------
-
-
-class MomentObjective(VariationalObjective):
-    """-ELBO / N of independent normals, with the expected log likelihood from the moments of the outputs.
-
-    Args:
-        model: The model; layers and likelihoods without a rule are refused.
-        x: Inputs that look like the data.
-        size: Number of training examples N.
-        initial_scale: Standard deviation of all weights at the start.
-        start: First means, where they are not the model's own.
-        limit: The widest linear layer whose outputs' covariances are followed.
-        common: See :class:`~knowable.inference.variational.objective.VariationalObjective`.
-
-    Attributes:
-        normals: How the random parameters are laid out in ``q``.
-        q: Means and log scales of all random parameters, ``(2, D)``.
-    """
+class MomentObjective(FlatNormalDistribution, VariationalObjective):
+    """-ELBO / N of independent normals, with the expected log likelihood from the moments of the outputs."""
 
     def __init__(
         self,
@@ -135,9 +117,8 @@ class MomentObjective(VariationalObjective):
         self.limit = limit
         first = first_values(model, start)
         by_weights = FlatNormals.of(model, x, first, "weight")
-        self.normals = replace(by_weights, drawn=Layout.of({}), local=by_weights.layout)  # no weight is drawn
-        self.layout = self.normals.layout
-        self.q = nn.Parameter(self.normals.initial(first, initial_scale))
+        normals = replace(by_weights, drawn=Layout.of({}), local=by_weights.layout)  # no weight is drawn
+        self.hold(normals, first, initial_scale)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms: no weight is drawn."""
@@ -151,22 +132,10 @@ class MomentObjective(VariationalObjective):
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
         return negative_elbo(self, log_likelihood, kl, points)
 
-    def kl_divergence(self) -> Tensor:
-        """KL(q ‖ p) with as little Monte Carlo as the priors allow."""
-        return self.normals.kl_divergence(self.q, self.model, self.point_params(), max(8, self.draws))
-
-    def entropy(self) -> Tensor:
-        """H[q] in closed form."""
-        return entropy_of_normals(self.q[1])
-
-    def draw_weights(self, count: int) -> list[Params]:
-        """Draws of all random parameters."""
-        return self.normals.sample(self.q, count)
-
     def posterior(self, **common: Any) -> MomentNormal:
         """Independent normals that predict by moments."""
         limit = max(LIMIT, self.limit)
-        return MomentNormal(self.model, *self.normals.loc_and_scale(self.q), limit=limit, **self.shared(common))
+        return MomentNormal(self.model, *self.loc_and_scale(), limit=limit, **self.shared(common))
 
 
 def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Moments]:
@@ -175,8 +144,6 @@ def likelihood_moments(model: Model, params: dict[str, Moments]) -> dict[str, Mo
     found = {name: params.get(LIKELIHOOD_PREFIX + name) for name in means}
     return {name: found[name] or Moments(value) for name, value in means.items()}
 
-
-# --- the posterior ---------------------------------------------------------------------------------------------------
 
 PREDICTIONS = ("moments", "sampling")
 LIMIT = 256  # outputs of a linear layer whose covariances are followed in prediction

@@ -29,14 +29,9 @@ from knowable.inference.variational.moment.algebra import Moments
 
 @dataclass
 class Propagation:
-    """One pass through the network.
+    """One pass through the network."""
 
-    Attributes:
-        limit: The widest linear layer whose outputs' covariances are followed.
-        used: Weights that were used.
-    """
-
-    limit: int
+    limit: int  # the widest linear layer whose outputs' covariances are followed
     used: set[str] = field(default_factory=set)
 
 
@@ -84,20 +79,14 @@ def _weights(params: dict[str, Moments], limit: int) -> Params:
 
 
 class Uncertain(torch.Tensor):
-    """A tensor of random values.
-
-    Attributes:
-        moments: What is known of them.
-        through: The pass they are part of.
-        path: Name of the weight, or None of a result.
-    """
+    """A tensor of random values."""
 
     moments: Moments
     through: Propagation
-    path: str | None
+    path: str | None  # name of the weight, or None of a result
 
     @staticmethod
-    def __new__(cls, value: Moments, through: Propagation, path: str | None = None) -> Uncertain:  # noqa: D102
+    def __new__(cls, value: Moments, through: Propagation, path: str | None = None) -> Uncertain:
         self = value.mean.as_subclass(cls)
         self.moments, self.through, self.path = value, through, path
         return self
@@ -172,11 +161,7 @@ Rule = Callable[[Operation, tuple[Any, ...], dict[str, Any]], Moments]
 
 
 class NoRule(Unsupported):
-    """An operation whose effect on moments is not known.
-
-    Attributes:
-        operation: What it is called.
-    """
+    """An operation whose effect on moments is not known."""
 
     def __init__(self, operation: str, layer: str = ""):
         self.operation = operation
