@@ -82,7 +82,9 @@ def knowable(
     for inputs, outputs in zip(target.widths[:-1], target.widths[1:], strict=True):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     model = kn.Model(nn.Sequential(*layers[:-1]), kn.Gaussian(noise=target.noise), kn.Normal(1.0))
-    sampler = getattr(sampling, method)(**asdict(settings), start=start, **options)
+    counts = asdict(settings)
+    storage = kn.ChainStorage(thin=counts.pop("thin"))
+    sampler = getattr(sampling, method)(**counts, storage=storage, start=start, **options)
     begun = time.perf_counter()
     posterior = sampler.fit(model, (x, y), seed=seed, engine=kn.Engine(mode=mode), progress=False)
     seconds = time.perf_counter() - begun

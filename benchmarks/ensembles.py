@@ -112,7 +112,7 @@ def knowable_step(problem: Problem, mode: str) -> Step:
     from knowable.core.compiling.engine import Engine
     from knowable.core.model.data import as_data
     from knowable.core.training.loop import TrainingRun
-    from knowable.core.training.settings import Training
+    from knowable.core.training.settings import TrainingSettings
     from knowable.inference.ensembles.side_by_side import EnsembleObjective
     from knowable.inference.point.point import PointObjective
     from knowable.inference.sampling.initial_positions import initial_weights
@@ -126,7 +126,7 @@ def knowable_step(problem: Problem, mode: str) -> Step:
         blank = EnsembleObjective(model, ROWS, torch.zeros(1, 1))
         positions = initial_weights(model, blank.layout, MEMBERS, 0)
         objectives = [EnsembleObjective(model, ROWS, positions, mode=mode)]
-    training = Training(epochs=10**9, learning_rate=1e-3)
+    training = TrainingSettings(epochs=10**9, learning_rate=1e-3)
     runs = [TrainingRun(each, data, training, None, 0, Engine()) for each in objectives]
 
     def step() -> Tensor:

@@ -13,7 +13,7 @@ from knowable.core.posterior.particles import Particles
 from knowable.core.support.checks import check_count, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.settings import Trained
-from knowable.inference.ensembles.members import fit_members
+from knowable.inference.ensembles.members import Members
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -78,7 +78,7 @@ class BayesianBootstrap(Trained, Method):
         with own_randomness(derive_seed(job.seed, "bootstrap")):
             weights = dirichlet_weights(counts, self.members).to(device=model.device, dtype=model.dtype)
         job = replace(job, rows=replace(rows, weights=weights))
-        return fit_members(job, self.training_settings(), self.members, vectorise=self.vectorise)
+        return Members(job, self.training_settings(), self.members, self.vectorise).fit()
 
 
 def dirichlet_weights(counts: Tensor, members: int) -> Tensor:

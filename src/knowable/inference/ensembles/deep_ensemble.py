@@ -14,7 +14,7 @@ from knowable.core.support.checks import check_count, check_number, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.settings import Trained
 from knowable.errors import InvalidData
-from knowable.inference.ensembles.members import fit_members
+from knowable.inference.ensembles.members import Members
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -71,21 +71,12 @@ class DeepEnsemble(Trained, Method):
             check_type("vectorise", self.vectorise, bool, "True, False or None")
 
     def _fit(self, job: FitJob) -> Particles:
-        return fit_members(
-            job, self.training_settings(), self.members, vectorise=self.vectorise,
-            attack=self._attack(job.rows, job.seed), notes=self._notes(),
-        )  # fmt: skip
-
-    def _attack(self, rows: Data, seed: int) -> Tensor | None:
         if self.adversarial == 0:
-            return None
-        with own_randomness(derive_seed(seed, "range")):  # a loader may shuffle
-            return self.adversarial * input_range(rows)
-
-    def _notes(self) -> tuple[str, ...]:
-        if self.adversarial == 0:
-            return ()
-        return (f"adversarial={self.adversarial:g}: half of the likelihood is that of adversarial inputs; 0 is Bayes.",)
+            return Members(job, self.training_settings(), self.members, self.vectorise).fit()
+        with own_randomness(derive_seed(job.seed, "range")):  # a loader may shuffle
+            attack = self.adversarial * input_range(job.rows)
+        note = f"adversarial={self.adversarial:g}: half of the likelihood is that of adversarial inputs; 0 is Bayes."
+        return Members(job, self.training_settings(), self.members, self.vectorise, attack, (note,)).fit()
 
 
 def input_range(rows: Data) -> Tensor:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import as_input
+from knowable.core.method import FitJob
+from knowable.core.model.data import Batch, Data, as_input
 from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction
 from knowable.core.support.checks import check_count
+from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import InvalidType
 
 _ROWS = 256  # rows at which a fit reports how its members differ
@@ -105,8 +107,15 @@ def diversity(posterior: Posterior, x: Any, *, samples: int = 64) -> Diversity:
         return Diversity(weights, _distances(expected), _variance(expected, weights), spread)
 
 
-def with_diversity(posterior: Particles | Mixture, x: Tensor) -> Any:
+def first_batch(rows: Data, seed: int) -> Batch:
+    """The first rows of the data."""
+    with own_randomness(derive_seed(seed, "first rows")):  # a loader may shuffle
+        return next(iter(rows))
+
+
+def with_diversity(posterior: Particles | Mixture, job: FitJob) -> Any:
     """The same posterior, with these figures among the terms of its diagnostics, and a note if members are all one."""
+    x = first_batch(job.validation or job.rows, job.seed)[0]
     found, before = diversity(posterior, x[:_ROWS]), posterior.diagnostics
     notes = (*before.notes, _NOTE) if found.same else before.notes
     posterior.diagnostics = replace(before, terms={**before.terms, **found.terms()}, notes=notes)
@@ -121,8 +130,7 @@ def _expectations(posterior: Particles | Mixture, x: Tensor, samples: int) -> tu
     else:
         share = max(1, samples // len(posterior))
         predictions = [member.predict(x, samples=share) for member in posterior.members]
-        prediction = predictions[0]
-        classes = isinstance(prediction, ClassPrediction)
+        prediction, classes = predictions[0], isinstance(predictions[0], ClassPrediction)
         expected = torch.stack([each.probs if isinstance(each, ClassPrediction) else each.mean for each in predictions])  # type: ignore[attr-defined]
     if isinstance(prediction, ClassPrediction) and prediction.labels.shape == prediction.probs.shape:  # yes or no
         expected = torch.stack([1 - expected, expected], dim=2)

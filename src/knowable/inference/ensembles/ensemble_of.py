@@ -17,7 +17,7 @@ from knowable.core.posterior.diagnostics import LogEvidence
 from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_type
-from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.randomness import derive_seed
 from knowable.core.support.time_limit import share_of_time
 from knowable.errors import Interrupted, InvalidArgument, Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
@@ -75,26 +75,24 @@ class EnsembleOf(Method):
 
     def _fit(self, job: FitJob) -> Mixture:
         """Fit the members one after the other."""
-        model, rows, held_out, seed = job.model, job.rows, job.validation, job.seed
-        if self.weights == "validation" and held_out is None:
+        model = job.model
+        if self.weights == "validation" and job.validation is None:
             raise InvalidArgument("weights='validation' needs held-out rows: pass validation=(x, y) to fit.")
         fits = self._fits(job)
         points = _shared_points(model, fits)
         plain = Mixture(model, fits, points=points)
-        log_weights = self._log_weights(plain, held_out)
+        log_weights = self._log_weights(plain.members, job.validation)
         posterior = Mixture(
-            model, plain.members, log_weights, points=points, seed=seed,
+            model, plain.members, log_weights, points=points, seed=job.seed,
             log_evidence=mixture_evidence(plain.members, log_weights),
             diagnostics=joint_diagnostics(self, fits, self.members),
         )  # fmt: skip
-        with own_randomness(derive_seed(seed, "first rows")):  # a loader may shuffle
-            return with_diversity(posterior, next(iter(held_out or rows))[0])
+        return with_diversity(posterior, job)
 
     def _fits(self, job: FitJob) -> list[Posterior]:
         """The members that were fitted; an interrupt leaves those that are whole, or the first as it is."""
         fits: list[Posterior] = []
-        model, seed = job.model, job.seed
-        given = model
+        given, model, seed = job.model, job.model, job.seed
         for k in range(self.members):
             start = given if k == 0 or self.start == "network" else given.starting_at(*fresh_start(given, seed, k))
             try:
@@ -117,8 +115,7 @@ class EnsembleOf(Method):
                 )
         return fits
 
-    def _log_weights(self, mixture: Mixture, held_out: Data | None) -> Tensor:
-        members = mixture.members
+    def _log_weights(self, members: Sequence[Posterior], held_out: Data | None) -> Tensor:
         if self.weights == "equal" or len(members) == 1:
             return torch.zeros(len(members), dtype=torch.float64).log_softmax(0)
         if self.weights == "evidence":
@@ -131,9 +128,8 @@ def _shared_points(model: Model, fits: list[Posterior], *, hyper: bool = True) -
     """Point estimates that all members share: the first one's, and the mean of what the prior learned."""
     wanted = [name for name in model.point_names if name in fits[0].points]
     points = {name: fits[0].points[name] for name in wanted if name not in model.hyper_names}
-    if hyper:
-        learned = [name for name in wanted if name in model.hyper_names]
-        points |= {name: torch.stack([fit.points[name] for fit in fits]).mean(0) for name in learned}
+    learned = [name for name in wanted if hyper and name in model.hyper_names]
+    points |= {name: torch.stack([fit.points[name] for fit in fits]).mean(0) for name in learned}
     return points
 
 
@@ -160,10 +156,8 @@ def stacking_log_weights(log_densities: Tensor) -> Tensor:
 
     .. math:: \max_w \frac1n \sum_i \log \sum_k w_k\, p_k(y_i \mid x_i), \qquad w_k \ge 0, \; \sum_k w_k = 1
 
-    The problem is concave; it is solved by the EM iteration for the weights of a mixture.
-
-    Args:
-        log_densities: ``log p_k(y_i | x_i)``, ``(K, n)``.
+    The problem is concave; it is solved by the EM iteration for the weights of a mixture, from ``log_densities``
+    log p_k(y_i | x_i), ``(K, n)``.
     """
     each = log_densities.double()
     log_weights = torch.zeros(len(each), dtype=torch.float64).log_softmax(0)
@@ -196,9 +190,8 @@ def mixture_evidence(members: Sequence[Posterior], log_weights: Tensor) -> LogEv
     if len(values) < len(known):
         return None
     weights = log_weights.double().exp().tolist()
-    kind = "estimate" if any(each.kind == "estimate" for each in values) else "bound"
-    if len(values) == 1:
-        kind = values[0].kind
+    kinds = {each.kind for each in values}
+    kind = values[0].kind if len(values) == 1 else "estimate" if "estimate" in kinds else "bound"
     error = sum((w * each.standard_error) ** 2 for w, each in zip(weights, values, strict=True)) ** 0.5
     return LogEvidence(sum(w * float(each) for w, each in zip(weights, values, strict=True)), kind, error)
 

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob, Method
-from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.randomness import derive_seed
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import TrainingSettings
 from knowable.errors import Unsupported
-from knowable.inference.ensembles.diversity import with_diversity
+from knowable.inference.ensembles.diversity import first_batch, with_diversity
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
 from knowable.inference.point.point import (
     PointObjective,
@@ -33,48 +32,28 @@ from knowable.inference.point.point import (
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster than one member after the other
 
 
-def fit_members(
-    job: FitJob,
-    settings: TrainingSettings,
-    count: int,
-    *,
-    vectorise: bool | None = None,
-    attack: Tensor | None = None,
-    notes: tuple[str, ...] = (),
-) -> Particles:
-    """Train ``count`` networks; the ensemble is atoms of equal weight.
+@dataclass(frozen=True)
+class Members:
+    """The training of ``count`` networks; the ensemble is atoms of equal weight.
 
     The first member begins at the network's own weights, the others at new ones. Rows may have weights, the same for
     all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
-
-    Args:
-        job: The fit.
-        settings: Training settings of a member.
-        count: How many members.
-        vectorise: In one batched step (True), in turn (False), or whichever is faster (None).
-        attack: Size of adversarial perturbations, see :class:`~knowable.inference.point.point.PointObjective`.
-        notes: Notes for the diagnostics.
     """
-    refuse_learned_prior(job.method, job.model)
-    return _Members(job, settings, count, vectorise, attack, notes).fit()
-
-
-@dataclass(frozen=True)
-class _Members:
-    """The training of one ensemble: the arguments of :func:`fit_members`."""
 
     job: FitJob
     settings: TrainingSettings
     count: int
-    vectorise: bool | None
-    attack: Tensor | None
-    notes: tuple[str, ...]
+    vectorise: bool | None = None  # in one batched step (True), in turn (False), or whichever is faster (None)
+    attack: Tensor | None = None  # size of adversarial perturbations, see PointObjective
+    notes: tuple[str, ...] = ()
 
     def fit(self) -> Particles:
+        """Train all members."""
         model, rows, seed = self.job.model, self.job.rows, self.job.seed
+        refuse_learned_prior(self.job.method, model)
         each_its_own = rows.weights is not None and rows.weights.dim() == 2
         if self.count == 1 and not each_its_own:
-            return self._with_notes(self._one(self.job, "member 0"), rows)
+            return self._with_notes(self._one(self.job, "member 0"))
         points, given = {}, model
         if model.point_names:
             with share_of_time(0.3):
@@ -84,28 +63,27 @@ class _Members:
                 return trained
             points, given = trained.points, model.with_fixed(trained.points, trained.buffers)
         starts = [given, *(given.starting_at(*fresh_start(given, seed, k)) for k in range(1, self.count))]
-        objective = self._objective(given, rows, starts)
+        objective = self._objective(given, starts)
         if objective is None:
-            return self._with_notes(self._train_in_turn(model, starts, rows, points), rows)
-        return self._with_notes(self._train_together(model, given, rows, points, objective), rows)
+            return self._with_notes(self._train_in_turn(starts, points))
+        return self._with_notes(self._train_together(given, points, objective))
 
-    def _with_notes(self, found: Particles, rows: Data) -> Particles:
+    def _with_notes(self, found: Particles) -> Particles:
         found.diagnostics = replace(found.diagnostics, notes=(*found.diagnostics.notes, *self.notes))
-        return with_diversity(found, self._first(self.job.validation or rows)[0])
-
-    def _first(self, rows: Data) -> Batch:
-        with own_randomness(derive_seed(self.job.seed, "first rows")):  # a loader may shuffle
-            return next(iter(rows))
+        return with_diversity(found, self.job)
 
     # --- all in one step ---------------------------------------------------------------------------------------------
 
-    def _objective(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective | None:
+    def _objective(self, model: Model, starts: Sequence[Model]) -> EnsembleObjective | None:
         """The objective of all members in one step, or None where they are trained in turn."""
         size = sum(value.numel() for value in model.params().values())
         if self.vectorise is False or (self.vectorise is None and size > _TOGETHER_BELOW):
             return None
-        batch = self._first(rows)
-        objective = self._ensemble(model, rows, starts)
+        batch = first_batch(self.job.rows, self.job.seed)
+        layout = Layout.of({name: model.params()[name] for name in model.random_names})
+        positions = torch.stack([layout.flatten(each.params()) for each in starts])
+        mode = self.job.engine.mode if self.job.engine.mode in ("eager", "compiled") else "traced"
+        objective = EnsembleObjective(model, self.job.rows.size, positions, attack=self.attack, mode=mode)
         if self.job.engine.precision != "full":
             why = f"precision={self.job.engine.precision!r} is for one network at a time"
         elif not model.network.is_steady(model.network_params(model.params()), batch[0], model.buffers()):
@@ -121,18 +99,11 @@ class _Members:
             )
         return None
 
-    def _ensemble(self, model: Model, rows: Data, starts: Sequence[Model]) -> EnsembleObjective:
-        layout = Layout.of({name: model.params()[name] for name in model.random_names})
-        positions = torch.stack([layout.flatten(each.params()) for each in starts])
-        mode = self.job.engine.mode if self.job.engine.mode in ("eager", "compiled") else "traced"
-        return EnsembleObjective(model, rows.size, positions, attack=self.attack, mode=mode)
-
-    def _train_together(
-        self, model: Model, given: Model, rows: Data, points: Params, objective: EnsembleObjective
-    ) -> Particles:
+    def _train_together(self, given: Model, points: Params, objective: EnsembleObjective) -> Particles:
+        model = self.job.model
         job = self.job.part("members", model=given, label=f"{type(self.job.method).__name__}, {self.count} members")
         options = {**job.options, "identity": {**job.identity, "engine": repr(job.engine)}}
-        result = train(objective, rows, self.settings, **options)
+        result = train(objective, job.rows, self.settings, **options)
         stack = {name: value.clone() for name, value in objective.stack().items()}
         mean = {**points, **{name: value.mean(0) for name, value in stack.items()}}
         diagnostics = training_diagnostics(job.method, model, result, mean)
@@ -143,8 +114,9 @@ class _Members:
 
     # --- in turn -----------------------------------------------------------------------------------------------------
 
-    def _train_in_turn(self, model: Model, starts: Sequence[Model], rows: Data, points: Params) -> Particles:
+    def _train_in_turn(self, starts: Sequence[Model], points: Params) -> Particles:
         """One member after the other; what an interrupt leaves half-trained counts only if there is nothing else."""
+        model, rows = self.job.model, self.job.rows
         fits: list[Particles] = []
         for k, start in enumerate(starts):
             own = rows

@@ -35,24 +35,14 @@ class EnsembleObjective(Objective):
         positions: Where the members begin, ``(K, D)``: the random parameters in the order of ``layout``.
         points: Values of the parameters that are not random.
         buffers: The network's buffers.
-        attack: How far inputs are moved, see :class:`~knowable.inference.point.point.PointObjective`.
+        attack: Size of adversarial perturbations, see :class:`~knowable.inference.point.point.PointObjective`.
         mode: ``"eager"``, ``"traced"`` or ``"compiled"``, see :class:`~knowable.core.compiling.recorder.Recorded`.
-
-    Attributes:
-        layout: How a row of ``positions`` is cut into parameters.
     """
 
     def __init__(
-        self,
-        model: Model,
-        size: int,
-        positions: Tensor,
-        *,
-        points: Params | None = None,
-        buffers: Buffers | None = None,
-        attack: Tensor | None = None,
-        mode: str = "traced",
-    ):
+        self, model: Model, size: int, positions: Tensor, *, points: Params | None = None,
+        buffers: Buffers | None = None, attack: Tensor | None = None, mode: str = "traced",
+    ):  # fmt: skip
         super().__init__(model, size)
         start = model.params()
         self.layout = Layout.of({name: start[name] for name in model.random_names})
@@ -86,15 +76,13 @@ class EnsembleObjective(Objective):
     def whole_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """A step of all members without autograd; of Adam as one compiled graph where that was asked for."""
         x, y, *weights = batch
-        if self.mode == "compiled" and isinstance(optimiser, torch.optim.Adam) and self._in_one_piece(x):
+        in_one_piece = not self._losses.refused and self._block_size(x) == len(self.positions)
+        if self.mode == "compiled" and isinstance(optimiser, torch.optim.Adam) and in_one_piece:
             return self._compiled_step(optimiser, x, y, *self._per_member(*weights))
         losses, gradient, log_likelihood = self.losses_and_gradient(self.positions.detach(), x, y, *weights)
         self.positions.grad = gradient
         optimiser.step()
         return self._summary(losses.mean(), log_likelihood.mean())
-
-    def _in_one_piece(self, x: Tensor) -> bool:
-        return not self._losses.refused and self._block_size(x) == len(self.positions)
 
     def _compiled_step(self, optimiser: torch.optim.Adam, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         state = _adam_state(optimiser, self.positions)
@@ -115,9 +103,7 @@ class EnsembleObjective(Objective):
         """Log density of held-out rows under the mixture of all members."""
         model, count = self.model, len(self.positions)
         stack = {**expand_params(self.points, count), **self.stack()}
-        outputs = model.network.over_draws(
-            model.network_params(stack), x, buffers=self.net_buffers, vectorise=True
-        )  # (K, batch, ...)
+        outputs = model.network.over_draws(model.network_params(stack), x, buffers=self.net_buffers, vectorise=True)
         each = [model.score(output, y, index_params(stack, k)) for k, output in enumerate(outputs)]
         return torch.stack(each).logsumexp(0) - math.log(count)
 
@@ -133,8 +119,7 @@ class EnsembleObjective(Objective):
         self, positions: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The members' losses ``(K,)``, gradients ``(K, D)`` and mean log likelihoods ``(K,)`` on a batch."""
-        own = self._per_member(weights)
-        size = self._block_size(x)
+        own, size = self._per_member(weights), self._block_size(x)
         if size == len(positions):
             return self._losses(positions, x, y, *own)
         found = [

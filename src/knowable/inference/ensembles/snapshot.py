@@ -12,10 +12,9 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.particles import Particles
 from knowable.core.support.checks import check_count
-from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
-from knowable.core.training.settings import Trained, TrainingSettings
+from knowable.core.training.settings import Trained
 from knowable.errors import InvalidArgument
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
@@ -76,8 +75,9 @@ class SnapshotEnsemble(Trained, Method):
         refuse_learned_prior(self, model)
         points, given = {}, model
         if model.point_names:
+            one_cycle = self.training_settings(epochs=self.epochs and max(1, self.epochs // self.cycles))
             with share_of_time(0.3):
-                trained = fit_point(job.part("points", validation=None), self._one_fall())
+                trained = fit_point(job.part("points", validation=None), one_cycle)
             if trained.diagnostics.interrupted:
                 return trained
             points = trained.points
@@ -91,22 +91,11 @@ class SnapshotEnsemble(Trained, Method):
             model, stack, points=points, buffers=objective.net_buffers, buffer_stack=buffers, seed=job.seed,
             diagnostics=training_diagnostics(self, model, result, mean),
         )  # fmt: skip
-        with own_randomness(derive_seed(job.seed, "first rows")):  # a loader may shuffle
-            return with_diversity(posterior, next(iter(job.validation or rows))[0])
-
-    def _one_fall(self) -> TrainingSettings:
-        """How point estimates are trained, before the cycles."""
-        return self.training_settings(epochs=None if self.epochs is None else max(1, self.epochs // self.cycles))
+        return with_diversity(posterior, job)
 
 
 class SnapshotObjective(PointObjective):
-    """The negative log joint of one network, which is kept at the end of every cycle.
-
-    Attributes:
-        count: How many snapshots there are, a tensor.
-        kept_params: The random parameters of each, ``(cycles, D)``.
-        kept_buffers: The network's buffers of each, ``(cycles, ...)``.
-    """
+    """The negative log joint of one network, which is kept at the end of every cycle."""
 
     def __init__(self, model: Model, size: int, cycles: int):
         super().__init__(model, size, use_prior=True)

@@ -18,7 +18,6 @@ from knowable.core.model.model import Model
 from knowable.core.model.structured_normal import DiagonalPlusLowRank
 from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.normal import NormalPosterior
-from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -30,6 +29,7 @@ from knowable.inference.point.point import (
     PointObjective,
     fit_point,
     means_for,
+    one_atom,
     refuse_learned_prior,
     training_diagnostics,
 )
@@ -120,23 +120,23 @@ class SWAG(Trained, Method):
             if self.rate is None:
                 objective.lowest = lowest_log_likelihood(given, rows, settings.rows_per_step(rows.size), seed=seed)
         except KeyboardInterrupt:
-            return _stopped_at(first)
+            message = "stopped from the keyboard before the first snapshot"
+            warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=2)
+            first.diagnostics = replace(first.diagnostics, interrupted=True, converged=False, message=message)
+            return first
         around = job.part("swag", model=given, validation=None, seed=derive_seed(seed, "swag"))
         result = train(objective, rows, settings, **around.options)
         points = {name: first.mean()[name] for name in model.point_names}
         return self._posterior(model, given, rows, points, objective, result, seed)
 
-    # --- the pieces --------------------------------------------------------------------------------------------------
-
     def _mode(self, job: FitJob) -> Posterior:
         """Where to begin, as a posterior."""
         model = job.model
         if isinstance(self.start, Posterior):
-            return _known(model, self.start, job.seed)
+            means = means_for("start", model, self.start)
+            return one_atom(model, means, buffers=self.start.buffers, seed=job.seed)
         if self.start == "network":
-            start = model.params()
-            stack = {name: start[name].unsqueeze(0) for name in model.random_names}
-            return Particles(model, stack, points={name: start[name] for name in model.point_names}, seed=job.seed)
+            return one_atom(model, model.params(), seed=job.seed)
         with share_of_time(0.5):
             return fit_point(job.part("mode", label=f"{type(self).__name__}, mode"), self.training_settings())
 
@@ -160,29 +160,19 @@ class SWAG(Trained, Method):
         count = int(objective.count)
         terms = {"snapshots": float(count)}
         if count < 2:
-            now = {name: value.detach() for name, value in objective.params().items()}
-            diagnostics = training_diagnostics(self, model, result, {**points, **now}, terms)
-            stack = {name: now[name].unsqueeze(0) for name in model.random_names}
-            return Particles(
-                model, stack, points=points, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics
-            )
+            now = {**points, **{name: value.detach() for name, value in objective.params().items()}}
+            diagnostics = training_diagnostics(self, model, result, now, terms)
+            return one_atom(model, now, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics)
         loc, diagonal, factor = objective.moments()
-        mean = objective.layout.views(loc)
-        inputs, buffers = self._statistics(given, rows, mean, objective.net_buffers, seed)
+        mean, inputs, buffers = objective.layout.views(loc), None, objective.net_buffers
+        if given.network.statistics_names:  # rows to compute running statistics on, and those of the mean weights
+            inputs = some_inputs(rows, _STATISTICS_ROWS, seed)
+            buffers = given.network.statistics(given.network_params(mean), inputs, buffers)
         normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
         return SWAGPosterior.of(
             model, normal, inputs=inputs, points=points, buffers=buffers, seed=seed,
             diagnostics=training_diagnostics(self, model, result, {**points, **mean}, terms),
         )  # fmt: skip
-
-    def _statistics(
-        self, model: Model, rows: Data, mean: Params, buffers: Buffers, seed: int
-    ) -> tuple[Tensor | None, Buffers]:
-        """Rows to compute running statistics on, and those of the mean weights; nothing new where there are none."""
-        if not model.network.statistics_names:
-            return None, buffers
-        inputs = some_inputs(rows, _STATISTICS_ROWS, seed)
-        return inputs, model.network.statistics(model.network_params(mean), inputs, buffers)
 
 
 class SWAGObjective(PointObjective):
@@ -252,22 +242,6 @@ def some_inputs(rows: Data, most: int, seed: int) -> Tensor:
     return torch.cat(found)[:most]
 
 
-def _known(model: Model, posterior: Posterior, seed: int) -> Posterior:
-    """The mean of another posterior of the same parameters, as a point."""
-    means = means_for("start", model, posterior)
-    stack = {name: means[name].unsqueeze(0) for name in model.random_names}
-    points = {name: means[name] for name in model.point_names}
-    return Particles(model, stack, points=points, buffers=posterior.buffers, seed=seed)
-
-
-def _stopped_at(mode: Posterior) -> Posterior:
-    """What an interrupt leaves while the rate is being chosen."""
-    message = "stopped from the keyboard before the first snapshot"
-    warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=3)
-    mode.diagnostics = replace(mode.diagnostics, interrupted=True, converged=False, message=message)
-    return mode
-
-
 # --- the constant learning rate --------------------------------------------------------------------------------------
 
 MOMENTUM = 0.9  # of the training loop's SGD
@@ -288,13 +262,7 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     steepest direction of the steepest batch, whose curvature is λ_max, well within what is stable,
     :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that gets nearly all rows right most are flat, and
     those with a row that it gets wrong are steep. The few rows that are left at the end of an epoch do not count.) Both
-    are for the loss per example. In networks it is the second that counts.
-
-    Args:
-        model: The model, whose start values are the mode.
-        rows: The data.
-        batch_size: Rows per step.
-        seed: Fixes the batches and the first vector of the power method.
+    are for the loss per example. In networks it is the second that counts. The model's initial values are the mode.
     """
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
@@ -310,13 +278,7 @@ def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: in
 
     Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
     at the rate that brings it nearest. Twice that is too far, or a nat for each number to predict if that is less; and
-    twenty more, which chance may take from a few rows.
-
-    Args:
-        model: The model, whose start values are the mode.
-        rows: The data.
-        batch_size: Rows per step; some batches tell what the log likelihood at the mode is.
-        seed: Fixes the batches.
+    twenty more, which chance may take from a few rows. The log likelihood at the mode is estimated from some batches.
     """
     objective = PointObjective(model, rows.size, use_prior=True)
     with own_randomness(derive_seed(seed, "level")), torch.no_grad():

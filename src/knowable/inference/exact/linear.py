@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +65,13 @@ class ExactLinear(Method):
         check_count("max_parameters", self.max_parameters)
 
     def _fit(self, job: FitJob) -> LinearNormal:
-        started, model, rows, seed = time.monotonic(), job.model, job.rows, job.seed
+        started, model = time.monotonic(), job.model
         layout = self._check(model)
         design = Design(model, layout, model.buffers())
-        with own_randomness(seed):  # a loader may draw
-            statistics = _Statistics.gather(design, rows, model)
+        with own_randomness(job.seed):  # a loader may draw
+            statistics = _Statistics.gather(design, job.rows, model)
         points = _choose_points(model, layout, statistics)
-        prior, noise = _prior(model, layout, points), _noise(model, points, statistics.outputs)
+        prior, noise = _prior(model, layout, points), _noise(model, points, len(statistics.square))
         loc, scale_tril = statistics.posterior(*prior, noise)
         value = statistics.log_evidence(*prior, noise)
         evidence = None if value is None else LogEvidence(value.item(), "estimate" if points else "exact")
@@ -81,7 +80,7 @@ class ExactLinear(Method):
             terms["log_evidence"] = float(evidence)
         like = model.params()
         return LinearNormal(
-            model, layout, loc.to(model.dtype), scale_tril.to(model.dtype), seed=seed, log_evidence=evidence,
+            model, layout, loc.to(model.dtype), scale_tril.to(model.dtype), seed=job.seed, log_evidence=evidence,
             points={name: point.to(like[name]) for name, point in points.items()},
             diagnostics=Diagnostics(
                 repr(self), terms, converged=True, message="solved in closed form", seconds=time.monotonic() - started
@@ -116,10 +115,6 @@ class _Statistics:
     square: Tensor  # (outputs,): |y - f0|²
     rows: int
 
-    @property
-    def outputs(self) -> int:
-        return len(self.square)
-
     @classmethod
     def gather(cls, design: Design, data: Data, model: Model) -> _Statistics:
         separate = isinstance(model.likelihood, Gaussian) and model.likelihood.outputs > 1
@@ -128,7 +123,8 @@ class _Statistics:
         for x, y in data:
             if total is None:
                 design.check_linear(x)
-            for part, target in zip(design.chunks(x), y.split([len(c) for c in design.chunks(x)]), strict=True):
+            chunks = design.chunks(x)
+            for part, target in zip(chunks, y.split([len(each) for each in chunks]), strict=True):
                 offset, matrix = design(part)  # (rows, outputs), (rows, outputs, D)
                 residual = target.double().flatten(1) - offset
                 sums = [
@@ -155,8 +151,8 @@ class _Statistics:
         weight = noise**-2  # (outputs,)
         total = torch.einsum("o,ode->de", weight, self.gram) + precision
         chol, failed = torch.linalg.cholesky_ex(total)
-        improper = (precision.diagonal() == 0).any()
-        if failed or (improper and _nearly_singular(total)):
+        improper, scale = (precision.diagonal() == 0).any(), total.diagonal().clamp_min(1e-300).rsqrt()
+        if failed or (improper and torch.linalg.eigvalsh(total * scale * scale[:, None])[0] < 1e-12):
             raise InvalidArgument(
                 "The data do not determine all weights under a flat prior. Give the weights a Normal prior."
                 if improper
@@ -183,11 +179,6 @@ class _Statistics:
         """Sum of squared residuals at ``loc`` for each output, no smaller than what double precision can tell."""
         fitted = torch.einsum("d,ode,e->o", loc, self.gram, loc) - 2 * self.cross @ loc
         return torch.maximum(self.square + fitted, 1e-14 * self.square)
-
-
-def _nearly_singular(matrix: Tensor) -> bool:
-    scale = matrix.diagonal().clamp_min(1e-300).rsqrt()
-    return bool(torch.linalg.eigvalsh(matrix * scale * scale[:, None])[0] < 1e-12)
 
 
 def _prior(model: Model, layout: Layout, points: Params) -> tuple[Tensor, Tensor]:
@@ -219,13 +210,12 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
     if not names:
         return {}
     points = {name: start[name].double().clone().requires_grad_() for name in names}
-    optimiser = torch.optim.LBFGS(
-        list(points.values()), max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
-    )
+    options = {"max_iter": 200, "tolerance_grad": 1e-9, "line_search_fn": "strong_wolfe"}
+    optimiser = torch.optim.LBFGS(list(points.values()), **options)
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, statistics.outputs))
+        value = statistics.log_evidence(*_prior(model, layout, points), _noise(model, points, len(statistics.square)))
         if value is None:
             raise Unsupported(
                 "Learning the noise or the prior's scale needs a proper prior on every weight: a flat one has no "
@@ -307,29 +297,24 @@ class Design:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``(f0, J)`` for a chunk of rows: ``(rows, outputs)`` and ``(rows, outputs, D)``."""
-        size = self.layout.size
-        zero = self._outputs(torch.zeros((1, size), dtype=torch.float64, device=x.device), x)[0]
-        columns = [
-            self._outputs(torch.eye(size, dtype=torch.float64, device=x.device)[start : start + _BLOCK], x) - zero
-            for start in range(0, size, _BLOCK)
-        ]
-        return zero, torch.cat(columns).movedim(0, -1)
+        unit = torch.eye(self.layout.size, dtype=torch.float64, device=x.device)
+        zero = self._outputs(torch.zeros_like(unit[:1]), x)[0]
+        return zero, torch.cat([self._outputs(some, x) - zero for some in unit.split(_BLOCK)]).movedim(0, -1)
 
-    def chunks(self, x: Tensor) -> Iterator[Tensor]:
+    def chunks(self, x: Tensor) -> tuple[Tensor, ...]:
         """Rows of ``x`` in chunks whose design matrix fits in memory."""
         params = self.model.network_params(self.model.params())
         outputs = self.model.network.probe(x, params, self.model.buffers())[0].numel()
-        yield from x.split(max(1, _CHUNK_VALUES // (outputs * self.layout.size)))
+        return x.split(max(1, _CHUNK_VALUES // (outputs * self.layout.size)))
 
     def check_linear(self, x: Tensor) -> None:
         """Compare the network with its affine map at random parameters, near and far."""
         rows = x[:8]
         offset, design = self(rows)
         generator = torch.Generator(device=x.device).manual_seed(0)
+        like = {"generator": generator, "dtype": torch.float64, "device": x.device}
         for scale in (1.0, 30.0):
-            theta = scale * torch.randn(
-                (1, self.layout.size), generator=generator, dtype=torch.float64, device=x.device
-            )
+            theta = scale * torch.randn((1, self.layout.size), **like)
             actual = self._outputs(theta, rows)[0]
             error = (actual - offset - design @ theta[0]).abs().max() / actual.abs().max().clamp_min(1e-12)
             if not error < 1e-8:
@@ -345,6 +330,5 @@ class Design:
         fixed = {name: value.expand(len(theta), *value.shape) for name, value in self._fixed.items()}
         inputs = x.double() if x.is_floating_point() else x
         with torch.no_grad():
-            return self.model.network.over_draws(
-                {**fixed, **stack}, inputs, buffers=self._buffers, vectorise=True
-            ).flatten(2)
+            outputs = self.model.network.over_draws({**fixed, **stack}, inputs, buffers=self._buffers, vectorise=True)
+        return outputs.flatten(2)

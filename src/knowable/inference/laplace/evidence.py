@@ -31,12 +31,7 @@ _LARGEST = 12.0  # logarithms of scales are searched between minus and plus this
 
 @dataclass(frozen=True)
 class Evidence:
-    """The log marginal likelihood log p(D) as a function of noise and prior hyperparameters, at given weights.
-
-    Attributes:
-        expansion: The weights, and the values of everything else where the curvature was computed.
-        curvature: The curvature there.
-    """
+    """The log marginal likelihood log p(D) as a function of noise and prior hyperparameters, at given weights."""
 
     expansion: ExpansionPoint
     curvature: Curvature
@@ -59,20 +54,15 @@ class Evidence:
         """The log likelihood log p(D | θ) at the weights."""
         if not any(name.startswith("likelihood.") for name in settings):
             return self.expansion.log_likelihood()[0]
-        return self._score(self._outputs, settings)
+        return _log_likelihood(self.expansion, self._outputs, settings)
 
     @cached_property
     def _outputs(self) -> list[tuple[Tensor, Tensor]]:
-        return list(_outputs_of(self.expansion))
-
-    def _score(self, outputs: Iterable[tuple[Tensor, Tensor]], settings: Params) -> Tensor:
-        params = {name: value.double() for name, value in self.expansion.params.items()} | settings
-        model = self.expansion.model
-        return torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
+        return _outputs_of(self.expansion)
 
     def log_prior(self, settings: Params) -> Tensor:
         """The log prior log p(θ) of the random weights."""
-        params = {name: value.double() for name, value in self.expansion.params.items()} | settings
+        params = _double(self.expansion.params) | settings
         names, prior = self.expansion.layout.names, conditional_prior(self.expansion)
         if isinstance(prior, PosteriorPrior) and prior.correlated:
             return prior.log_prob({name: self.expansion.params[name] for name in names}).double()
@@ -113,33 +103,43 @@ class Evidence:
     def _objective(self, settings: Params) -> Tensor:
         """The estimate, and the log densities of the settings themselves."""
         model, params = self.expansion.model, {**self.expansion.params, **settings}
-        total = self(settings) + model.prior.log_hyperprior(params)
-        for name in settings:
-            if name not in model.hyper_names:
-                prior = model.prior.bound(name, params)
-                total = total if prior is None else total + prior.log_prob(settings[name]).sum()
-        return total
+        own = {name: value for name, value in settings.items() if name not in model.hyper_names}
+        return _with_priors(self(settings) + model.prior.log_hyperprior(params), model, own, params)
 
 
-def _outputs_of(expansion: ExpansionPoint) -> Iterable[tuple[Tensor, Tensor]]:
+def _double(params: Params) -> Params:
+    return {name: value.double() for name, value in params.items()}
+
+
+def _outputs_of(expansion: ExpansionPoint) -> list[tuple[Tensor, Tensor]]:
     """The network's outputs with their targets, in double precision."""
+    found = []
     for x, y in expansion.data:
         with torch.no_grad():
             output = expansion.model.forward(expansion.params, x, buffers=expansion.buffers)
-        yield output.double(), y.double() if y.is_floating_point() else y
+        found.append((output.double(), y.double() if y.is_floating_point() else y))
+    return found
+
+
+def _log_likelihood(expansion: ExpansionPoint, outputs: list[tuple[Tensor, Tensor]], settings: Params) -> Tensor:
+    params = _double(expansion.params) | settings
+    return torch.stack([expansion.model.score(output, y, params).sum() for output, y in outputs]).sum()
+
+
+def _with_priors(total: Tensor, model: Model, values: Params, params: Params) -> Tensor:
+    """``total`` and the log prior densities of ``values``."""
+    for name, value in values.items():
+        prior = model.prior.bound(name, params)
+        total = total if prior is None else total + prior.log_prob(value).sum()
+    return total
 
 
 def most_probable(expansion: ExpansionPoint, names: list[str]) -> Params:
     """The most probable values of the likelihood's own parameters at fixed weights."""
-    model, outputs = expansion.model, list(_outputs_of(expansion))
+    outputs, params = _outputs_of(expansion), _double(expansion.params)
 
     def log_joint(free: Params) -> Tensor:
-        params = {name: value.double() for name, value in expansion.params.items()} | free
-        value = torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
-        for name in names:
-            prior = model.prior.bound(name, params)
-            value = value if prior is None else value + prior.log_prob(free[name]).sum()
-        return value
+        return _with_priors(_log_likelihood(expansion, outputs, free), expansion.model, free, params | free)
 
     return _maximise(log_joint, {name: expansion.params[name].double() for name in names}, max_iter=100)
 
@@ -173,18 +173,11 @@ Choose = Callable[[Params, Buffers], tuple[Params, float]]
 
 
 class TuningObjective(PointObjective):
-    """The loss -log p(D, θ) / N, with a noise and a prior scale that are chosen again every few epochs.
-
-    Args:
-        model: The model.
-        size: Number of rows.
-        names: The parameters that are chosen: noise, hyperparameters of the prior.
-        choose: Chooses them.
-    """
+    """The loss -log p(D, θ) / N, with a noise and prior scales (``names``) that are chosen again every few epochs."""
 
     def __init__(self, model: Model, size: int, *, names: list[str], choose: Choose):
         super().__init__(model, size, use_prior=True, held=names)
-        self._chosen, self._choose = names, choose
+        self._choose = choose
         self._steps, self._epochs = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
         self._last = torch.zeros(2, dtype=torch.long)  # steps and epochs at the last choice
         self._gain = torch.full((), math.inf, dtype=torch.float64)  # of the last choice

@@ -33,25 +33,15 @@ _BATCH_BYTES = 64 * 2**20  # working memory of one batch
 
 @dataclass(eq=False)
 class ExpansionPoint:
-    """A model at given weights, with its data.
-
-    Attributes:
-        model: The model.
-        data: All rows.
-        params: Values of all parameters: the weights, the likelihood's, the prior's.
-        buffers: The network's buffers.
-        kind: Which curvature: one of ``CURVATURES``.
-        most_columns: Number of output directions that are differentiated one by one; beyond, as many random ones.
-        seed: Fixes the random directions.
-    """
+    """A model at given weights, with its data."""
 
     model: Model
     data: Data
-    params: Params
+    params: Params  # of all parameters: the weights, the likelihood's, the prior's
     buffers: Buffers
-    kind: str
-    most_columns: int
-    seed: int
+    kind: str  # one of CURVATURES
+    most_columns: int  # output directions that are differentiated one by one; beyond, as many random ones
+    seed: int  # fixes the random directions
     _likelihood: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def at(self, params: Params) -> ExpansionPoint:
@@ -61,8 +51,7 @@ class ExpansionPoint:
     @cached_property
     def layout(self) -> Layout:
         """The random weights, in their order."""
-        names = random_weights(self.model)
-        return Layout.of({name: self.params[name] for name in names})
+        return Layout.of({name: self.params[name] for name in random_weights(self.model)})
 
     @property
     def weights(self) -> Params:
@@ -111,14 +100,12 @@ class ExpansionPoint:
 
         What is known are the activations, their gradients, and the patches of convolutions.
         """
-        known = 3 * bytes_per_row(self.model, self.some_rows, self.buffers) + self._activation_bytes()
+        sizes = [layer.positions * (layer.width + layer.out) for layer in self.layers]
+        activations = 2 * sum(sizes) * self.model.dtype.itemsize
+        known = 3 * bytes_per_row(self.model, self.some_rows, self.buffers) + activations
         count = max(1, _BATCH_BYTES // (known + extra))
         for x, y in self.data:
             yield from zip(x.split(count), y.split(count), strict=True)
-
-    def _activation_bytes(self) -> int:
-        sizes = [layer.positions * (layer.width + layer.out) for layer in self.layers]
-        return 2 * sum(sizes) * self.model.dtype.itemsize
 
     def sweep(self, visit: Visit, extra: int = 0) -> None:
         """Call ``visit(jacobian, y, number)`` for each batch of :meth:`batches`, and sum up :meth:`log_likelihood`.

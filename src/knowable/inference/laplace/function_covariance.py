@@ -16,7 +16,7 @@ from torch import Tensor
 from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
-from knowable.core.network.layers import Layer, NetworkLayers
+from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.params import Params, pack
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at once
@@ -28,13 +28,11 @@ _COLUMNS = 512  # of a full covariance's Cholesky factor per block
 
 def diagonal_blocks(layers: NetworkLayers, precision: Params) -> list[KroneckerBlock]:
     """Independent weights as blocks without bases, cut along the network's layers."""
-    found = []
-    for layer in layers:
-        found.append(KroneckerBlock(layer.names, layer.shapes, pack(precision, layer.names, layer.shapes, layer.out)))
-    for name in layers.others:
-        value = precision[name]
-        found.append(KroneckerBlock((name,), (value.shape,), value.reshape(-1, 1)))
-    return found
+    found = [
+        KroneckerBlock(each.names, each.shapes, pack(precision, each.names, each.shapes, each.out)) for each in layers
+    ]
+    others = [(name, precision[name]) for name in layers.others]
+    return found + [KroneckerBlock((name,), (value.shape,), value.reshape(-1, 1)) for name, value in others]
 
 
 def block_covariance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor:
@@ -87,14 +85,11 @@ def head_variance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor |
 
 def block_row_bytes(layers: NetworkLayers, outputs: int, params: Params, itemsize: int) -> int:
     """Working memory of :func:`block_covariance` for one row."""
-    factored = sum(_layer_numbers(layer, outputs) for layer in layers)
-    others = outputs * sum(params[name].numel() for name in layers.others)
-    return 2 * itemsize * (factored + others)
-
-
-def _layer_numbers(layer: Layer, outputs: int) -> int:
-    formed = outputs * layer.out * layer.width if layer.positions > 1 else 0
-    return layer.positions * (outputs * layer.out + layer.width) + formed
+    numbers = outputs * sum(params[name].numel() for name in layers.others)
+    for layer in layers:
+        formed = outputs * layer.out * layer.width if layer.positions > 1 else 0
+        numbers += layer.positions * (outputs * layer.out + layer.width) + formed
+    return 2 * itemsize * numbers
 
 
 # --- posteriors over one flat vector ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
 from knowable.inference.laplace.evidence import Evidence, TuningObjective, most_probable
 from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.posteriors import PREDICTIONS, LaplacePosterior
-from knowable.inference.point.point import PointObjective, fit_point, start_values
+from knowable.inference.point.point import PointObjective, fit_point, one_atom, start_values
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "full": FullCurvature,
@@ -124,20 +124,17 @@ class Laplace(Trained, Method):
         """Find the mode and the curvature there."""
         started = time.monotonic()
         self._check(job.model)
-        point = self._train(job) if self.start is None else self._from_start(job.model, job.rows, self.start, job.seed)
+        point = self._train(job) if self.start is None else self._from_start(job.model, job.rows, job.seed)
         if point.diagnostics.interrupted:
             return point
+        at_mode = self.start is None and job.validation is None
+        polish = (20 if self.structure == "full" and at_mode else 0) if self.polish is None else self.polish
         try:
             with own_randomness(derive_seed(job.seed, "curvature")):  # a loader may draw
-                at_mode = self.start is None and job.validation is None
-                polish = self._newton_steps if at_mode else self.polish or 0
                 return self._around(point, job.rows, job.seed, polish, started)
         except KeyboardInterrupt:
-            warnings.warn(
-                "Interrupted before the curvature was computed: this posterior is the mode alone.",
-                Interrupted,
-                stacklevel=2,
-            )
+            message = "Interrupted before the curvature was computed: this posterior is the mode alone."
+            warnings.warn(message, Interrupted, stacklevel=2)
             return point
 
     # --- the mode ----------------------------------------------------------------------------------------------------
@@ -157,19 +154,17 @@ class Laplace(Trained, Method):
         with share_of_time(0.75):  # the rest is for the curvature
             return fit_point(job, self.training_settings(), objective=objective)
 
-    def _from_start(self, model: Model, rows: Data, start: Any, seed: int) -> Particles:
+    def _from_start(self, model: Model, rows: Data, seed: int) -> Particles:
         """The given weights as a posterior of one particle."""
-        values = start_values("start", model, start)
+        values = start_values("start", model, self.start)
         params = dict(values.params)
         own = [name for name in values.unset if name not in model.hyper_names]
         if own:
             with own_randomness(derive_seed(seed, "own")):
                 point = self._point(model, rows, params, values.buffers, seed)
                 params |= _cast(most_probable(point, own), params)
-        random = {name: params[name].unsqueeze(0) for name in model.random_names}
-        points = {name: params[name] for name in model.point_names}
         diagnostics = Diagnostics(repr(self), message="expanded around the given weights")
-        return Particles(model, random, points=points, buffers=values.buffers, seed=seed, diagnostics=diagnostics)
+        return one_atom(model, params, buffers=values.buffers, seed=seed, diagnostics=diagnostics)
 
     # --- the curvature -----------------------------------------------------------------------------------------------
 
@@ -221,10 +216,6 @@ class Laplace(Trained, Method):
         return [name for name in names if name in model.params()]
 
     # --- checks and notes --------------------------------------------------------------------------------------------
-
-    @property
-    def _newton_steps(self) -> int:
-        return (20 if self.structure == "full" else 0) if self.polish is None else self.polish
 
     def _check(self, model: Model) -> None:
         start = model.params()

@@ -50,9 +50,7 @@ class PointObjective(Objective):
         self.use_prior, self.attack = use_prior, attack
         start = model.params()
         self.names = list(start)
-        self.values = nn.ParameterList(
-            [nn.Parameter(value, requires_grad=name not in held) for name, value in start.items()]
-        )
+        self.values = nn.ParameterList([nn.Parameter(start[name], requires_grad=name not in held) for name in start])
 
     def params(self) -> Params:
         """The parameters, by name."""
@@ -101,12 +99,14 @@ def fit_point(
     objective = objective or PointObjective(model, job.rows.size, use_prior=use_prior)
     result = train(objective, job.rows, settings, **job.options)
     params = {name: value.detach() for name, value in objective.params().items()}
+    diagnostics = training_diagnostics(method, model, result, params)
+    return one_atom(model, params, buffers=objective.net_buffers, seed=job.seed, diagnostics=diagnostics)
+
+
+def one_atom(model: Model, params: Params, **common: Any) -> Particles:
+    """A posterior with one atom."""
     random = {name: params[name].unsqueeze(0).clone() for name in model.random_names}
-    points = {name: params[name] for name in model.point_names}
-    return Particles(
-        model, random, points=points, buffers=objective.net_buffers, seed=job.seed,
-        diagnostics=training_diagnostics(method, model, result, params),
-    )  # fmt: skip
+    return Particles(model, random, points={name: params[name] for name in model.point_names}, **common)
 
 
 def training_diagnostics(
@@ -218,27 +218,20 @@ _OWN = (LIKELIHOOD_PREFIX, HYPER_PREFIX)
 
 @dataclass(frozen=True)
 class StartValues:
-    """Where to begin.
-
-    Attributes:
-        params: A value for every parameter of the model.
-        buffers: The network's buffers.
-        unset: Parameters of the likelihood and the prior that were not given: they have the model's start values.
-    """
+    """Initial values of every parameter of the model and of the network's buffers."""
 
     params: Params
     buffers: Buffers
-    unset: tuple[str, ...]
+    unset: tuple[
+        str, ...
+    ]  # parameters of the likelihood and the prior that were not given: they keep the model's values
 
 
 def start_values(argument: str, model: Model, start: Any) -> StartValues:
     """Read weights for ``model`` from ``start``; ``argument`` is what messages call it.
 
-    Args:
-        argument: Name of the argument.
-        model: The model that will begin there.
-        start: ``"network"`` (the network's own weights), a posterior (its means), a network, or a mapping from names
-            to values such as ``net.state_dict()``, which may also hold parameters of the likelihood.
+    ``start`` is ``"network"`` (the network's own weights), a posterior (its means), a network, or a mapping from names
+    to values such as ``net.state_dict()``, which may also hold parameters of the likelihood.
     """
     known = _known(argument, model, start)
     params, buffers = model.params(), model.buffers()
