@@ -27,10 +27,9 @@ from knowable.core.model.model import Model
 from knowable.core.network.gates import Gates, gated
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.mixture import Mixture
-from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal
+from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.posterior.product import ProductPosterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit

@@ -10,7 +10,7 @@ import knowable as kn
 from knowable.core.model.joint_normal import IndependentNormal, ProductNormal
 from knowable.core.model.structured_normal import KroneckerBlock
 from knowable.core.network.params import Layout
-from knowable.core.posterior.product import ProductPosterior
+from knowable.core.posterior.normal import ProductPosterior
 
 
 def network() -> nn.Sequential:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from knowable.core.model.model import Model
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Layout, Params, select_names
+from knowable.core.posterior.normal import ProductPosterior
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.posterior.product import ProductPosterior
 from knowable.core.support.checks import check_choice, check_count
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E, NormalSegment, prior_segments
