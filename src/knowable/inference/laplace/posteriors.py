@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, JointNormal
+from knowable.core.model.joint_normal import FlatNormal, FullCovarianceNormal, IndependentNormal, JointNormal
 from knowable.core.model.model import Model
 from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_products
@@ -98,7 +98,9 @@ class LaplacePosterior(NormalPosterior):
     def _blocks(self, layers: NetworkLayers) -> list[KroneckerBlock]:
         if isinstance(self.normal, KroneckerFactored):
             return list(self.normal.blocks)
-        return diagonal_blocks(layers, self.normal.precision_diagonal())
+        if isinstance(self.normal, IndependentNormal):
+            return diagonal_blocks(layers, self.normal.precision_diagonal())
+        raise NotImplementedError(f"no covariance of linearised outputs for a {type(self.normal).__name__}")
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
