@@ -67,6 +67,7 @@ def knowable_step(network: Network, chains: int, method: str, *, tuned: bool = F
     import knowable as kn
     from knowable.core.chains.target import ModelTarget
     from knowable.core.model.data import Data
+    from knowable.inference.sampling.mini_batches import MiniBatches
 
     model = kn.Model(network.make(), kn.Categorical(), kn.Normal(1.0))
     data = Data(network.data(_BATCHES * network.batch_size), _BATCHES * network.batch_size)
@@ -78,12 +79,12 @@ def knowable_step(network: Network, chains: int, method: str, *, tuned: bool = F
     )
     kernel = sampler.kernel(start.shape[1])
     state = kernel.init(target, start.detach(), generator=torch.Generator().manual_seed(0))
-    run, batches = kernel.dynamics(state), kernel._batches
+    run, batches = kernel.dynamics(state), MiniBatches(target, network.batch_size, state.batch_seed)
 
     def step() -> Tensor:
-        run(state, batches, int(state["batch.step"]), 1)
-        state["batch.step"] += 1
-        return state["value"] / TRAIN_SIZE
+        nonlocal state
+        state = replace(run(state, batches, state.batch_step, 1), batch_step=state.batch_step + 1)
+        return state.value / TRAIN_SIZE
 
     return step
 

@@ -51,7 +51,6 @@ def test_noise_of_batches_that_is_known_is_taken_off(seed):
     kernel, generator = sampler.kernel(2), torch.Generator().manual_seed(0)
     state = kernel.init(target, torch.randn(20_000, 2, dtype=torch.float64), generator=generator)
     state = replace(state, noise=torch.full_like(target.scale, noise), noise_count=1)
-    kernel._batches.exact = False
     for _ in range(25):
         state, _ = kernel.advance(target, state, 1, generator=generator)
     expect_variance(state.position.var(0), 1 / (1 - step / 4) * torch.ones(2, dtype=torch.float64))
