@@ -272,7 +272,7 @@ def test_methods_with_a_density_learn_from_more_rows(cls: type, method: str):
     model.partial_fit(frame[40:], y[40:])
     assert model.schema_ is schema
     assert isinstance(model.model_.prior, PosteriorPrior)
-    for name, value in model.model_.prior.loc_by_name.items():
+    for name, value in model.model_.prior.normal.means.items():
         torch.testing.assert_close(value, first[name])
     assert any(not torch.equal(value, first[name]) for name, value in model.posterior_.mean().items())
 

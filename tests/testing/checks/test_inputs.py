@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import knowable as kn
-from knowable.core.model.data import as_data
 from knowable.core.support.checks import check_number
 from knowable.testing import Subject
 from knowable.testing.checks import inputs
@@ -108,8 +107,8 @@ def test_settings_that_are_hidden_or_can_be_changed_are_found():
     class Loose(kn.core.method.Method):
         epochs: int = 1
 
-        def fit(self, model, data, **keywords):
-            return kn.MAP(epochs=self.epochs).fit(model, as_data(data, model), **keywords)
+        def _fit(self, job):
+            return kn.MAP(epochs=self.epochs)._fit(job)
 
     with pytest.raises(AssertionError, match="can be changed"):
         inputs.check_settings_are_shown_and_fixed(Subject(Loose()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
@@ -21,7 +22,7 @@ from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.settings import Trained
-from knowable.errors import Interrupted, InvalidArgument
+from knowable.errors import Interrupted, InvalidArgument, InvalidType
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
@@ -115,6 +116,11 @@ class Laplace(Trained, Method):
         check_count("max_parameters", self.max_parameters)
         if self.polish is not None:
             check_count("polish", self.polish, at_least=0)
+        if isinstance(self.start, str):
+            check_choice("start", self.start, ("network",))
+        elif not isinstance(self.start, Posterior | nn.Module | Mapping | None):
+            expected = "None, 'network', a posterior, a network or its state_dict()"
+            raise InvalidType(f"start must be {expected}, got {type(self.start).__name__}.")
         if self.curvature == "hessian" and self.structure not in ("full", "diag"):
             raise InvalidArgument(
                 f"curvature='hessian' needs structure='full' or 'diag', got structure={self.structure!r}. Use 'ggn'."
