@@ -37,6 +37,7 @@ STUDIES = (
     "variational_families",
     "in_between",
     "empirical_bayes",
+    "trained_networks",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

@@ -38,7 +38,7 @@ def auto(split: Split, seed: int, quick: bool) -> np.ndarray:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kn.KnowableWarning)  # fits that the budget ends
-        model = kn.BayesianRegressor("auto", budget=1.0 if quick else BUDGET, random_state=seed)
+        model = kn.BayesianRegressor("auto", time_limit=5.0 if quick else BUDGET, random_state=seed)
         model.fit(split.x.numpy(), split.y.numpy())
         return model.predict_dist(split.test_x.numpy()).log_prob(split.test_y.double()).numpy()
 

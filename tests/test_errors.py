@@ -15,6 +15,7 @@ BUILTINS = {
     "InvalidType": TypeError,
     "Unsupported": NotImplementedError,
     "Diverged": RuntimeError,
+    "TooFewSteps": RuntimeError,
     "DamagedArtifact": OSError,
     "MissingExtra": ImportError,
 }

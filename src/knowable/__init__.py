@@ -45,7 +45,12 @@ from knowable.errors import (
     KnowableError,
     KnowableWarning,
     MissingExtra,
+    ModelWarning,
+    NeedsClasses,
+    TooFewSteps,
+    UnseenCategory,
     Unsupported,
+    WorseThanNetwork,
 )
 from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
@@ -60,7 +65,16 @@ from knowable.inference.laplace import *
 from knowable.inference.point import *
 from knowable.inference.sampling import *
 from knowable.inference.variational import *
-from knowable.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
+from knowable.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from knowable.loading import load
 from knowable.priors import (
     BernoulliPrior,
@@ -90,8 +104,10 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "StudentT",
+    "HeteroscedasticStudentT",
     "Categorical",
     "Bernoulli",
+    "NegativeBinomial",
     "Poisson",
     # priors
     "Normal",
@@ -162,9 +178,14 @@ __all__ = [
     "Diverged",
     "DamagedArtifact",
     "MissingExtra",
+    "TooFewSteps",
     "KnowableWarning",
     "ConvergenceWarning",
     "Interrupted",
+    "WorseThanNetwork",
+    "ModelWarning",
+    "NeedsClasses",
+    "UnseenCategory",
 ]
 __all__ += point.__all__
 __all__ += exact.__all__

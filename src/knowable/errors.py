@@ -30,6 +30,10 @@ class Diverged(KnowableError, RuntimeError):
     """A fit left the finite numbers and could not be brought back."""
 
 
+class TooFewSteps(KnowableError, RuntimeError):
+    """A time limit ended a fit when it had hardly begun: there is no answer yet."""
+
+
 class DamagedArtifact(KnowableError, OSError):
     """A saved folder is missing files, truncated, altered, or written by a newer format."""
 
@@ -48,3 +52,19 @@ class ConvergenceWarning(KnowableWarning):
 
 class Interrupted(KnowableWarning):
     """A fit was stopped from the keyboard; what it had learned so far was returned."""
+
+
+class WorseThanNetwork(KnowableWarning):
+    """A posterior predicts worse than the trained weights it was made from."""
+
+
+class ModelWarning(KnowableWarning):
+    """Network, likelihood and data go together in shape but probably not in meaning, or a parameter has no effect."""
+
+
+class NeedsClasses(KnowableWarning):
+    """What was saved has a prior or likelihood of the user's own, whose class is needed to load it."""
+
+
+class UnseenCategory(KnowableWarning):
+    """Rows have a category that was not in training; their predictions average over the known ones."""

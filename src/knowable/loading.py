@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -18,14 +19,15 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import load_posterior
 
 
-def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
+def load(path: str | os.PathLike[str], net: nn.Module | None = None, *, classes: Iterable[type] = ()) -> Posterior:
     """Load a posterior saved by ``posterior.save(path)``. No code in the folder is ever run.
 
     Args:
         path: The folder.
         net: The network it was fitted with, if that was not made of plain ``torch.nn`` layers. It is not changed.
+        classes: Classes of your own likelihood and priors, if it was fitted with such.
 
     Raises:
         DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
     """
-    return load_posterior(path, net)
+    return load_posterior(path, net, classes)

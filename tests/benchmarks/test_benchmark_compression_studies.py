@@ -19,6 +19,7 @@ STUDIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_quick_run_needs_no_data_and_skips_what_is_done(name, tmp_path, monkeypatch):
     study, part, only, count = STUDIES[name]

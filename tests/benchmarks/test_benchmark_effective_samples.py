@@ -82,6 +82,7 @@ def one_contender(monkeypatch):
     monkeypatch.setattr(effective_samples, "CONTENDERS", (hmc, absent))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_contender")
 def test_quick_run_samples_in_another_process_and_is_not_repeated(tmp_path):
     path = tmp_path / "rows.jsonl"

@@ -12,6 +12,7 @@ from benchmarks.peers import _sum_kl, peer_factories
 PEERS = list(peer_factories(NETWORKS["mlp"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
 def test_peer_runs_or_is_reported_as_not_installed(peer):
     factory = peer_factories(replace(NETWORKS["mlp"], batch_size=2))[peer]

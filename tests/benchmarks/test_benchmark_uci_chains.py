@@ -24,6 +24,7 @@ def test_log_likelihood_is_in_the_units_of_the_target():
     assert many["rmse"] == pytest.approx(1024 * one["rmse"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_quick_run_needs_no_data_and_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv("KNOWABLE_DATA", raising=False)
     path = tmp_path / "rows.jsonl"

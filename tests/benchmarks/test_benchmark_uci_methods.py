@@ -58,6 +58,7 @@ def test_reached_means_within_one_standard_error_of_ours():
     assert not reached((3.1, math.nan), (3.0, 0.0), higher=False)
 
 
+@pytest.mark.slow
 def test_quick_run_needs_no_data_and_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv("KNOWABLE_DATA", raising=False)
     path = tmp_path / "rows.jsonl"

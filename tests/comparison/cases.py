@@ -44,11 +44,11 @@ class MeanEstimator(BaseEstimator):
     """Predicts the training mean with a spread that the method's name says: an estimator without any network."""
 
     def __init__(
-        self, method: Any = "map", random_state: int | None = None, budget: float | None = None, shift: float = 0.0
+        self, method: Any = "map", random_state: int | None = None, time_limit: float | None = None, shift: float = 0.0
     ):
         self.method = method
         self.random_state = random_state
-        self.budget = budget
+        self.time_limit = time_limit
         self.shift = shift
 
     def fit(self, X: Any, y: Any) -> MeanEstimator:

@@ -36,13 +36,13 @@ def test_a_clone_is_fitted_with_method_seed_and_seconds():
     estimator = Noted(shift=1.0)
     fitted = EstimatorProblem(estimator, (X, Y)).fit("deep_ensemble", np.array([0, 1, 2]), seed=7, seconds=3.0)
     (made,) = clones
-    assert (made.method, made.random_state, made.budget, made.shift) == ("deep_ensemble", 7, 3.0, 1.0)
-    assert (estimator.method, estimator.random_state, estimator.budget) == ("map", None, None)
+    assert (made.method, made.random_state, made.time_limit, made.shift) == ("deep_ensemble", 7, 3.0, 1.0)
+    assert (estimator.method, estimator.random_state, estimator.time_limit) == ("map", None, None)
     prediction = fitted.predict(X, samples=5)
     assert prediction.mean.flatten().tolist() == pytest.approx([2.0] * 10)  # the mean of 0, 1, 2, shifted by 1
 
 
-def test_an_estimator_need_not_have_a_seed_or_a_budget():
+def test_an_estimator_need_not_have_a_seed_or_a_time_limit():
     labels = np.array(list("aab" * 4))
     fitted = EstimatorProblem(ShareEstimator(), (np.zeros((12, 1)), labels)).fit(
         "map", np.arange(12), seed=1, seconds=2.0
@@ -82,7 +82,7 @@ def test_without_a_posterior_nothing_is_known_of_the_fit_and_with_one_it_speaks(
 
 def test_identity_notices_other_settings_and_other_data_but_not_what_the_comparison_sets():
     first = EstimatorProblem(MeanEstimator(), (FRAME, Y)).identity()
-    same = EstimatorProblem(MeanEstimator(method="nuts", random_state=3, budget=9.0), (FRAME.copy(), Y)).identity()
+    same = EstimatorProblem(MeanEstimator(method="nuts", random_state=3, time_limit=9.0), (FRAME.copy(), Y)).identity()
     assert same == first
     assert EstimatorProblem(MeanEstimator(shift=1.0), (FRAME, Y)).identity()["estimator"] != first["estimator"]
     assert EstimatorProblem(MeanEstimator(), (FRAME, Y + 1)).identity()["data"] != first["data"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from knowable.comparison.statistics import columns_in, estimate, order, paired, ranking, ranking_column
+from knowable.comparison.statistics import columns_in, estimate, order, paired, paired_rows, ranking, ranking_column
 from knowable.errors import InvalidArgument
 from tests.comparison.cases import THREE
 
@@ -105,7 +105,9 @@ def test_one_fold_cannot_tell_methods_apart_unless_one_is_infinitely_bad():
 
 
 def test_scores_come_in_the_order_of_tables_whatever_the_order_they_are_named_in():
-    assert [column.name for column in columns_in(["seconds", "nll", "rmse", "unknown"])] == ["nll", "rmse", "seconds"]
+    assert [column.name for column in columns_in(["seconds", "nll", "rmse", "unknown"])] == [
+        *("nll", "rmse", "seconds", "unknown")  # one without a column of its own is shown as well
+    ]
 
 
 def test_methods_cannot_be_ranked_by_a_score_without_a_direction_or_one_that_is_not_there():
@@ -113,3 +115,22 @@ def test_methods_cannot_be_ranked_by_a_score_without_a_direction_or_one_that_is_
     for name in ("coverage_90", "mean_entropy", "rmse"):
         with pytest.raises(InvalidArgument, match=f"one that ranks methods: crps; got '{name}'"):
             ranking_column(name, ["crps", "coverage_90", "mean_entropy"])
+
+
+def test_differences_of_rows_have_the_mean_and_error_of_a_paired_t_test(seed):
+    draw = np.random.default_rng(seed)
+    one, other = ({fold: draw.normal(size=7 + fold).tolist() for fold in range(3)} for _ in range(2))
+    found = paired_rows(one, other)
+    away = np.concatenate([np.array(one[fold]) - other[fold] for fold in range(3)])
+    assert found is not None and found.folds == 3
+    assert found.mean == pytest.approx(away.mean())
+    assert found.mean / found.standard_error == pytest.approx(stats.ttest_1samp(away, 0.0).statistic)
+    assert paired_rows(one, {**other, 1: []}) is None  # a fold without rows: folds decide then
+
+
+def test_rows_decide_a_tie_that_folds_cannot_tell():
+    # two folds of the same mean difference, whose error over folds is 0; the rows say that it is noise
+    folds = {"a": {0: 1.0, 1: 1.0}, "b": {0: 1.1, 1: 1.1}}
+    rows = {"a": {0: [0.0, 2.0], 1: [0.0, 2.0]}, "b": {0: [2.1, 0.1], 1: [2.1, 0.1]}}
+    assert ranking(folds)[1].verdict == "worse"
+    assert ranking(folds, rows=rows)[1].verdict == "tied"

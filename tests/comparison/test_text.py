@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from knowable.comparison.journal import Record
+from knowable.comparison.report import ranking_listing
 from knowable.comparison.text import as_text, findings, lacking, troubles
 from tests.comparison.cases import THREE, made_up, record
 
@@ -58,3 +59,16 @@ def test_troubles_join_folds_with_the_same_reason_and_count_warnings():
     found = made_up(THREE, records=tuple(records), folds=3, not_run=(("b", 2),))
     assert lacking(found) == [("b, fold 3", "not run: the budget was spent"), ("b, folds 1, 2", "ValueError: no")]
     assert troubles(found)[2:] == [("c", "slow (in 2 of 3 fits)"), ("c", "odd")]
+
+
+def test_fits_that_did_not_converge_are_named_in_the_text_the_table_and_the_page():
+    records = [
+        Record("a", "a", 0, scores={"nll": 1.0}, converged=True),
+        Record("a", "a", 1, scores={"nll": 1.0}, converged=False, message="ended too early"),
+        Record("b", "b", 0, scores={"nll": 2.0}, converged=None),
+    ]
+    found = made_up({"a": [1.0, 1.0], "b": [2.0]}, records=tuple(records))
+    assert as_text(found).splitlines()[-1] == "a: did not converge in 1 of 2 fits (ended too early)"
+    assert [row["not_converged"] for row in found.table] == [1, 0]
+    assert ("a", "did not converge in 1 of 2 fits (ended too early)") in troubles(found)
+    assert [row[-1] for row in ranking_listing(found).rows] == ["not in 1 of 2", "yes"]

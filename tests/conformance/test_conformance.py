@@ -118,12 +118,13 @@ LOOK_AT_LAYERS = {
 # the slow run.
 LEAD = {
     "DeepEnsemble", "ExactLinear", "ImportanceSampling", "Laplace", "MAP", "MCDropout", "MCLMC", "MeanFieldVI",
-    "MonteCarloBatchNorm", "SGLD", "SWAG", "SnapshotEnsemble", "TestTimeAugmentation",
+    "MonteCarloBatchNorm", "NUTS", "SGLD", "SWAG", "SnapshotEnsemble", "TestTimeAugmentation",
 }  # fmt: skip
 SHARED = {
     "arrays_and_tensor_datasets_are_tensors", "checkpoint_changes_nothing", "checkpoint_of_another_fit_is_refused",
     "data_is_left_alone", "datasets_and_loaders_are_read", "dtype_is_kept", "global_state_is_left_alone",
-    "interrupted_fit_on_a_dataset_resumes_exactly", "killed_fit_resumes_exactly", "loading_with_the_network_given",
+    "interrupted_fit_on_a_dataset_resumes_exactly", "interrupted_fit_resumes_exactly",
+    "killed_fit_resumes_exactly", "loading_with_the_network_given",
     "memory_cap_changes_nothing", "model_can_be_fitted_again", "network_is_left_alone",
     "network_that_cannot_be_rebuilt_is_asked_for", "streamed_prediction_is_the_prediction",
 }  # fmt: skip

@@ -88,6 +88,7 @@ def test_a_comparison_killed_at_random_moments_ends_with_the_same_scores(tmp_pat
     _assert_same_as(comparison, out, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fits", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_comparison_killed_right_after_a_fit_ends_with_the_same_scores(fits, tmp_path, whole):
     out, table = tmp_path / "fits.jsonl", tmp_path / "table.json"

@@ -29,8 +29,8 @@ def knowable(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_fit_predict_and_report_of_a_real_file(write, tmp_path: Path):
     path, target = write(tmp_path)
     run, started = tmp_path / "run", time.monotonic()
-    fitted = knowable("fit", path, "--target", target, "--budget", BUDGET, "--out", run, "--json")
-    assert fitted.returncode in (0, 3), fitted.stderr  # 3: the budget ended the fit before it had settled
+    fitted = knowable("fit", path, "--target", target, "--time-limit", BUDGET, "--out", run, "--json")
+    assert fitted.returncode in (0, 3), fitted.stderr  # 3: the limit ended the fit before it had settled
     predicted = knowable("predict", run, path, "--out", tmp_path / "predictions.csv")
     assert predicted.returncode == 0, predicted.stderr
     reported = knowable("report", run, "--out", tmp_path / "page.html")

@@ -207,5 +207,5 @@ def test_a_vector_and_a_column_of_targets_are_the_same_and_never_broadcast():
 def test_a_network_without_an_output_dimension_takes_a_column_of_targets():
     model = kn.Model(Recurrent(lambda out: out.squeeze(1)), kn.Gaussian(0.1))
     prediction = fit(model=model).predict(X)
-    assert prediction.mean.shape == (20,)
+    assert prediction.mean.shape == Y.shape == (20, 1)
     assert prediction.log_prob(Y).shape == (20,)

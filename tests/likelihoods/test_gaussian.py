@@ -16,7 +16,7 @@ WEIGHTS = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 def test_noise_is_a_parameter_with_a_prior_unless_it_is_given():
     assert Gaussian().params()["log_noise"].shape == ()
-    assert Gaussian(outputs=3).params()["log_noise"].tolist() == [-1.0, -1.0, -1.0]
+    assert Gaussian(outputs=3).params()["log_noise"].tolist() == [0.0, 0.0, 0.0]
     assert Gaussian().priors() == {"log_noise": Normal(2.0, loc=-1.0)}
     assert Gaussian(0.3).params() == Gaussian(0.3).priors() == {}
     assert Gaussian([0.1, 2]).noise == (0.1, 2.0) and Gaussian([0.1, 2]).outputs == 2

@@ -10,6 +10,7 @@ from scipy import integrate, special, stats
 import knowable as kn
 from knowable.core.prediction.components import NormalOutputs
 from knowable.likelihoods.bernoulli import moderated
+from knowable.likelihoods.categorical import average_log_softmax
 
 DTYPE = torch.float64
 
@@ -45,14 +46,16 @@ def test_yes_or_no_is_averaged_in_closed_form_and_split_by_draws():
 
 @pytest.mark.parametrize("trailing", [(), (2, 2)])
 def test_classes_are_averaged_in_closed_form_and_split_by_draws(trailing):
-    outputs = outputs_of(torch.randn(4, 3, *trailing, dtype=DTYPE), draws=500)
+    outputs = outputs_of(torch.randn(4, 3, *trailing, dtype=DTYPE), draws=20_000)
     prediction = kn.Categorical().predict_normal(outputs, {})
-    logits = outputs.mean / (1 + np.pi / 8 * outputs.variance).sqrt()
-    torch.testing.assert_close(prediction.probs, logits.softmax(1))
-    torch.testing.assert_close(prediction.samples, outputs.draws.softmax(2))
+    logits = prediction.log_mean_probs
+    draws = outputs.draws.softmax(2)
+    torch.testing.assert_close(prediction.samples, draws)
+    error = draws.std(0) / 20_000**0.5
+    assert ((prediction.probs - draws.mean(0)).abs() < 5 * error + 0.003).all()  # 0.003: 256 points of the sequence
     entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
     torch.testing.assert_close(prediction.total, entropy)
-    assert (prediction.epistemic >= 0).all()
+    assert (prediction.epistemic >= -0.01).all()
     y = torch.randint(0, 3, (4, *trailing))
     expected = -torch.nn.functional.cross_entropy(logits, y, reduction="none")
     torch.testing.assert_close(prediction.log_prob(y), expected.flatten(1).sum(1) if trailing else expected)
@@ -60,8 +63,35 @@ def test_classes_are_averaged_in_closed_form_and_split_by_draws(trailing):
 
 def test_without_variance_the_probabilities_are_the_networks():
     mean = torch.randn(4, 3, dtype=DTYPE)
-    outputs = NormalOutputs(mean, torch.zeros_like(mean), None, mean.unsqueeze(0))
-    torch.testing.assert_close(kn.Categorical().predict_normal(outputs, {}).probs, mean.softmax(1))
+    for covariance in (None, torch.zeros(4, 3, 3, dtype=DTYPE)):
+        outputs = NormalOutputs(mean, torch.zeros_like(mean), covariance, mean.unsqueeze(0))
+        torch.testing.assert_close(kn.Categorical().predict_normal(outputs, {}).probs, mean.softmax(1))
+
+
+def test_a_common_shift_of_the_logits_changes_nothing():
+    # softmax ignores it: neither its mean nor its variance, nor its correlation with the logits, may count
+    outputs = outputs_of(torch.randn(5, 4, 2, dtype=DTYPE), draws=2)
+    shift = torch.randn(5, 8, dtype=DTYPE)
+    common = torch.eye(2, dtype=DTYPE).repeat(4, 1)  # (outputs, positions): the classes of a position move together
+    own = 100.0 * torch.eye(2, dtype=DTYPE)
+    crossed = shift.unsqueeze(2) @ torch.ones(5, 1, 2, dtype=DTYPE) @ common.T
+    moved = outputs.covariance + crossed + crossed.mT + common @ own @ common.T
+    found = average_log_softmax(outputs.mean + 3.0, moved)
+    torch.testing.assert_close(found, average_log_softmax(outputs.mean, outputs.covariance))
+
+
+def _logistic_normal(logit: float, mean: float, std: float) -> float:
+    return special.expit(logit) * stats.norm.pdf(logit, mean, std)
+
+
+@pytest.mark.parametrize("std", [0.5, 2.0, 5.0])
+def test_two_classes_have_the_average_of_the_integral(std):
+    mean = torch.tensor([[-2.0, 0.0], [0.5, 0.0], [6.0, 1.0]], dtype=DTYPE)
+    covariance = torch.tensor([[std**2 + 1.0, 1.0], [1.0, 1.0]], dtype=DTYPE).expand(3, 2, 2)  # std of the difference
+    found = average_log_softmax(mean, covariance).exp()[:, 0]
+    for value, each in zip(found.tolist(), (mean[:, 0] - mean[:, 1]).tolist(), strict=True):
+        exact = integrate.quad(_logistic_normal, each - 9 * std, each + 9 * std, args=(each, std))[0]
+        assert abs(value - exact) < 0.002  # 256 points of a Sobol sequence in one dimension
 
 
 def test_numbers_add_noise_and_variance():

@@ -13,7 +13,7 @@ WEIGHTS = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 
 def test_scale_is_a_parameter_with_a_prior_unless_it_is_given():
-    assert StudentT().params() == {"log_scale": torch.tensor(-1.0)}
+    assert StudentT().params() == {"log_scale": torch.tensor(0.0)}
     assert StudentT().priors() == {"log_scale": Normal(2.0, loc=-1.0)}
     assert StudentT(scale=0.3).params() == StudentT(scale=0.3).priors() == {}
 

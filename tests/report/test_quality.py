@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
+from knowable.core.prediction.components import NormalComponents
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.evaluation.evaluate import evaluate
 from knowable.likelihoods import Gaussian
+from knowable.likelihoods.poisson import PoissonComponents
 from knowable.report import quality
+from knowable.report.quality import residual_notices
 from knowable.tabular.fit_report import Outcomes
 from tests.interfaces.cases import class_prediction, regression_prediction
 from tests.report.fitted import class_fit, linear_fit
@@ -90,3 +94,39 @@ def test_classes_have_their_own_columns_and_sentences():
 )
 def test_three_significant_digits_are_shown(value, decimals):
     assert quality._decimals(value) == decimals
+
+
+# --- residuals -------------------------------------------------------------------------------------------------------
+
+
+def _normal(rows: int, scale: float = 1.0) -> RegressionPrediction:
+    loc = torch.zeros(1, rows, dtype=torch.float64)
+    return RegressionPrediction(NormalComponents(loc, torch.full_like(loc, scale)), torch.zeros(1, dtype=torch.float64))
+
+
+def test_outcomes_drawn_from_the_prediction_are_not_suspicious(seed: int):
+    """A false alarm has a probability of about 0.001."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = _normal(500)
+    counts = RegressionPrediction(
+        PoissonComponents(torch.full((1, 500), 0.5, dtype=torch.float64)), torch.zeros(1).double()
+    )
+    for prediction in (normal, counts):
+        assert residual_notices(prediction, prediction.draw(generator=generator)[0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (lambda g: torch.randn(500, generator=g).double() ** 3, "outside the 98% intervals"),
+        (lambda g: torch.randn(500, generator=g).double() * 0.2, "another shape"),
+        (lambda g: 0.3 * torch.randn(500, generator=g).double() + 0.6, "above the predicted median"),
+    ],
+)
+def test_outcomes_of_another_distribution_are_told(y, words: str, seed: int):
+    (notice,) = residual_notices(_normal(500), y(torch.Generator().manual_seed(seed)))
+    assert "The likelihood does not suit" in notice.text and words in notice.text and "--likelihood" in notice.text
+
+
+def test_few_rows_are_not_judged():
+    assert residual_notices(_normal(20), torch.full((20,), 9.0, dtype=torch.float64)) == ()

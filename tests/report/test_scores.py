@@ -3,8 +3,13 @@
 import math
 
 import pytest
+import torch
 
+from knowable.core.prediction.components import NormalComponents
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument
+from knowable.evaluation.evaluate import evaluate
+from knowable.likelihoods.categorical import CategoricalPrediction
 from knowable.report.scores import SCORES, ScoreColumn, score_table, shown, with_error
 
 LOWER = ScoreColumn("nll", "NLL", decimals=2)
@@ -98,3 +103,10 @@ def test_differences_show_their_sign():
     assert with_error(0.5, 0.1, sign=True) == "+0.50 ± 0.10"
     assert with_error(-0.5, 0.1, sign=True) == "-0.50 ± 0.10"
     assert with_error(math.nan, 0.1, sign=True) == "–"
+
+
+def test_every_score_of_an_evaluation_has_a_column():
+    numbers = RegressionPrediction(NormalComponents(torch.zeros(2, 3), torch.ones(1)), torch.zeros(2).log_softmax(0))
+    classes = CategoricalPrediction(torch.zeros(2, 3, 4).log_softmax(-1), torch.zeros(2).log_softmax(0))
+    for prediction, y in ((numbers, torch.zeros(3)), (classes, torch.tensor([0, 1, 2]))):
+        assert set(evaluate(prediction, y)) <= set(SCORES)

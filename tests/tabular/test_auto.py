@@ -6,53 +6,62 @@ import pytest
 
 import knowable as kn
 from knowable.tabular import choose
+from knowable.tabular.auto import BUDGETS, training_length, with_budget
 
 
 def test_small_data_gets_chains():
-    choice = choose(300, 6, 500, "regression", 60)
+    choice = choose(300, 6, 500, "regression")
     assert isinstance(choice.method, kn.MCLMC)
-    assert "300 rows, 6 inputs and 500 weights" in choice.why and "60 s" in choice.why
+    assert "300 rows, 6 inputs and 500 weights" in choice.why and "'normal'" in choice.why
 
 
-def test_with_less_time_or_more_data_it_gets_an_ensemble():
-    assert isinstance(choose(300, 6, 500, "regression", 1).method, kn.DeepEnsemble)
-    assert isinstance(choose(50_000, 6, 5_000, "regression", 60).method, kn.DeepEnsemble)
-    assert "chains would need some" in choose(50_000, 6, 5_000, "regression", 60).why
+def test_with_more_data_or_a_smaller_budget_it_gets_an_ensemble():
+    assert isinstance(choose(1_500, 6, 1_500, "regression", "quick").method, kn.DeepEnsemble)
+    assert isinstance(choose(50_000, 6, 5_000, "regression").method, kn.DeepEnsemble)
+    assert "chains would need more work" in choose(50_000, 6, 5_000, "regression").why
 
 
 def test_a_large_network_gets_a_laplace_approximation():
-    assert isinstance(choose(50_000, 6, 1_000_000, "classification", 60).method, kn.Laplace)
+    assert isinstance(choose(50_000, 6, 1_000_000, "classification").method, kn.Laplace)
 
 
-def test_a_classifier_of_few_rows_gets_chains_if_there_is_time_and_a_laplace_approximation_if_not():
-    assert isinstance(choose(450, 35, 1_500, "classification", 20).method, kn.Laplace)
-    assert isinstance(choose(450, 35, 1_500, "classification", 120).method, kn.MCLMC)
-    assert isinstance(choose(20_000, 35, 1_500, "classification", 20).method, kn.DeepEnsemble)
-
-
-def test_more_time_never_turns_chains_into_an_ensemble():
-    chains = [isinstance(choose(900, 8, 1_300, "regression", budget).method, kn.MCLMC) for budget in (1, 10, 100, 1000)]
+@pytest.mark.parametrize("rows", [50, 900, 3_000, 60_000])
+def test_a_larger_budget_never_turns_chains_into_an_ensemble_and_never_works_less(rows: int):
+    methods = [choose(rows, 8, 1_300, "regression", budget).method for budget in BUDGETS]
+    chains = [isinstance(method, kn.MCLMC) for method in methods]
     assert chains == sorted(chains)
-    assert chains[0] is False and chains[-1] is True
+    for kind, work in ((kn.MCLMC, "draws"), (kn.DeepEnsemble, "epochs")):
+        steps = [getattr(method, work) for method in methods if isinstance(method, kind)]
+        assert steps == sorted(set(steps))
 
 
-def test_without_a_budget_it_is_chosen_as_for_twenty_seconds():
-    for rows in (100, 1_000, 10_000):
-        assert choose(rows, 8, 1_300, "regression").method == choose(rows, 8, 1_300, "regression", 20).method
-    assert "20 s" in choose(100, 8, 300, "regression").why
+def test_more_rows_and_more_inputs_mean_more_steps():
+    def steps(rows: int, inputs: int) -> float:
+        epochs, batch = training_length(rows, inputs, "normal")
+        return epochs * rows / batch
+
+    assert steps(2_000, 5) < steps(8_000, 5) < steps(50_000, 5)
+    assert steps(900, 5) < steps(900, 500)
+
+
+def test_a_named_method_has_the_steps_or_draws_of_its_budget():
+    assert with_budget(kn.MAP(), 500, 5, "normal") == kn.MAP()
+    assert with_budget(kn.MAP(), 500, 5, "quick").epochs == training_length(500, 5, "quick")[0]
+    assert with_budget(kn.NUTS(), 500, 5, "quick").draws == BUDGETS["quick"].draws
+    assert with_budget(kn.ExactLinear(), 500, 5, "quick") == kn.ExactLinear()
 
 
 def test_a_posterior_that_is_to_be_updated_has_a_density():
-    assert isinstance(choose(300, 6, 500, "regression", 60, updates=True).method, kn.MeanFieldVI)
+    assert isinstance(choose(300, 6, 500, "regression", updates=True).method, kn.MeanFieldVI)
 
 
 def test_weights_that_are_not_whole_go_to_networks_that_are_trained():
-    assert isinstance(choose(300, 6, 500, "regression", 60, weighted=True).method, kn.DeepEnsemble)
+    assert isinstance(choose(300, 6, 500, "regression", weighted=True).method, kn.DeepEnsemble)
 
 
 def test_a_choice_says_what_and_why():
-    choice = choose(300, 6, 500, "regression", 60)
-    assert str(choice) == f"MCLMC(chains=8, adjusted=False): {choice.why}"
+    choice = choose(300, 6, 500, "regression")
+    assert str(choice) == f"MCLMC(chains=8, draws=120, warmup=300, adjusted=False): {choice.why}"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,7 @@ def test_a_choice_says_what_and_why():
     [
         ((0, 1, 1, "regression"), "rows must be"),
         ((1, 1, 1, "ranking"), "task must be one of"),
-        ((1, 1, 1, "regression", -1.0), "budget must be"),
+        ((1, 1, 1, "regression", "long"), "budget must be one of"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple, words: str):

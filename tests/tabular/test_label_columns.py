@@ -23,7 +23,7 @@ def test_each_category_has_its_place_and_all_others_one():
 
 def test_an_unseen_category_goes_to_the_others_with_a_warning_that_names_it():
     column = categorical(["b", "a", "b"])
-    with pytest.warns(kn.KnowableWarning, match=r"Column 'c' has categories that were not .*: 'z'. They share"):
+    with pytest.warns(kn.KnowableWarning, match=r"Column 'c' has categories that were not .*: 'z' \(1 row: row 0\)"):
         assert column.encode(read_table({"c": ["z"]})).tolist() == [[0, 0, 1]]
 
 
@@ -77,7 +77,7 @@ def test_a_level_that_is_not_in_the_list_is_named():
 
 def test_an_unseen_level_becomes_the_middle_one():
     column = OrdinalColumn.learn(read_table({"c": ["S", "M", "L"]}), "c", ["S", "M", "L"])
-    with pytest.warns(kn.KnowableWarning, match="'XL'. The middle level is taken"):
+    with pytest.warns(kn.KnowableWarning, match=r"'XL' \(1 row: row 0\)"):
         found = column.encode(read_table({"c": ["XL", "M"]}))
     assert found[0, 0] == found[1, 0]
 
@@ -104,3 +104,15 @@ def test_what_is_missing_becomes_the_more_frequent_one():
     column = BooleanColumn.learn(read_table({"c": [True, True, False, None]}), "c")
     found = column.encode(read_table({"c": [None, True, False]}))
     assert found[0, 0] == found[1, 0] != found[2, 0]
+
+
+def test_guesses_have_the_known_categories_as_often_as_in_training():
+    column = categorical(["a", "b", "b", "b"])
+    found = column.guesses(read_table({"c": ["z", "a"]}), 8)
+    assert sum(each[0].tolist() == [1, 0, 0] for each in found) == 2  # a quarter of 8
+    assert sum(each[0].tolist() == [0, 1, 0] for each in found) == 6
+    assert all(each[1].tolist() == [1, 0, 0] for each in found)  # a known one stays
+    assert column.guesses(read_table({"c": ["a"]}), 8) == []
+    levels = OrdinalColumn.learn(read_table({"c": ["S", "M", "L", "L"]}), "c", ["S", "M", "L"])
+    ranks = [each[0, 0] * levels.scale + levels.centre for each in levels.guesses(read_table({"c": ["XL"]}), 4)]
+    np.testing.assert_allclose(ranks, [0, 1, 2, 2], atol=1e-12)

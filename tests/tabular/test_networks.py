@@ -19,19 +19,31 @@ from knowable.tabular.networks import (
 )
 
 
-@pytest.mark.parametrize(("rows", "width"), [(2, 16), (256, 16), (1_000, 32), (4_900, 70)])
-def test_the_width_grows_with_the_square_root_of_the_rows(rows: int, width: int):
+@pytest.mark.parametrize(
+    ("rows", "width", "depth"),
+    [(2, 16, 1), (256, 16, 1), (1_000, 32, 1), (4_900, 70, 1), (5_000, 71, 2), (10**6, 128, 2)],
+)
+def test_the_width_grows_with_the_square_root_of_the_rows(rows: int, width: int, depth: int):
     net = default_network(5, 2, rows)
-    assert isinstance(net, nn.Sequential)
-    assert [each.out_features for each in net if isinstance(each, nn.Linear)] == [width, width, 2]
+    assert isinstance(net, ResidualMLP)
+    assert (net.width, net.depth, net.first.out_features, net.last.out_features) == (width, depth, width, 2)
 
 
-def test_many_rows_or_categories_get_a_residual_network():
-    assert isinstance(default_network(5, 1, 5_000), ResidualMLP)
-    net = default_network(12, 1, 100, categorical=[slice(2, 12)])
+def test_columns_of_many_categories_are_embedded():
+    net = default_network(18, 1, 100, categorical=[slice(2, 12), slice(12, 18)])
     assert isinstance(net, ResidualMLP) and net.embedded == [(2, 12)]
-    assert isinstance(default_network(12, 1, 100, categorical=[slice(2, 6)]), nn.Sequential)
-    assert isinstance(wide := default_network(5, 1, 10**6), ResidualMLP) and wide.width == 128
+
+
+def test_the_linear_map_is_added_and_both_parts_have_their_gain():
+    net = ResidualMLP(3, 2, width=5, depth=1, skip=True, gain=True)
+    plain = ResidualMLP(3, 2, width=5, depth=1)
+    plain.load_state_dict(net.state_dict(), strict=False)
+    x = torch.randn(7, 3)
+    assert net.skip is not None and net.gain is not None
+    torch.testing.assert_close(net(x), plain(x) + x @ net.skip.weight.T)
+    with torch.no_grad():
+        net.gain.copy_(torch.tensor([2.0, 3.0]).log())
+    torch.testing.assert_close(net(x), 2.0 * plain(x) + 3.0 * x @ net.skip.weight.T)
 
 
 @pytest.mark.parametrize("rows", [300, 1_000, 10_000])
@@ -43,8 +55,8 @@ def test_functions_of_the_prior_are_of_the_size_of_standardised_targets_whatever
     generator = torch.Generator().manual_seed(seed)
     weights = [model.prior.sample(model.params(), generator=generator) for _ in range(draws)]
     functions = torch.stack([model.forward(each, x).flatten() for each in weights])
-    # about 1.45 with a standard error of 0.05; with N(0, 1) on all weights 3.8 with 17 units, 9.8 with 100
-    assert 1.2 < functions.square().mean().sqrt() < 1.9
+    # about 1.75 with a standard error of 0.06; with N(0, 1) on all weights 4.9 with 17 units, 10.3 with 100
+    assert 1.5 < functions.square().mean().sqrt() < 2.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -88,7 +100,7 @@ def test_methods_take_a_residual_network(method):
 
 
 def test_a_network_of_ours_is_made_again_from_json():
-    net = ResidualMLP(6, 2, width=4, depth=1, embedded=[(1, 5)]).double()
+    net = ResidualMLP(6, 2, width=4, depth=1, embedded=[(1, 5)], skip=True, gain=True).double()
     made = network_from_json(json.loads(json.dumps(network_to_json(net))))
     assert made is not None
     made.load_state_dict(net.state_dict())

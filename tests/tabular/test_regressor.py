@@ -143,3 +143,39 @@ def test_names_of_targets_are_kept():
     assert model.schema_.target == ("price",)
     table = read_table(frame.assign(a=y, b=-y))
     assert kn.BayesianRegressor(kn.MAP(epochs=1)).fit(table, ["a", "b"]).predict(table).shape == (30, 2)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "expected"),
+    [
+        (None, kn.NegativeBinomial(base=2.02, zeros=True)),
+        ("negative_binomial", kn.NegativeBinomial(base=2.02)),
+        ("poisson", kn.Poisson()),
+        ("student_t", kn.StudentT()),
+        ("gaussian", kn.Gaussian()),
+    ],
+)
+def test_counts_with_many_zeros_are_recognised_and_a_name_sets_the_likelihood(likelihood, expected):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(100, 2)), np.array([0] * 60 + [3] * 10 + [4] * 18 + [10] * 10 + [0] * 2, dtype=float)
+    model = kn.BayesianRegressor(kn.MAP(epochs=5), likelihood=likelihood, random_state=0).fit(X, y)
+    assert model.model_.likelihood == expected
+    low, _ = model.predict_interval(X)
+    assert low.min() >= 0 or not isinstance(expected, kn.NegativeBinomial | kn.Poisson)
+
+
+def test_positive_targets_with_a_long_tail_are_log_normal_and_scored_in_their_own_units(seed: int, tmp_path):
+    """The density of y is that of log y over y."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(60, 2))
+    y = np.exp(2 + X[:, 0] + 0.3 * rng.normal(size=60))
+    settings = {"likelihood": kn.Gaussian(), "random_state": 0}
+    plain = kn.BayesianRegressor(kn.MAP(epochs=50), **settings).fit(X, np.log(y))
+    found = kn.BayesianRegressor(kn.MAP(epochs=50), random_state=0).fit(X, y)
+    expected = plain.predict_dist(X).log_prob(torch.from_numpy(np.log(y))) - torch.from_numpy(np.log(y))
+    torch.testing.assert_close(found.predict_dist(X).log_prob(torch.from_numpy(y)), expected)
+    low, high = found.predict_interval(X)
+    np.testing.assert_allclose(np.log(high), plain.predict_interval(X)[1], rtol=1e-8)
+    assert (low > 0).all()
+    found.save(tmp_path / "model")
+    np.testing.assert_array_equal(kn.BayesianRegressor.load(tmp_path / "model").predict(X), found.predict(X))

@@ -104,9 +104,13 @@ def test_a_loaded_estimator_can_be_updated(regressor: kn.BayesianRegressor, tmp_
     assert not np.array_equal(back.partial_fit(frame, y).predict(frame), before)
 
 
-def test_saving_again_replaces_and_other_folders_are_left_alone(regressor: kn.BayesianRegressor, tmp_path: Path):
+def test_saving_again_replaces_if_asked_and_other_folders_are_left_alone(
+    regressor: kn.BayesianRegressor, tmp_path: Path
+):
     regressor.save(tmp_path / "model")
-    regressor.save(tmp_path / "model")
+    with pytest.raises(kn.InvalidArgument, match="overwrite=True"):
+        regressor.save(tmp_path / "model")
+    regressor.save(tmp_path / "model", overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("dear")
     with pytest.raises(kn.InvalidArgument, match=r"something else in it \(thesis.tex\)"):

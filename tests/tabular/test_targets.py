@@ -19,6 +19,7 @@ from knowable.tabular.targets import (
     NumberTargets,
     infer_task,
     label_array,
+    recognise,
     target_values,
     targets_from_json,
 )
@@ -119,3 +120,52 @@ def test_several_targets_are_numbers():
 def test_labels_of_mixed_types_become_texts():
     assert label_array(np.array(["a", 1], dtype=object)).tolist() == ["a", "1"]
     assert label_array(np.array([1, 2], dtype=object)).dtype.kind == "i"
+
+
+# --- which likelihood fits -------------------------------------------------------------------------------------------
+
+
+def _targets(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(400, 3))
+    line = x @ [0.5, -0.4, 0.3]
+    y = {
+        "number": 5 + line + 0.3 * rng.normal(size=400),
+        "count": rng.poisson(np.exp(1 + line)),
+        "zero_inflated": rng.poisson(np.exp(1 + line)) * (rng.random(400) < 0.3),
+        "log_normal": np.exp(3 + line + 0.5 * rng.normal(size=400)),
+        "logit_normal": 1 / (1 + np.exp(-3 * line - rng.normal(size=400))),
+    }[kind]
+    return y.astype(float), x
+
+
+@pytest.mark.parametrize("kind", ["number", "count", "zero_inflated", "log_normal", "logit_normal"])
+def test_targets_drawn_from_a_distribution_are_recognised(kind: str, seed: int):
+    assert recognise(*_targets(kind, seed)) == kind
+
+
+def test_a_change_of_unit_does_not_change_what_a_target_is(seed: int):
+    for kind in ("number", "log_normal"):
+        y, x = _targets(kind, seed)
+        assert recognise(1e4 * y, x) == recognise(1e-4 * y, x) == kind
+
+
+def test_few_rows_and_several_targets_are_plain_numbers(seed: int):
+    y, x = _targets("log_normal", seed)
+    assert recognise(y[:20], x[:20]) == "number"
+    assert recognise(np.column_stack([y, y]), x) == "number"
+    assert recognise(np.arange(400.0), x) == "number"  # whole numbers that hardly repeat
+
+
+@pytest.mark.parametrize(
+    ("transform", "y", "words"), [("log", [1.0, 0.0], "above 0"), ("logit", [0.5, 1.0], "between 0 and 1")]
+)
+def test_a_transform_that_is_not_defined_is_refused(transform: str, y: list[float], words: str):
+    with pytest.raises(kn.InvalidData, match=words):
+        NumberTargets.learn(np.array(y), transform=transform)
+
+
+def test_transformed_targets_survive_json():
+    learned = NumberTargets.learn(np.array([1.0, 2.0, 5.0]), transform="log")
+    assert targets_from_json(json.loads(json.dumps(learned.to_json()))) == learned
+    np.testing.assert_allclose(learned.scale(np.exp(np.array([learned.means[0]]))), [[0.0]], atol=1e-12)

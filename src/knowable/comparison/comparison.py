@@ -21,6 +21,7 @@ from knowable.comparison.statistics import (
     columns_in,
     estimate,
     paired,
+    paired_rows,
     ranking,
     ranking_column,
 )
@@ -79,12 +80,13 @@ class Comparison:
             score: Name of a score that is better low or better high.
 
         Returns:
-            A place for every method that finished a fold. A method whose difference from the best is within two
-            standard errors is tied with it.
+            A place for every method that finished a fold. A method whose difference from the best, paired row by row,
+            is within two standard errors is tied with it.
         """
         kind = ranking_column(score, (each.name for each in self.scores))
         values = {method: self.by_fold(method, kind.name) for method in self.methods}
-        return ranking(values, higher=kind.better == "higher")
+        rows = {method: self.by_row(method, kind.name) for method in self.methods}
+        return ranking(values, rows=rows, higher=kind.better == "higher")
 
     def by_fold(self, method: str, score: str) -> dict[int, float]:
         """A score of one method on the folds it finished."""
@@ -96,13 +98,35 @@ class Comparison:
             if record.method == method and score in record.scores
         }
 
+    def by_row(self, method: str, score: str = FIRST) -> dict[int, list[float]]:
+        """The values behind a score of one method, one for each held-out row, on the folds it finished.
+
+        Empty lists where a score is no mean over rows, such as ``rmse``.
+        """
+        folds = self.by_fold(method, score)
+        return {
+            record.fold: record.rows.get(score, [])
+            for record in self.records
+            if record.method == method and record.fold in folds
+        }
+
     def mean(self, method: str, score: str = FIRST) -> Estimate:
         """A score's mean over folds, with its standard error."""
         return estimate(self.by_fold(method, score).values())
 
     def difference(self, method: str, other: str, score: str = FIRST) -> Estimate:
-        """A score of one method less that of another, in pairs over the folds that both finished."""
-        return paired(self.by_fold(method, score), self.by_fold(other, score))
+        """A score of one method less that of another, in pairs over the rows (else the folds) that both finished."""
+        by_row = paired_rows(self.by_row(method, score), self.by_row(other, score))
+        return by_row or paired(self.by_fold(method, score), self.by_fold(other, score))
+
+    def not_converged(self, method: str) -> dict[int, str]:
+        """How a method's fits ended that did not converge, by fold."""
+        check_choice("method", method, self.methods)
+        return {
+            record.fold: record.message
+            for record in self.records
+            if record.method == method and record.error is None and record.converged is False
+        }
 
     def agreement(self, method: str) -> dict[str, Estimate]:
         """How far a method is from the reference, by the figures of ``compare_to_reference``; empty for none."""
@@ -135,9 +159,9 @@ class Comparison:
     def table(self) -> list[dict[str, Any]]:
         """One row for each method, ranked ones first, as plain values; ``pandas.DataFrame(comparison.table)``.
 
-        ``rank``, ``method``, ``folds`` finished, ``verdict``; then each score, its standard error (``nll_se``), and
-        where it ranks the paired difference from the best by ``nll`` with its standard error (``nll_difference``,
-        ``nll_difference_se``). What is not known is NaN.
+        ``rank``, ``method``, ``folds`` finished, ``verdict``, number of fits ``not_converged``; then each score, its
+        standard error (``nll_se``), and where it ranks the paired difference from the best by ``nll`` with its standard
+        error (``nll_difference``, ``nll_difference_se``). What is not known is NaN.
         """
         places = self.ranking()
         rows = [self._row(place.method, place, places[0].method) for place in places]
@@ -150,6 +174,7 @@ class Comparison:
             "method": method,
             "folds": 0 if place is None else place.score.folds,
             "verdict": "no result" if place is None else place.verdict,
+            "not_converged": len(self.not_converged(method)),
         }
         for kind in self.scores:
             found = self.mean(method, kind.name)
@@ -219,7 +244,7 @@ class Comparison:
                 method: {name: [each.mean, each.standard_error] for name, each in self.agreement(method).items()}
                 for method in self.methods
             },
-            "folds": [record.to_json() for record in self.records],
+            "folds": [{k: v for k, v in record.to_json().items() if k != "rows"} for record in self.records],
             "not_run": [{"method": method, "fold": fold} for method, fold in self.not_run],
         }
         return _out(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")

@@ -32,6 +32,7 @@ class Record:
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why there are no scores; None if there are
     elapsed: float = 0.0  # seconds that all of it took: fitting, predicting, scoring
+    rows: dict[str, list[float]] = field(default_factory=dict)  # the values behind scores that are means over rows
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

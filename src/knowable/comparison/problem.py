@@ -141,14 +141,14 @@ class ModelProblem(Problem):
 AUTO = "auto"
 """The name by which an estimator chooses a method itself."""
 
-_SET = ("method", "random_state", "budget")  # parameters that the comparison sets
+_SET = ("method", "random_state", "time_limit")  # parameters that the comparison sets
 
 
 @runtime_checkable
 class DistributionEstimator(Protocol):
     """An estimator after the conventions of scikit-learn whose predictions are distributions.
 
-    It has a parameter ``method``, and may have ``random_state`` and ``budget`` (seconds), which are set too.
+    It has a parameter ``method``, and may have ``random_state`` and ``time_limit`` (seconds), which are set too.
     """
 
     def fit(self, X: Any, y: Any) -> Any:
@@ -209,7 +209,7 @@ class EstimatorProblem(Problem):
         from sklearn.base import clone
 
         estimator: Any = clone(self.estimator)
-        settings = {"method": method, "random_state": seed} | ({} if seconds is None else {"budget": seconds})
+        settings = {"method": method, "random_state": seed} | ({} if seconds is None else {"time_limit": seconds})
         estimator.set_params(**{name: value for name, value in settings.items() if name in self._own()})
         with time_limit(seconds):
             estimator.fit(self.inputs(index), self.outcomes(index))
@@ -223,6 +223,8 @@ class EstimatorProblem(Problem):
     def identity(self) -> dict[str, str]:
         """The estimator's parameters but for those that the comparison sets, and the table."""
         kept = {name: value for name, value in self._own().items() if name not in _SET}
+        if kept.get("budget") == "normal":  # comparisons from before there were budgets are of that one
+            del kept["budget"]
         settings = ", ".join(f"{name}={plain_repr(value)}" for name, value in sorted(kept.items()))
         return {
             "estimator": f"{type(self.estimator).__name__}({settings})",

@@ -49,14 +49,23 @@ def ranking_listing(comparison: Comparison) -> Listing:
             "–" if place.verdict == "best" else _text(place.difference, sign=True),
             VERDICTS[place.verdict],
             f"{place.score.folds} of {comparison.folds}",
+            _converged(comparison, place),
         )
         for place in ranked
     )
     return Listing(
         "Ranking by negative log predictive density (NLL)",
-        ("Method", "Rank", f"NLL ({SCORES[FIRST].direction})", "Difference from the best", "Verdict", "Folds"),
+        (
+            "Method",
+            "Rank",
+            f"NLL ({SCORES[FIRST].direction})",
+            "Difference from the best",
+            "Verdict",
+            "Folds",
+            "Converged",
+        ),
         rows,
-        f"{_ERRORS} Differences are paired, fold by fold; methods within {TOLD_APART:g} standard errors are tied.",
+        f"{_ERRORS} Differences are paired, row by row; methods within {TOLD_APART:g} standard errors are tied.",
         marks=tuple(place.verdict if place.verdict in ("best", "tied") else "" for place in ranked),
     )
 
@@ -72,7 +81,7 @@ def forest_panels(comparison: Comparison, score: str = FIRST) -> tuple[ForestPan
     differences = _forest(
         ranked, [place.difference for place in ranked], TOLD_APART, difference=True,
         title="Paired difference from the best", axis=f"{column.label} minus that of {ranked[0].method}",
-        caption=f"Fold by fold, ± {TOLD_APART:g} standard errors: an error bar that reaches zero is a tie.",
+        caption=f"Row by row, ± {TOLD_APART:g} standard errors: an error bar that reaches zero is a tie.",
     )  # fmt: skip
     return means, differences
 
@@ -195,6 +204,11 @@ def _citations(comparison: Comparison) -> tuple[Citation, ...]:
         for entry in entries:
             papers.setdefault(entry.strip(), []).append(method)
     return tuple(Citation(", ".join(methods), bibtex) for bibtex, methods in papers.items())
+
+
+def _converged(comparison: Comparison, place: RankedMethod) -> str:
+    missed = len(comparison.not_converged(place.method))
+    return f"not in {missed} of {place.score.folds}" if missed else "yes"
 
 
 def _text(found: Estimate, *, sign: bool = False) -> str:

@@ -28,7 +28,6 @@ from knowable.errors import Interrupted, InvalidArgument, KnowableWarning
 from knowable.evaluation.detection import auroc
 from knowable.evaluation.evaluate import evaluate
 from knowable.evaluation.reference import compare_predictions
-from knowable.report.scores import SCORES
 from knowable.report.warned import Warned, collect_warnings
 
 
@@ -167,7 +166,7 @@ def attempt(
             if any(issubclass(category, Interrupted) for category, _ in warned):
                 raise KeyboardInterrupt
             with collect_warnings(warned):
-                scores, agreement = _scored(conditions, fitted, split, truth)
+                scores, rows, agreement = _scored(conditions, fitted, split, truth)
         except Exception as error:  # one method's failure must not end the others
             known |= {"warnings": _texts(warned), "elapsed": time.perf_counter() - begun}
             return Outcome(Record(**known, error=one_line(error)), None, known["elapsed"])
@@ -175,6 +174,7 @@ def attempt(
     record = Record(
         **known,
         scores={**scores, **{name: value for name, value in measured.items() if value == value}},
+        rows=rows,
         agreement=agreement,
         converged=fitted.diagnostics.converged,
         message=fitted.diagnostics.message,
@@ -201,21 +201,27 @@ def _texts(warned: list[Warned]) -> tuple[str, ...]:
 
 def _scored(
     conditions: Conditions, fitted: Fitted, split: Split, truth: Fitted | None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Scores on the rows held out, and the agreement with the reference."""
+) -> tuple[dict[str, float], dict[str, list[float]], dict[str, float]]:
+    """Scores on the rows held out, the values behind those that are means over rows, agreement with the reference."""
     problem, samples = conditions.problem, conditions.samples
     x = problem.inputs(split.test)
     begun = time.perf_counter()
     prediction = fitted.predict(x, samples=samples)
     seconds = time.perf_counter() - begun
     found = evaluate(prediction, fitted.outcomes(problem.outcomes(split.test), prediction))
-    scores = {name: value for name, value in found.items() if name in SCORES}
+    scores = dict(found)
+    rows = {name: [_short(each) for each in found.per_row[name].tolist()] for name in found if name in found.per_row}
     if conditions.outside is not None:
         scores["auroc_outside"] = auroc(prediction, fitted.predict(conditions.outside, samples=samples))
     agreement = {} if truth is None else _agreement(problem, fitted, truth, split.test)
     if agreement:
         scores["reference_distance"] = agreement[_DISTANCE[isinstance(prediction, ClassPrediction)]]
-    return {**scores, "predict_seconds": seconds}, agreement
+    return {**scores, "predict_seconds": seconds}, rows, agreement
+
+
+def _short(value: float) -> float:
+    """Seven digits, which is what a difference of two methods needs."""
+    return float(f"{value:.7g}")
 
 
 def _agreement(problem: Problem, fitted: Fitted, truth: Fitted, test: np.ndarray) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Means over folds, paired differences and the order of methods.
 
-Folds differ in difficulty, and all methods are fitted to the same ones: the difference of two methods is taken fold by
-fold, and its standard error is that of these differences, most often much smaller than the errors of the two means.
+Rows differ in difficulty, and all methods predict the same ones: the difference of two methods is taken row by row, and
+its standard error is that of these differences, most often much smaller than the errors of the two means. Scores that
+are no mean over rows (RMSE, calibration error, time) are paired fold by fold.
 
 Training sets of different folds overlap, so their scores are not independent: standard errors over folds are slightly
 too small (Bengio and Grandvalet, 2004). Treat differences below two standard errors as noise.
@@ -10,7 +11,7 @@ too small (Bengio and Grandvalet, 2004). Treat differences below two standard er
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from knowable.errors import InvalidArgument
@@ -21,6 +22,9 @@ FIRST = "nll"
 
 ByFold = Mapping[int, float]
 """A score of one method, by the number of the fold."""
+
+ByRow = Mapping[int, Sequence[float]]
+"""The values behind a score of one method, one for each held-out row, by the number of the fold."""
 
 TOLD_APART = 2.0
 """How many standard errors a paired difference has to be from zero to count."""
@@ -51,7 +55,8 @@ class RankedMethod:
         rank: From 1.
         method: Its name.
         score: Its mean score over the folds it finished.
-        difference: Its score less the best method's, over the folds that both finished.
+        difference: Its score less the best method's, over the folds that both finished, paired row by row where the
+            score is a mean over rows.
         verdict: ``"best"``, ``"tied"`` (the difference is within two standard errors), ``"worse"``, or ``"unclear"``
             where there are too few folds for a standard error.
     """
@@ -85,6 +90,19 @@ def paired(first: ByFold, second: ByFold) -> Estimate:
     return estimate(first[fold] - second[fold] for fold in first if fold in second)
 
 
+def paired_rows(first: ByRow, second: ByRow) -> Estimate | None:
+    r"""The first less the second, row by row over the folds that both have; None where a fold has no rows.
+
+    .. math:: \bar d = \frac1n \sum_i d_i, \qquad \mathrm{se} = \sqrt{\frac{1}{n (n - 1)} \sum_i (d_i - \bar d)^2}
+    """
+    common = [fold for fold in first if fold in second]
+    if not common or any(len(first[fold]) != len(second[fold]) or not first[fold] for fold in common):
+        return None
+    pairs = (zip(first[fold], second[fold], strict=True) for fold in common)
+    found = estimate(one - other for fold in pairs for one, other in fold)
+    return Estimate(found.mean, found.standard_error, len(common))
+
+
 def order(losses: Mapping[str, ByFold]) -> list[str]:
     """Methods from the smallest loss to the largest; those without a fold are left out.
 
@@ -101,16 +119,19 @@ def order(losses: Mapping[str, ByFold]) -> list[str]:
     return sorted(known, key=lambda method: (shifts[method], means[method]))
 
 
-def ranking(scores: Mapping[str, ByFold], *, higher: bool = False) -> tuple[RankedMethod, ...]:
-    """The places of all methods that finished a fold, the best first."""
+def ranking(
+    scores: Mapping[str, ByFold], *, rows: Mapping[str, ByRow] | None = None, higher: bool = False
+) -> tuple[RankedMethod, ...]:
+    """The places of all methods that finished a fold, the best first; ``rows`` are the values behind the scores."""
     sign = -1.0 if higher else 1.0
     losses = {method: {fold: sign * value for fold, value in folds.items()} for method, folds in scores.items()}
     found = order(losses)
-    return tuple(_place(number, method, scores, found[0]) for number, method in enumerate(found, 1))
+    return tuple(_place(number, method, scores, rows or {}, found[0]) for number, method in enumerate(found, 1))
 
 
-def _place(rank: int, method: str, scores: Mapping[str, ByFold], best: str) -> RankedMethod:
-    difference = paired(scores[method], scores[best])
+def _place(rank: int, method: str, scores: Mapping[str, ByFold], rows: Mapping[str, ByRow], best: str) -> RankedMethod:
+    by_row = paired_rows(rows.get(method, {}), rows.get(best, {}))
+    difference = by_row or paired(scores[method], scores[best])
     return RankedMethod(rank, method, estimate(scores[method].values()), difference, _verdict(method, best, difference))
 
 
@@ -129,9 +150,10 @@ def _or_infinite(value: float) -> float:
 
 
 def columns_in(names: Iterable[str]) -> tuple[ScoreColumn, ...]:
-    """The columns of the scores named, in the order of tables."""
-    there = set(names)
-    return tuple(column for column in SCORES.values() if column.name in there)
+    """The columns of the scores named, in the order of tables; one that has none there is shown under its own name."""
+    there = dict.fromkeys(names)
+    known = tuple(column for column in SCORES.values() if column.name in there)
+    return known + tuple(ScoreColumn(name, name, "none") for name in there if name not in SCORES)
 
 
 def ranking_column(name: str, there: Iterable[str]) -> ScoreColumn:

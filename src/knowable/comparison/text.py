@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NOT_SHOWN = ("predict_seconds",)
 _NOTE = """± is one standard error over folds. Methods are ranked by nll, the negative log predictive density; the
-difference from the best is paired, fold by fold, and one below two standard errors is a tie (=)."""
+difference from the best is paired, row by row, and one below two standard errors is a tie (=)."""
 
 
 def as_text(comparison: Comparison) -> str:
@@ -23,7 +23,8 @@ def as_text(comparison: Comparison) -> str:
     header = ["", "method", FIRST, "from the best", *(kind.name for kind in kinds)]
     rows = [_cells(comparison, place, kinds) for place in comparison.ranking()]
     lines = [title(comparison), "", *_aligned([header, *rows]), "", _NOTE, *comparison.notices]
-    return "\n".join([*lines, *(f"{source}: {why}" for source, why in lacking(comparison))])
+    more = [*unsettled(comparison), *lacking(comparison)]
+    return "\n".join([*lines, *(f"{source}: {why}" for source, why in more)])
 
 
 def _cells(comparison: Comparison, place: RankedMethod, kinds: Sequence[ScoreColumn]) -> list[str]:
@@ -65,8 +66,9 @@ READING = (
      "turn, so each row is scored by a fit that has not seen it."),
     ("Standard error", "The standard error of a mean over folds. Training rows of different folds overlap, so it is "
      "slightly too small; treat differences below two standard errors as noise."),
-    ("Paired difference", "Some folds are harder than others for all methods alike. The difference of two methods on "
-     "the same fold removes that, so its standard error is usually smaller than those of the means."),
+    ("Paired difference", "Some rows are harder than others for all methods alike. The difference of two methods on "
+     "the same row removes that, so its standard error is usually smaller than those of the means. Scores that are no "
+     "mean over rows (RMSE, calibration error, seconds) are paired fold by fold."),
     ("Negative log predictive density (NLL)", "Judges the whole predictive distribution, spread included: the lower, "
      "the more probability a method gave to what happened. Confident mistakes cost most."),
     ("Coverage and width", "A 90% interval should contain the outcome nine times in ten. Among methods with that "
@@ -107,9 +109,10 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def troubles(comparison: Comparison) -> list[tuple[str, str]]:
-    """Notices, then why folds are missing, then the warnings of the fits, as pairs of a source and a sentence."""
+    """Notices, unconverged fits, why folds are missing, and warnings, as pairs of a source and a sentence."""
     return (
         [("", text) for text in comparison.notices]
+        + unsettled(comparison)
         + lacking(comparison)
         + [
             (method, text if count == 1 else f"{text} (in {count} of {comparison.folds} fits)")
@@ -117,6 +120,18 @@ def troubles(comparison: Comparison) -> list[tuple[str, str]]:
             for text, count in comparison.warnings(method).items()
         ]
     )
+
+
+def unsettled(comparison: Comparison) -> list[tuple[str, str]]:
+    """Which methods did not converge, as pairs of the method and in how many fits, with how the first of them ended."""
+    found = []
+    for method in comparison.methods:
+        ended = comparison.not_converged(method)
+        if ended:
+            fits = sum(record.method == method and record.error is None for record in comparison.records)
+            how = next((f" ({text})" for text in ended.values() if text), "")
+            found.append((method, f"did not converge in {len(ended)} of {_count(fits, 'fit')}{how}"))
+    return found
 
 
 def lacking(comparison: Comparison) -> list[tuple[str, str]]:

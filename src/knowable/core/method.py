@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -19,7 +20,8 @@ from knowable.core.model.model import Model
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.core.support.randomness import own_randomness
+from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
 # Names of settings in other libraries.
 _ELSEWHERE = {
@@ -97,7 +99,10 @@ class Method(ABC):
             The posterior.
         """
         method = self if start is None else _with_start(self, start)
-        return method._fit(FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine))
+        job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
+        posterior = method._fit(job)
+        posterior.target_shape = job.rows.target_shape
+        return posterior
 
     def _model_for_data(self, model: Model) -> Model:
         """The model whose network must accept the data: the user's own, unless the method changes the network."""
@@ -157,7 +162,9 @@ class FitJob:
         if held_out is not None and held_out.weights is not None:
             raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
         job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
-        return job.for_method(method)
+        job = job.for_method(method)
+        _warn_about(own, rows)
+        return job
 
     def for_method(self, method: Method) -> FitJob:
         """The same fit by another method, which must support the model's prior and the data's row weights."""
@@ -213,6 +220,17 @@ def method_name(cls: type[Method]) -> str:
 
 def _rows_identity(data: Data) -> str:
     return tensor_fingerprint(*data.tensors) if data.in_memory else str(data.size)
+
+
+def _warn_about(model: Model, rows: Data) -> None:
+    """Warn about what is probably not meant; the rows of a loader are not read for it."""
+    if not rows.in_memory:
+        return
+    x, y = rows.tensors[:2]
+    with own_randomness(0):
+        said = model.doubts(x[:2], y)
+    for each in said:
+        warnings.warn(each, ModelWarning, stacklevel=4)
 
 
 def _with_start(method: Method, start: Any) -> Method:

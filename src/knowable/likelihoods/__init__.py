@@ -4,6 +4,8 @@ from knowable.likelihoods.bernoulli import Bernoulli
 from knowable.likelihoods.categorical import Categorical
 from knowable.likelihoods.gaussian import Gaussian
 from knowable.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
+from knowable.likelihoods.heteroscedastic_student_t import HeteroscedasticStudentT
+from knowable.likelihoods.negative_binomial import NegativeBinomial
 from knowable.likelihoods.poisson import Poisson
 from knowable.likelihoods.student_t import StudentT
 
@@ -12,7 +14,9 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "StudentT",
+    "HeteroscedasticStudentT",
     # counts
+    "NegativeBinomial",
     "Poisson",
     # labels
     "Bernoulli",

@@ -34,11 +34,22 @@ class Bernoulli(Likelihood):
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
         return check_binary(y, output, output.shape[1:], name=name)
 
+    def doubts(self, y: Tensor, output: Tensor, last_operation: str) -> list[str]:
+        if last_operation not in ("Softmax", "Sigmoid"):
+            return []
+        return [
+            f"The network ends in a {last_operation.lower()}, but Bernoulli() takes logits and applies a sigmoid "
+            f"itself: probabilities would lie between 0.5 and 0.73. Remove the last {last_operation.lower()}."
+        ]
+
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         return sum_over_event(bernoulli_log_prob(y, output))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> BernoulliPrediction:
         return BernoulliPrediction(outputs, log_weights)
+
+    def identified(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> BernoulliPrediction:
         """The probit approximation of the averaged probabilities."""
@@ -90,6 +101,12 @@ class BernoulliPrediction(ClassPrediction):
             return sum_over_event(bernoulli_log_prob(y, self.mean_logits))
         return self._log_mix(sum_over_event(bernoulli_log_prob(y, self.logits), batch_dims=2))
 
+    def shaped(self, target_shape: tuple[int, ...] | None) -> BernoulliPrediction:
+        if target_shape is None or target_shape == self.logits.shape[2:]:
+            return self
+        mean = None if self.mean_logits is None else self.mean_logits.reshape(len(self), *target_shape)
+        return BernoulliPrediction(self.logits.reshape(-1, len(self), *target_shape), self.log_weights, mean)
+
     @classmethod
     def joined(cls, parts: Sequence[BernoulliPrediction], log_weights: Tensor) -> BernoulliPrediction:
         mean_logits = None
@@ -140,5 +157,5 @@ def check_binary(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ..
 
 
 def moderated(mean: Tensor, variance: Tensor) -> Tensor:
-    """Logits that are less sure where their variance is large; for several classes each logit by itself."""
+    """Logits that are less sure where their variance is large."""
     return mean / (1.0 + (math.pi / 8.0) * variance).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from knowable.core.model.likelihood import Likelihood, SoftmaxInformation
 from knowable.core.network.params import Params
-from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.components import NormalOutputs, root_of
 from knowable.core.prediction.prediction import (
     ClassPrediction,
+    Prediction,
     align_target,
     check_finite_target,
     joined_log_weights,
@@ -23,7 +25,6 @@ from knowable.core.prediction.prediction import (
 )
 from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidData
-from knowable.likelihoods.bernoulli import moderated
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,41 @@ class Categorical(Likelihood):
             )
         return check_labels(y, output.shape[1], output.shape[2:], name=name).to(output.device)
 
+    def doubts(self, y: Tensor, output: Tensor, last_operation: str) -> list[str]:
+        said, classes = [], output.shape[1]
+        if last_operation in ("Softmax", "Sigmoid"):
+            said.append(
+                f"The network ends in a {last_operation.lower()}, but Categorical() takes logits and applies a softmax "
+                f"itself: probabilities could not get near 0 or 1. Remove the last {last_operation.lower()}."
+            )
+        missing = (torch.bincount(y.flatten(), minlength=classes) == 0).nonzero().flatten().tolist()
+        if missing == [0] and classes > 2:
+            said.append(
+                f"y has the labels 1 to {classes - 1} and never 0, while the network has {classes} outputs. Labels "
+                f"count from 0: pass y - 1, and give the network's last layer {classes - 1} outputs."
+            )
+        elif missing:
+            which = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            said.append(
+                f"y has no row of class {which} of the network's {classes}: what is predicted about "
+                f"{'it' if len(missing) == 1 else 'them'} comes from the prior alone."
+            )
+        return said
+
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         return sum_over_event(-F.cross_entropy(output, y, reduction="none"))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
         return CategoricalPrediction(outputs.log_softmax(2), log_weights)
 
-    def predict_normal(self, outputs: NormalOutputs, params: Params) -> CategoricalPrediction:
-        """The probit approximation of the averaged probabilities."""
-        log_mean_probs = moderated(outputs.mean, outputs.variance).log_softmax(1)
+    def identified(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(2)
+
+    def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
+        """Probabilities averaged over normal logits, see :func:`average_log_softmax`."""
+        if outputs.covariance is None:
+            return super().predict_normal(outputs, params)
+        log_mean_probs = average_log_softmax(outputs.mean, outputs.covariance)
         return CategoricalPrediction(outputs.draws.log_softmax(2), outputs.log_weights, log_mean_probs)
 
     def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
@@ -145,3 +172,40 @@ def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...]
     advice = "Number the classes from 0, or give the network's last layer more outputs."
     refuse_where((y < 0) | (y >= classes), y, name=name, expected=expected, advice=advice)
     return y.long()
+
+
+# --- Probabilities averaged over normal logits -----------------------------------------------------------------------
+
+_POINTS = 256  # of the Sobol sequence
+_VALUES_AT_ONCE = 4_000_000
+
+
+def average_log_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
+    r"""The logarithm of :math:`E[\mathrm{softmax}(f)]` over normal logits f.
+
+    The softmax depends on differences of logits only, and so does this: the differences from the last class are drawn,
+    by a scrambled Sobol sequence that is the same for every row. A common shift of the logits, which is most of their
+    variance in many networks, has no influence. (The probit formula for each logit counts it in full. The Laplace
+    bridge does not approach the network's probabilities as the covariance goes to 0.)
+
+    Args:
+        mean: Means, ``(batch, classes, ...)``.
+        covariance: Covariances of each row's flattened logits, ``(batch, outputs, outputs)``.
+    """
+    classes = mean.shape[1]
+    blocks = covariance.view(len(mean), classes, -1, classes, covariance.shape[-1] // classes)
+    blocks = blocks.diagonal(dim1=2, dim2=4).movedim(3, 1).flatten(0, 1)  # (batch positions, classes, classes)
+    differences = torch.eye(classes, dtype=mean.dtype, device=mean.device)[:-1]
+    differences[:, -1] = -1.0
+    root = root_of(differences @ blocks.to(mean.dtype) @ differences.T)
+    logits = mean.flatten(2).mT.flatten(0, -2) if mean.dim() > 2 else mean  # (batch positions, classes)
+    sobol = torch.quasirandom.SobolEngine(classes - 1, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    noise = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9)).to(mean)
+    rows = max(1, _VALUES_AT_ONCE // (_POINTS * classes))
+    found = [_averaged(each, noise, own) for each, own in zip(logits.split(rows), root.split(rows), strict=True)]
+    return torch.cat(found).view(len(mean), -1, classes).mT.reshape(mean.shape)
+
+
+def _averaged(mean: Tensor, noise: Tensor, root: Tensor) -> Tensor:
+    moves = F.pad(noise @ root.mT, (0, 1))  # (rows, points, classes); the last class stays
+    return (mean.unsqueeze(1) + moves).log_softmax(2).logsumexp(1) - math.log(len(noise))

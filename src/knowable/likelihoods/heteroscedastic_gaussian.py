@@ -26,7 +26,8 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
-        return align_target(y.to(output.dtype), (*output.shape[1:-1], output.shape[-1] // 2))
+        y = y if y.is_floating_point() else y.to(output.dtype)
+        return align_target(y, (*output.shape[1:-1], output.shape[-1] // 2))
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
         if output.dim() < 2 or output.shape[-1] % 2:

@@ -44,7 +44,7 @@ class StudentT(Likelihood):
             object.__setattr__(self, "scale", check_number("scale", self.scale, above=0.0))
 
     def params(self) -> Params:
-        return {"log_scale": torch.tensor(-1.0)} if self.scale is None else {}
+        return {"log_scale": torch.tensor(0.0)} if self.scale is None else {}
 
     def priors(self) -> dict[str, Normal]:
         return {"log_scale": Normal(2.0, loc=-1.0)} if self.scale is None else {}

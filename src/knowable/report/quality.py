@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import ClassPrediction
+from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.evaluation.evaluate import Scores
 from knowable.report.report import Listing, Notice
 from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
 GUESS = "Baseline without inputs"
+_FEWEST_RESIDUALS = 30  # rows, for a check of their distribution
+_SUSPICIOUS = 1e-3  # p-value below which the residuals do not fit
 _MOST_CLASSES = 12  # of a confusion matrix
 
 
@@ -85,6 +87,46 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     return tuple(found)
 
 
+def residual_notices(prediction: Prediction, y: Tensor) -> tuple[Notice, ...]:
+    """Whether the outcomes are spread as the likelihood says, by the Kolmogorov-Smirnov test of their PIT values.
+
+    The probability integral transform of an outcome is the predicted probability of a smaller one; they are uniform
+    where the predictive distribution is right (Dawid, 1984). Of counts a random point of the jump is taken.
+    """
+    if not isinstance(prediction, RegressionPrediction) or len(prediction) < _FEWEST_RESIDUALS:
+        return ()
+    from scipy.stats import kstest
+
+    levels = pit_values(prediction, y).flatten().double().cpu()
+    outside = (levels - 0.5).abs() > 0.49  # of the central 98% interval
+    test = kstest(levels.numpy(), "uniform")
+    far = outside.double().mean().item()
+    too_far = outside.sum().item() > 0.02 * len(levels) + 4 * math.sqrt(0.02 * 0.98 * len(levels))
+    if test.pvalue >= _SUSPICIOUS and not too_far:
+        return ()
+    middle = levels.median().item()
+    how = f"{far:.0%} of the outcomes are outside the 98% intervals" if too_far else (
+        f"outcomes are too often {'above' if middle > 0.5 else 'below'} the predicted median ({middle:.2f} of the "
+        f"probability is below the median outcome)"
+        if abs(middle - 0.5) > 0.1
+        else "the spread of the residuals has another shape than predicted"
+    )  # fmt: skip
+    text = f"The likelihood does not suit the target: {how}. Try another one with likelihood= (--likelihood)"
+    names = "student_t for outliers, log_normal for positive targets, negative_binomial or zero_inflated for counts"
+    return (Notice("Residuals", f"{text}: {names}."),)
+
+
+def pit_values(prediction: RegressionPrediction, y: Tensor) -> Tensor:
+    """Probabilities of a smaller outcome; of counts, at a random point of the jump."""
+    y = y.reshape(prediction.mean.shape)
+    upper = prediction.cdf(y)
+    if not prediction.components.discrete:
+        return upper
+    lower = prediction.cdf(y - 1.0)
+    share = torch.rand(upper.shape, generator=torch.Generator().manual_seed(0), dtype=upper.dtype)
+    return lower + share.to(upper) * (upper - lower)
+
+
 def confusion_matrix(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:
     """The confusion matrix; None where there are too many classes for a table."""
     if len(classes) > _MOST_CLASSES:
@@ -97,16 +139,11 @@ def confusion_matrix(prediction: ClassPrediction, y: Tensor, classes: tuple[str,
     return Listing(title, ("Truth", *(f"predicted {name}" for name in classes)), rows, "Counts of held-out rows.")
 
 
-_MUTUAL_INFORMATION = ScoreColumn(
-    "mean_mutual_information", "Mutual information", better="none", decimals=4,
-    help="Mean mutual information between label and weights, the epistemic part of the entropy, in nats.",
-)  # fmt: skip
-
-
 def _columns(scores: Scores) -> list[ScoreColumn]:
     """Columns of the scores; those in the outcome's unit with as many decimals as the unit asks for."""
     if "rmse" not in scores:
-        return [*(SCORES[name] for name in ("nll", "accuracy", "brier", "ece", "mean_entropy")), _MUTUAL_INFORMATION]
+        names = ("nll", "accuracy", "brier", "ece", "mean_entropy", "mean_mutual_information")
+        return [SCORES[name] for name in names]
     in_unit = ("rmse", "crps", "interval_width_90")
     names = ("nll", "rmse", "crps", "coverage_90", "interval_width_90", "ece")
     columns = [replace(SCORES[name], decimals=_decimals(scores[name])) if name in in_unit else SCORES[name]

@@ -100,6 +100,10 @@ _COLUMNS = (
                 "the unit of the outcome. Narrower is better only among methods with the right coverage."),
     ScoreColumn("mean_entropy", "Entropy", "none", help="Mean entropy of the predicted probabilities (total "
                 "uncertainty), in nats. 0 is certain of everything."),
+    ScoreColumn("mean_mutual_information", "Mutual information", "none", decimals=4, help="Mean mutual information "
+                "between label and weights, the epistemic part of the entropy, in nats."),
+    ScoreColumn("mean_std", "Mean std", "none", help="Mean standard deviation of the predictions, in the unit of the "
+                "outcome."),
     ScoreColumn("auroc_outside", "AUROC outside", "higher", help="Probability that a row from outside the data is more "
                 "uncertain than a held-out one. 1 is perfect, 0.5 is chance."),
     ScoreColumn("reference_distance", "Distance to reference", help="Distance between the predictive functions of a "

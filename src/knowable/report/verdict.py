@@ -51,7 +51,7 @@ def verdict(diagnostics: Diagnostics) -> Verdict:
         return _chains(diagnostics)
     ended = f" ({diagnostics.message})" if diagnostics.message else ""
     if diagnostics.converged is False:
-        text = f"The fit ended before it converged{ended}. Allow more epochs, or a larger budget."
+        text = f"The fit ended before it converged{ended}. Allow more epochs, a larger budget, or a longer time limit."
         return Verdict(False, text)
     if diagnostics.converged is None:
         return Verdict(None, f"Whether the fit converged is unknown{ended}: look at the training curve.")

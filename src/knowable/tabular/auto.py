@@ -1,24 +1,42 @@
-"""Choosing a method by the size of the data, the size of the network and the time there is."""
+"""Choosing a method, and how much work it does, by the size of the data, of the network, and a budget.
+
+Work is counted in operations, never by the clock: the same data, seed and budget give the same fit on any machine.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from knowable.core.chains.settings import ChainSettings
 from knowable.core.method import Method
-from knowable.core.support.checks import check_choice, check_count, check_number
+from knowable.core.support.checks import check_choice, check_count
+from knowable.core.training.settings import Trained
 from knowable.inference.ensembles import DeepEnsemble
 from knowable.inference.laplace import Laplace
 from knowable.inference.sampling import MCLMC
 from knowable.inference.variational import MeanFieldVI
 from knowable.tabular.targets import TASKS
 
-USUAL_BUDGET = 20.0  # seconds, which a fit has where none are given
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work a budget allows."""
+
+    operations: float  # of all gradients of chains, beyond which chains are not used
+    warmup: int  # transitions of each chain
+    draws: int  # of each chain
+    steps: float  # of training, as a multiple of the usual number
+
+
+BUDGETS = {
+    "quick": Effort(1e11, 200, 50, 0.4),
+    "normal": Effort(6e11, 300, 120, 1.0),
+    "thorough": Effort(6e12, 600, 600, 3.0),
+}
 _CHAINS = 8
-_GRADIENTS = {"regression": 3_000, "classification": 10_000}  # of every chain, below which chains are not used
-_FEW = 2_000  # rows, on which classifiers from different starts end as the same function
-_STEPS = 5_000  # of training
-_OVERHEAD = 1e-3  # seconds of a gradient, whatever its size
-_OPERATIONS = 1e10  # a second, about what one core does in double precision
+_GRADIENTS = 12  # of a chain for each transition, about
+_OVERHEAD = 1e7  # operations that take as long as what a gradient costs whatever its size
+_MEMBERS = 5
 _LARGE = 100_000  # parameters, beyond which networks are trained one at a time
 
 
@@ -43,66 +61,70 @@ def choose(
     inputs: int,
     parameters: int,
     task: str,
-    budget: float | None = None,
+    budget: str = "normal",
     *,
     updates: bool = False,
     weighted: bool = False,
 ) -> Choice:
-    """Choose a method.
+    """Choose a method and its number of gradients.
 
-    Chains where there is time for some thousand gradients of all of them: they follow the posterior wherever it goes,
-    and on small data that tells. None of their steps is rejected, which leaves a small bias and gives more draws.
-    Classifiers need more: where classes are far apart the posterior is wide, and paths through it are long. Else an
-    ensemble of networks trained side by side; of large networks, and of classifiers for few rows (whose members would
-    be all the same), one with a Laplace approximation around it.
+    Chains where some thousand gradients of all of them are within the budget: they follow the posterior wherever it
+    goes, and on small data that tells. None of their steps is rejected, which leaves a small bias and gives more draws.
+    Else an ensemble of networks trained side by side; of large networks one with a Laplace approximation around it.
 
     Args:
         rows: Training rows.
         inputs: Numbers in a row.
         parameters: Weights of the network.
         task: ``"regression"`` or ``"classification"``.
-        budget: Seconds there are. None: twenty.
+        budget: ``"quick"``, ``"normal"`` or ``"thorough"``.
         updates: Whether the posterior is to become the prior of rows to come.
         weighted: Whether rows have weights that are not whole numbers.
 
     Example:
-        >>> choose(300, 6, 500, "regression", budget=60).method
-        MCLMC(chains=8, adjusted=False)
-        >>> choose(50_000, 20, 4_000, "classification", budget=60).method
-        DeepEnsemble()
-        >>> choose(450, 35, 1_500, "classification").method
-        Laplace()
+        >>> choose(300, 6, 500, "regression").method
+        MCLMC(chains=8, draws=120, warmup=300, adjusted=False)
+        >>> choose(50_000, 20, 4_000, "classification").method
+        DeepEnsemble(epochs=18, batch_size=128)
     """
     check_count("rows", rows)
     check_count("inputs", inputs)
     check_count("parameters", parameters)
     check_choice("task", task, TASKS)
-    time = USUAL_BUDGET if budget is None else check_number("budget", budget, above=0)
+    check_choice("budget", budget, BUDGETS)
+    effort = BUDGETS[budget]
     size = f"{rows:,} rows, {inputs:,} inputs and {parameters:,} weights"
-    within = f"{time:g} s"
+    within = f"the budget {budget!r}"
     if updates:
         return Choice(MeanFieldVI(), f"its posterior can be the prior of the rows to come ({size})")
-    needed = _GRADIENTS[task] * _gradient_seconds(rows, parameters, _CHAINS)
-    if not weighted and needed <= time:
-        return Choice(
-            MCLMC(chains=_CHAINS, adjusted=False),
-            f"{size} are few enough for chains that draw from the posterior in {within}",
-        )
-    why = "weights on rows that are not whole numbers" if weighted else f"chains would need some {needed:.0f} s"
-    if task == "classification" and rows <= _FEW and not weighted:
-        return Choice(Laplace(), f"{size}: {why}, there are {within}, and on few rows an ensemble hardly differs")
+    gradients = _GRADIENTS * (effort.warmup + effort.draws)
+    if not weighted and gradients * (_OVERHEAD + 6.0 * _CHAINS * rows * parameters) <= effort.operations:
+        chains = MCLMC(chains=_CHAINS, adjusted=False, warmup=effort.warmup, draws=effort.draws)
+        return Choice(chains, f"{size} are few enough for chains that draw from the posterior within {within}")
+    why = "weights on rows that are not whole numbers" if weighted else f"chains would need more work than {within} has"
+    epochs, batch = training_length(rows, inputs, budget)
     if parameters <= _LARGE or weighted:
-        return Choice(DeepEnsemble(members=_members(rows, parameters, time)), f"{size}: {why}, and there are {within}")
-    return Choice(Laplace(), f"{size}: {why}, and several such networks are slow to train in {within}")
+        return Choice(DeepEnsemble(members=_MEMBERS, epochs=epochs, batch_size=batch), f"{size}: {why}")
+    return Choice(
+        Laplace(epochs=epochs, batch_size=batch), f"{size}: {why}, and several such networks are slow to train"
+    )
 
 
-def _members(rows: int, parameters: int, time: float) -> int:
-    """Five, or as many as there is time to train, but three at the least."""
-    batch = rows if rows <= 1024 else 128  # as in training
-    one = _STEPS * _gradient_seconds(batch, parameters, 1)
-    return min(5, max(3, int(time / max(one, 1e-9))))
+def with_budget(method: Method, rows: int, inputs: int, budget: str) -> Method:
+    """A method at its defaults with the steps or draws of a budget; ``"normal"`` leaves it as it is."""
+    effort = BUDGETS[budget]
+    if budget == "normal":
+        return method
+    if isinstance(method, Trained):
+        epochs, batch = training_length(rows, inputs, budget)
+        return replace(method, epochs=epochs, batch_size=batch)
+    if isinstance(method, ChainSettings):
+        return replace(method, warmup=effort.warmup, draws=effort.draws)
+    return method
 
 
-def _gradient_seconds(rows: int, parameters: int, copies: int) -> float:
-    """What the gradient of ``copies`` networks takes, roughly: six operations for every weight and row."""
-    return _OVERHEAD + 6.0 * copies * rows * parameters / _OPERATIONS
+def training_length(rows: int, inputs: int, budget: str) -> tuple[int, int]:
+    """Epochs and rows of a step: 2,000 steps, and more for more rows and inputs, times the budget's factor."""
+    batch = rows if rows <= 1024 else 128
+    steps = BUDGETS[budget].steps * (2_000 + 20.0 * rows**0.5 + 10.0 * inputs)
+    return max(1, round(steps * batch / rows)), batch

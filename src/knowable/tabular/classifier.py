@@ -32,10 +32,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             (``"mfvi"``, ``"laplace"``, ``"ensemble"``, ``"nuts"``, ...) or a method such as ``kn.MAP(epochs=200)``.
         network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
             the data, see :func:`~knowable.tabular.networks.default_network`.
-        likelihood: ``Categorical()``, which is the default, or for two classes ``Bernoulli()``.
+        likelihood: ``Categorical()``, which is the default, or for two classes ``Bernoulli()``; or their names.
         prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
             the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
-        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
+        budget: How much work ``"auto"`` puts into a fit: ``"quick"``, ``"normal"`` or ``"thorough"``. Counted in
+            gradients, not by the clock: the same seed gives the same numbers on any machine, busy or not.
+        time_limit: Seconds that a fit may take, kept within 20%, or None. A fit that it cuts short says so; one that it
+            ends within 100 steps is an error.
         samples: Maximum number of posterior draws that a prediction uses.
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
@@ -139,8 +142,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         assert isinstance(self.schema_.targets, ClassTargets)
         return self.schema_.targets.codes(y)
 
-    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
-        return Categorical()
+    def _kind_of_target(self, y: np.ndarray, x: np.ndarray) -> str:
+        return "class"
+
+    def _default_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
+        return Bernoulli() if self.likelihood == "bernoulli" else Categorical()
 
     def _outputs(self, likelihood: Likelihood) -> int:
         assert self.schema_.targets is not None

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from knowable.errors import DamagedArtifact, InvalidArgument, InvalidData, KnowableWarning
-from knowable.tabular.csv_file import is_missing, parse_number
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidData, KnowableWarning, UnseenCategory
+from knowable.tabular.csv_file import is_missing
+from knowable.tabular.number_texts import parse_number, read_numbers
 from knowable.tabular.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TRUE, FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
-ISO_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
+_TIME = r"([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?"
+ISO_DATE = re.compile(rf"\d{{4}}[-/]\d{{1,2}}[-/]\d{{1,2}}{_TIME}")
+DAY_OR_MONTH_FIRST = re.compile(rf"(\d{{1,2}})([./-])(\d{{1,2}})\2(\d{{4}}|\d{{2}}){_TIME}")
 _MOSTLY = 0.8  # of the values that are numbers, beyond which a text among them is taken for a slip
 
 
@@ -61,6 +64,18 @@ class Column(ABC):
 
     def check(self, table: Table) -> list[str]:
         """Refuse values of the wrong type, naming the place; what is merely suspicious comes back in words."""
+        return []
+
+    def remarks(self, table: Table) -> list[str]:
+        """What a user should be told or asked about the column of the training rows."""
+        return []
+
+    def guesses(self, table: Table, count: int) -> list[np.ndarray]:
+        """``count`` encodings with unseen categories as known ones, as often as in training; none where all are known.
+
+        A new category is taken for one more of the same population: the mean over these encodings is its predictive
+        distribution, and by the law of total variance it is never narrower than that of the known ones on average.
+        """
         return []
 
     @property
@@ -142,26 +157,29 @@ def infer_kind(table: Table, name: str) -> str | None:
     if all(isinstance(value, bool | np.bool_) for value in present):
         return "boolean"
     texts = [str(value).strip() for value in present]
-    numbers = sum(parse_number(text) is not None for text in texts)
-    if numbers == len(texts):
+    if read_numbers(texts) is not None:
         return "numeric"
     if mostly_numbers(texts):
-        share = f"{numbers / len(texts):.0%} of the column are"
+        share = f"{_share_of_numbers(texts):.0%} of the column are"
         as_numbers(table, name, f"is not a number, and {share}. Correct it, or say kinds={{{name!r}: 'categorical'}}.")
     return _kind_of_texts(texts)
 
 
 def mostly_numbers(values: Iterable[Any]) -> bool:
     """Whether so many values are numbers that the others look like slips."""
-    found = [parse_number(str(value)) is not None for value in values]
-    return bool(found) and sum(found) >= _MOSTLY * len(found)
+    return _share_of_numbers(values) >= _MOSTLY
+
+
+def _share_of_numbers(values: Iterable[Any]) -> float:
+    found = [read_numbers([str(value)]) is not None for value in values]
+    return sum(found) / len(found) if found else 0.0
 
 
 def _kind_of_texts(texts: Sequence[str]) -> str | None:
     distinct = set(texts)
     if len(distinct) == 2 and all(sum(text.lower() in same for text in distinct) == 1 for same in (TRUE, FALSE)):
         return "boolean"
-    if all(ISO_DATE.fullmatch(text) for text in distinct):
+    if all(ISO_DATE.fullmatch(text) for text in distinct) or all(DAY_OR_MONTH_FIRST.fullmatch(t) for t in distinct):
         return "date"
     return None if len(texts) >= 20 and len(distinct) > 0.9 * len(texts) else "categorical"
 
@@ -211,12 +229,25 @@ def as_numbers(table: Table, name: str, wrong: str = "is not a number. Correct i
     if pd.api.types.is_numeric_dtype(values.dtype):
         found = values.to_numpy(dtype=float, na_value=np.nan)
     else:
-        found = parse_column(table, name, parse_number, wrong)
+        found = _numbers_of_texts(table, name, wrong)
     infinite = np.flatnonzero(np.isinf(found))
     if len(infinite):
         raise InvalidData(
             f"{table.where(infinite[0], name)} is infinite. Correct it, or leave it empty if it is not known."
         )
+    return found
+
+
+def _numbers_of_texts(table: Table, name: str, wrong: str) -> np.ndarray:
+    """All texts of a column as numbers; the error names the first that is not one."""
+    values = table.column(name)
+    present = ~find_missing(values)
+    texts = [label for label, there in zip(labels_of(values), present, strict=True) if there]
+    read = read_numbers(texts)
+    if read is None:
+        return parse_column(table, name, parse_number, wrong)
+    found = np.full(len(values), np.nan)
+    found[present] = read.numbers
     return found
 
 
@@ -237,12 +268,14 @@ def labels_of(values: pd.Series) -> list[str]:
     return [label_of(value) for value in values.astype(object)]
 
 
-def warn_of_unseen(name: str, labels: set[str], instead: str) -> None:
-    """Say which categories were not there in training."""
-    shown = sorted(labels)
-    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+def warn_of_unseen(table: Table, name: str, unseen: np.ndarray, instead: str) -> None:
+    """Say which categories were not there in training, and where."""
+    rows = np.flatnonzero(unseen)
+    labels = sorted({label_of(value) for value in table.column(name).iloc[rows]})
+    more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
+    count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
     warnings.warn(
-        f"Column {name!r} has categories that were not in the training rows: {', '.join(map(repr, shown[:5]))}{more}. "
-        f"{instead}",
-        KnowableWarning, stacklevel=5,
+        f"Column {name!r} has categories that were not in the training rows: {', '.join(map(repr, labels[:5]))}{more} "
+        f"({count}: {table.where_all(rows)}). {instead}",
+        UnseenCategory, stacklevel=5,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Comma-separated files, read by hand, so that errors can say on which line they are.
 
-Semicolons, tabs and bars are told from the header. A column whose values are all numbers becomes numbers; everything
-else stays text, and what it means is decided later.
+Semicolons, tabs and bars are told from the header. A column whose values are all numbers, plain or with percent signs,
+currency signs or thousands separators, becomes numbers; everything else stays text, and what it means is decided later.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 from knowable.errors import InvalidData
+from knowable.tabular.number_texts import NumberTexts, parse_number, read_numbers
 from knowable.tabular.table import Table, listed
 
 DELIMITERS = (",", ";", "\t", "|")
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _LONGEST_FIELD = 1_000_000  # characters; a longer one is a quote that was never closed
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -25,19 +26,21 @@ def read_csv(content: bytes, name: str) -> Table:
     """The table in the bytes of a file called ``name``."""
     import pandas as pd
 
-    text = _decoded(content, name)
+    text, notes = _decoded(content, name)
     if not text.strip():
         raise InvalidData(f"{name} is empty. It must have a line with the names of the columns, and rows below it.")
     delimiter = find_delimiter(text)
     header, rows, lines = _split(text, delimiter, name)
     if header[0] == "" and not _counts_rows(rows):
         raise InvalidData(f"{name}: column 1 has no name in the header. Give it one.")
-    columns = {
-        heading: _typed([row[place] for row in rows], decimal_comma=delimiter == ";")
+    texts = {
+        heading: [None if is_missing(row[place]) else row[place].strip() for row in rows]
         for place, heading in enumerate(header)
         if heading  # a first column without a name only counts the rows
     }
-    return Table(pd.DataFrame(columns), name, lines)
+    numbers = _numbers(texts, delimiter)
+    columns = {heading: _typed(values, numbers[heading]) for heading, values in texts.items()}
+    return Table(pd.DataFrame(columns), name, lines, (*notes, *_remarks(texts, numbers)))
 
 
 def find_delimiter(text: str) -> str:
@@ -47,32 +50,25 @@ def find_delimiter(text: str) -> str:
     return max(DELIMITERS, key=bare.count)  # a comma where there is none of them
 
 
-def parse_number(text: str, *, decimal_comma: bool = False) -> float | None:
-    """The number that a text is, or None."""
-    text = text.strip()
-    if decimal_comma and "," in text and "." not in text:
-        text = text.replace(",", ".", 1)
-    return float(text) if _NUMBER.fullmatch(text) else None
-
-
 def is_missing(text: str) -> bool:
     """Whether a text stands for nothing."""
     return text.strip().lower() in MISSING
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decoded(content: bytes, name: str) -> tuple[str, tuple[str, ...]]:
+    """The text, and what to tell the user of how it was read."""
     if content.startswith(_UTF16):
-        return content.decode("utf-16", errors="replace")
+        return content.decode("utf-16", errors="replace"), ()
     if b"\0" in content:
         raise InvalidData(f"{name} is not text: it has zero bytes. Save it as CSV in UTF-8.")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig"), ()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InvalidData(
-            f"{name}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8. Save the file in UTF-8 "
-            f"(iconv -f latin1 -t utf-8)."
-        ) from None
+        text = content.decode("cp1252", errors="replace")
+        word = next((word for word in re.findall(r"\w+", text.splitlines()[line - 1]) if not word.isascii()), "")
+        shown = f" (line {line} has {word!r})" if word else f" (line {line})"
+        return text, (f"the file is not in UTF-8 and is read as Latin-1{shown}: check that names look right",)
 
 
 def _split(text: str, delimiter: str, name: str) -> tuple[list[str], list[list[str]], list[int]]:
@@ -129,26 +125,43 @@ def _counts_rows(rows: list[list[str]]) -> bool:
     )
 
 
-def _typed(texts: list[str], *, decimal_comma: bool) -> Any:
+def _numbers(texts: dict[str, list[str | None]], delimiter: str) -> dict[str, NumberTexts | None]:
+    """The columns that are numbers. Where one allows both decimal marks, the other columns of the file decide."""
+    present = {name: [text for text in values if text is not None] for name, values in texts.items()}
+    usual = "," if delimiter == ";" else "."
+    found = {name: read_numbers(values, usual=usual) for name, values in present.items()}
+    sure = {each.decimal for name, each in found.items() if each and not each.ambiguous and _has_mark(present[name])}
+    decided = sure.pop() if len(sure) == 1 else None
+    for name, each in found.items():
+        if each and each.ambiguous:
+            mark = decided or ("." if delimiter == ";" and not any("," in text for text in present[name]) else usual)
+            read = read_numbers(present[name], decided, usual=mark)
+            found[name] = None if read is None else replace(read, ambiguous=decided is None)
+    return found
+
+
+def _has_mark(texts: list[str]) -> bool:
+    return any("," in text or "." in text for text in texts)
+
+
+def _remarks(texts: dict[str, list[str | None]], numbers: dict[str, NumberTexts | None]) -> list[str]:
+    """What to tell the user of how numbers were read."""
+    found = []
+    for name, each in numbers.items():
+        if each and each.numbers and (remark := each.remark(next(text for text in texts[name] if text is not None))):
+            found.append(f"column {name!r} {remark}")
+    return found
+
+
+def _typed(texts: list[str | None], found: NumberTexts | None) -> Any:
     """Numbers where all values are, whole ones as such; else text, with None for what is missing."""
     import pandas as pd
 
-    kept = [None if is_missing(text) else text for text in texts]
-    numbers = _numbers([text for text in kept if text is not None], decimal_comma)
-    if numbers is None:
-        return pd.Series([None if text is None else text.strip() for text in kept], dtype=object)
-    left = iter(numbers)
-    found = pd.Series([float("nan") if text is None else next(left) for text in kept], dtype=float)
-    whole = len(numbers) == len(kept) and all(number.is_integer() and abs(number) < 2**53 for number in numbers)
-    return found.astype("int64") if whole else found
-
-
-def _numbers(texts: list[str], decimal_comma: bool) -> list[float] | None:
-    """All texts as numbers, or None if one of them is not."""
-    if not decimal_comma and not any("_" in text for text in texts):  # which Python takes, and we do not
-        try:
-            return [*map(float, texts)]
-        except ValueError:
-            return None
-    found = [parse_number(text, decimal_comma=decimal_comma) for text in texts]
-    return None if None in found else [number for number in found if number is not None]
+    if found is None:
+        return pd.Series(texts, dtype=object)
+    left = iter(found.numbers)
+    series = pd.Series([float("nan") if text is None else next(left) for text in texts], dtype=float)
+    whole = len(found.numbers) == len(texts) and all(
+        number.is_integer() and abs(number) < 2**53 for number in found.numbers
+    )
+    return series.astype("int64") if whole else series

@@ -23,13 +23,16 @@ from knowable.core.model.model import Model
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count, check_number
-from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.support.tensors import few_threads
 from knowable.core.support.time_limit import time_limit
-from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, TooFewSteps, Unsupported
+from knowable.inference.ensembles import DeepEnsemble
 from knowable.inference.exact import ExactLinear
+from knowable.inference.sampling.sampler import Sampler
 from knowable.registry import find_method
 from knowable.tabular import saving
-from knowable.tabular.auto import USUAL_BUDGET, Choice, choose
+from knowable.tabular.auto import BUDGETS, Choice, choose, with_budget
 from knowable.tabular.label_columns import CategoricalColumn
 from knowable.tabular.networks import default_network, default_prior
 from knowable.tabular.reading import read_table
@@ -39,6 +42,14 @@ from knowable.tabular.table import Table
 from knowable.tabular.targets import Targets, refuse_hopeless, target_values
 
 PRECISIONS = {"double": torch.float64, "single": torch.float32}
+LIKELIHOODS = {
+    "regression": (
+        "gaussian", "heteroscedastic_gaussian", "student_t", "heteroscedastic_student_t", "log_normal", "logit_normal",
+        "poisson", "negative_binomial", "zero_inflated",
+    ),
+    "classification": ("categorical", "bernoulli"),
+}  # fmt: skip
+FEWEST_STEPS = 100  # of training, or gradients of chains, that a time limit must leave
 UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
 
 
@@ -54,9 +65,10 @@ class BayesianEstimator(BaseEstimator):
         method: str | Method = "auto",
         *,
         network: nn.Module | Callable[[int, int], nn.Module] | None = None,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | str | None = None,
         prior: Any = None,
-        budget: float | None = None,
+        budget: str = "normal",
+        time_limit: float | None = None,
         samples: int = 64,
         random_state: Any = None,
         kinds: Any = None,
@@ -68,6 +80,7 @@ class BayesianEstimator(BaseEstimator):
         self.likelihood = likelihood
         self.prior = prior
         self.budget = budget
+        self.time_limit = time_limit
         self.samples = samples
         self.random_state = random_state
         self.kinds = kinds
@@ -95,8 +108,12 @@ class BayesianEstimator(BaseEstimator):
         """Targets as the likelihood wants them."""
 
     @abstractmethod
-    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
-        """The likelihood where none is given."""
+    def _kind_of_target(self, y: np.ndarray, x: np.ndarray) -> str:
+        """What the target is, which decides the likelihood where none is given; a name given by the user decides."""
+
+    @abstractmethod
+    def _default_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
+        """The likelihood where none is given, or only its name."""
 
     @abstractmethod
     def _outputs(self, likelihood: Likelihood) -> int:
@@ -118,7 +135,8 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, updates: bool = False, classes: Any = None) -> None:
         started = time.monotonic()
         self._check_settings()
-        vars(self).pop("posterior_", None)  # a fit that fails leaves nothing that looks fitted
+        for name in ("posterior_", "method_"):  # a fit that fails leaves nothing that looks fitted
+            vars(self).pop(name, None)
         table, y, names = self._admit(X, y, reset=True)
         table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
         if len(table) < 2:
@@ -129,12 +147,13 @@ class BayesianEstimator(BaseEstimator):
         if isinstance(kinds, Mapping):  # which may also speak of the target
             kinds = {name: kind for name, kind in kinds.items() if name in table.names or name not in names}
         columns = Schema.learn(table, None, kinds=kinds)
+        self.target_kind_ = self._kind_of_target(y, columns.encode(table))
         self.schema_ = columns.predicting(self._learn_targets(y, names, classes))
         self.input_names_ = table.names
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.choice_ = self._choose(len(table), updates=updates, weighted=weights is not None)
+        self.choice_ = self._choose(y, updates=updates, weighted=weights is not None)
         self.method_ = self.choice_.method
-        likelihood = self.likelihood or self._default_likelihood(self.method_, len(table))
+        likelihood = self._make_likelihood(self.method_, y)
         linear = isinstance(self.method_, ExactLinear)
         net = self._make_network(likelihood, len(table), linear=linear)
         ours = self.network is None and not linear
@@ -153,8 +172,15 @@ class BayesianEstimator(BaseEstimator):
         x, target = torch.from_numpy(self.schema_.encode(table)), torch.from_numpy(self._scaled(y))
         data = Data((x, target), len(x), None if weights is None else torch.from_numpy(weights).to(self.model_.dtype))
         try:
-            with time_limit(self._seconds_left(started)):
-                return self.method_.fit(self.model_, data, seed=self.seed_, progress=None if self.verbose else False)
+            with time_limit(self._seconds_left(started)), few_threads(self._weights):
+                training, held_out = self._divided(data)
+                found = self.method_.fit(
+                    self.model_,
+                    training,
+                    validation=held_out,
+                    seed=self.seed_,
+                    progress=None if self.verbose else False,
+                )
         except Unsupported as error:
             if weights is None:
                 raise
@@ -162,11 +188,45 @@ class BayesianEstimator(BaseEstimator):
                 f"{type(self.method_).__name__} cannot take weights that are not whole numbers ({error}) Round "
                 f"sample_weight, or choose method='ensemble'."
             ) from error
+        self._refuse_few_steps(found)
+        return found
+
+    def _divided(self, data: Data) -> tuple[Data, Data | None]:
+        """Rows to train on, and a tenth to stop early by where networks that were not asked for are trained."""
+        if self.method != "auto" or not isinstance(self.method_, DeepEnsemble) or data.weights is not None:
+            return data, None
+        order = torch.randperm(data.size, generator=generator_for(self.seed_, "held out"))
+        held, kept = order[: data.size // 10].sort().values, order[data.size // 10 :].sort().values
+        if not len(held):
+            return data, None
+        first, second = (Data(tuple(each[rows] for each in data.tensors), len(rows)) for rows in (kept, held))
+        return first, second
+
+    @property
+    def _learns_gain(self) -> bool:
+        """Whether the size of logits is learned: where it is averaged over, or networks stop early."""
+        method = vars(self).get("method_")
+        return isinstance(method, Sampler) or (self.method == "auto" and isinstance(method, DeepEnsemble))
+
+    @property
+    def _weights(self) -> int:
+        return sum(value.numel() for value in self.model_.params().values())
 
     def _seconds_left(self, started: float) -> float | None:
-        """What is left of the time that the fit may take; what was not chosen by the user has a limit of its own."""
-        budget = USUAL_BUDGET if self.budget is None and self.method == "auto" else self.budget
-        return None if budget is None else max(1e-3, budget - (time.monotonic() - started))
+        """What is left of the time that the fit may take."""
+        return None if self.time_limit is None else max(1e-3, self.time_limit - (time.monotonic() - started))
+
+    def _refuse_few_steps(self, posterior: Posterior) -> None:
+        """A fit that a time limit ended when it had hardly begun is not an answer."""
+        found = posterior.diagnostics
+        steps = found.history[-1]["step"] if found.history else found.get("gradients")
+        if found.out_of_time and steps is not None and steps < FEWEST_STEPS:
+            limit = "kn.time_limit" if self.time_limit is None else f"time_limit={self.time_limit:g}"
+            raise TooFewSteps(
+                f"{limit} ended the fit after {steps:.0f} steps, and fewer than {FEWEST_STEPS} are no answer. Give it "
+                f"more seconds (time_limit=, --time-limit), or leave the limit out: budget='quick' makes fewer steps "
+                f"and gives the same numbers on any machine."
+            )
 
     def _admit(self, X: Any, y: Any, *, reset: bool) -> tuple[Table, np.ndarray, tuple[str, ...]]:
         """Inputs, targets and the targets' names; ``y`` may be the name of columns of ``X``."""
@@ -207,12 +267,17 @@ class BayesianEstimator(BaseEstimator):
         names = [f"x{k}" for k in range(array.shape[1])] if reset else self.input_names_
         return read_table({name: array[:, k] for k, name in enumerate(names)})
 
-    def _choose(self, rows: int, *, updates: bool, weighted: bool) -> Choice:
+    def _make_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
+        return self.likelihood if isinstance(self.likelihood, Likelihood) else self._default_likelihood(method, y)
+
+    def _choose(self, y: np.ndarray, *, updates: bool, weighted: bool) -> Choice:
+        rows = len(y)
         if isinstance(self.method, Method):
             return Choice(self.method, "it was asked for")
         if self.method != "auto":
-            return Choice(find_method(self.method).cls(), "it was asked for")
-        likelihood = self.likelihood or self._default_likelihood(None, rows)
+            inputs = len(self.schema_.feature_names)
+            return Choice(with_budget(find_method(self.method).cls(), rows, inputs, self.budget), "it was asked for")
+        likelihood = self._make_likelihood(None, y)
         size = sum(value.numel() for value in self._make_network(likelihood, rows).parameters())
         inputs = len(self.schema_.feature_names)
         return choose(rows, inputs, size, self.task, self.budget, updates=updates, weighted=weighted)
@@ -228,7 +293,10 @@ class BayesianEstimator(BaseEstimator):
                 return nn.Linear(inputs, outputs).to(PRECISIONS[self.precision])
             groups = self.schema_.groups
             categories = [groups[each.name] for each in self.schema_.columns if isinstance(each, CategoricalColumn)]
-            return default_network(inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision])
+            return default_network(
+                inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision],
+                gain=self.task == "classification" and self._learns_gain,
+            )  # fmt: skip
 
     def _check_settings(self) -> None:
         if not isinstance(self.method, str | Method):
@@ -240,24 +308,41 @@ class BayesianEstimator(BaseEstimator):
                 f"network must be a torch.nn.Module, a function of the numbers of inputs and outputs that makes one, "
                 f"or None; got {type(self.network).__name__}."
             )
-        if self.likelihood is not None and not isinstance(self.likelihood, Likelihood):
-            raise InvalidType(f"likelihood must be one such as Gaussian(), or None; got {self.likelihood!r}.")
-        if self.budget is not None:
-            check_number("budget", self.budget, above=0)
+        if isinstance(self.likelihood, str):
+            check_choice("likelihood", self.likelihood, LIKELIHOODS[self.task])
+        elif self.likelihood is not None and not isinstance(self.likelihood, Likelihood):
+            raise InvalidType(f"likelihood must be one such as Gaussian(), its name, or None; got {self.likelihood!r}.")
+        if not isinstance(self.budget, str):
+            raise InvalidType(
+                f"budget must be one of {', '.join(map(repr, BUDGETS))}, got {self.budget!r}. For a limit in seconds "
+                f"use time_limit={self.budget!r} (--time-limit)."
+            )
+        check_choice("budget", self.budget, BUDGETS)
+        if self.time_limit is not None:
+            check_number("time_limit", self.time_limit, above=0)
         check_count("samples", self.samples)
         check_choice("precision", self.precision, PRECISIONS)
 
     def predict_dist(self, X: Any) -> Prediction:
         """The predictive distribution of each row of ``X``, in the units of the training targets."""
         check_is_fitted(self, "posterior_")
-        x = torch.from_numpy(self.schema_.encode(self._table(X, reset=False)))
+        encodings = self.schema_.encodings(self._table(X, reset=False))
+        with few_threads(self._weights):
+            parts = [self.posterior_.predict(torch.from_numpy(x), samples=self.samples) for x in encodings]
         assert self.schema_.targets is not None
-        return self.schema_.targets.restore(self.posterior_.predict(x, samples=self.samples))
+        equal = torch.zeros(len(parts), dtype=parts[0].log_weights.dtype).log_softmax(0)
+        found = parts[0] if len(parts) == 1 else type(parts[0]).joined(parts, equal)  # over known categories
+        return self.schema_.targets.restore(found)
 
-    def save(self, path: str | os.PathLike[str]) -> Any:
-        """Write a folder that :meth:`load` reads: the schema as JSON and the posterior, without code in it."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Any:
+        """Write a folder that :meth:`load` reads: the schema as JSON and the posterior, without code in it.
+
+        Args:
+            path: The folder.
+            overwrite: Replace an estimator that was saved there before.
+        """
         check_is_fitted(self, "posterior_")
-        return saving.save_estimator(self, path)
+        return saving.save_estimator(self, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], network: nn.Module | None = None) -> Any:

@@ -53,6 +53,8 @@ class FittedRun:
     held_out: bool = True  # whether the rows to score were held out of the fit
     notices: tuple[Notice, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()  # more ``(name, value)`` pairs for the head of the page
+    delivered: BayesianEstimator | None = None  # the same fitted to all rows after the scores, which the run keeps
+    all_outcomes: Outcomes | None = None  # moments of the outcomes of all rows, where ``delivered`` has seen them
 
     @property
     def target(self) -> str:
@@ -90,6 +92,16 @@ class FittedRun:
     def trained_on(self) -> int:
         """Number of training rows."""
         return self.estimator.schema_.rows
+
+    @property
+    def what_is_delivered(self) -> str:
+        """Which model the run keeps, where rows were held out."""
+        if self.delivered is not None:
+            return (
+                f"Scores are of a model fitted to {self.trained_on} rows; the run has the same model fitted to all "
+                f"{self.delivered.schema_.rows} rows afterwards."
+            )
+        return f"The run has the model that was scored, fitted to {self.trained_on} rows." if self.held_out else ""
 
     def predict(self, frame: DataFrame) -> Prediction:
         """Predict rows of the user's table; what is wrong with them has been reported before."""
@@ -159,6 +171,7 @@ def all_notices(run: FittedRun) -> tuple[Notice, ...]:
             Notice("Scores", "No rows were held out: scores are on the training rows and too good to be true.")
         )
     found += quality.quality_notices(run.scores, run.baseline)
+    found += quality.residual_notices(run.prediction, run.y)
     return tuple({notice.text: notice for notice in found}.values())
 
 
@@ -190,6 +203,7 @@ def _facts(run: FittedRun) -> tuple[tuple[str, str], ...]:
         ("Inputs", str(len(run.kinds))),
         ("Seed", str(run.estimator.random_state)),
         ("Time of the fit", f"{run.seconds:.1f} s"),
+        *((("Model in the run", f"refitted to all {run.delivered.schema_.rows} rows"),) if run.delivered else ()),
         *run.facts,
         ("knowable", __version__),
     )
@@ -255,7 +269,7 @@ def _quality_section(run: FittedRun) -> Section:
     return Section(
         title="Scores and calibration",
         lead="Every score has its standard error, beside the score of a baseline that knows the outcomes of the "
-        "training rows but no inputs.",
+        f"training rows but no inputs. {run.what_is_delivered}".rstrip(),
         findings=quality.findings(run.scores, run.baseline),
         tables=(table,),
         panels=panels,

@@ -29,13 +29,16 @@ _MOST = 255  # categories with a place of their own
 _TRUTH = {"1": 1.0, "0": 0.0, **dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
 
 
+_AVERAGED = "Their predictions average over the known categories, and are wider for it."
+
+
 @dataclass(frozen=True)
 class CategoricalColumn(Column):
     """Categories: one number for each, 1 where the row has it and 0 elsewhere, and one for all others.
 
-    Others are categories that were not in training, and the rarest where there are more than 255. No training row tells
-    what an unseen category does, so that predictions for it are as uncertain as the prior. What is missing becomes the
-    most frequent category.
+    Others are the rarest categories where there are more than 255, and those that were not in training; predictions for
+    these average over the known categories, see :meth:`~knowable.tabular.schema.Schema.encodings`. What is missing
+    becomes the most frequent category.
     """
 
     kind: ClassVar[str] = "categorical"
@@ -43,6 +46,7 @@ class CategoricalColumn(Column):
     categories: tuple[str, ...]  # those with a place of their own, in alphabetical order
     usual: str  # the most frequent one
     rare: int  # how many share the place of all others
+    shares: tuple[float, ...] = ()  # share of each category in the training rows; empty where it was not kept
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> CategoricalColumn:
@@ -51,7 +55,9 @@ class CategoricalColumn(Column):
         missing = find_missing(values)
         counts = Counter(label for label, gap in zip(labels_of(values), missing, strict=True) if not gap)
         ordered = sorted(counts, key=lambda label: (-counts[label], label))
-        return cls(name, bool(missing.any()), tuple(sorted(ordered[:_MOST])), ordered[0], max(0, len(ordered) - _MOST))
+        kept = tuple(sorted(ordered[:_MOST]))
+        shares = tuple(counts[label] / counts.total() for label in kept)
+        return cls(name, bool(missing.any()), kept, ordered[0], max(0, len(ordered) - _MOST), shares)
 
     @property
     def varies(self) -> bool:
@@ -66,15 +72,18 @@ class CategoricalColumn(Column):
         labels = [self.usual if gap else label for label, gap in zip(labels_of(values), missing, strict=True)]
         other = len(self.categories)
         codes = np.array([place.get(label, other) for label in labels], dtype=int)
-        unseen = {label for label in set(labels) if label not in place}
-        if unseen and not self.rare:  # else they may be some of the rare ones
-            warn_of_unseen(self.name, unseen, "They share the place of all others.")
+        if (codes == other).any() and not self.rare:  # else they may be some of the rare ones
+            warn_of_unseen(table, self.name, codes == other, _AVERAGED if self.shares else "They share a place.")
         return np.eye(other + 1)[codes]
+
+    def guesses(self, table: Table, count: int) -> list[np.ndarray]:
+        """The unseen ones as known categories; none where they may be some of the rare ones."""
+        return [] if self.rare else _guesses(self, table, self.categories, self.shares, count)
 
 
 @dataclass(frozen=True)
 class OrdinalColumn(Column):
-    """Levels in an order: their number, centred and scaled. What is missing or unseen becomes the middle level."""
+    """Levels in an order: their number, centred and scaled. What is missing becomes the middle level."""
 
     kind: ClassVar[str] = "ordinal"
 
@@ -82,6 +91,7 @@ class OrdinalColumn(Column):
     middle: float  # number of the median level in training
     centre: float  # mean number in training
     scale: float  # standard deviation of the numbers in training
+    shares: tuple[float, ...] = ()  # share of each level in the training rows; empty where it was not kept
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> OrdinalColumn:
@@ -93,7 +103,8 @@ class OrdinalColumn(Column):
         wrong = f"is not one of its levels ({', '.join(levels)}). Correct it, or add it to kinds[{name!r}]."
         ranks = parse_column(table, name, rank.get, wrong)[~missing]
         middle = float(np.sort(ranks)[len(ranks) // 2])
-        return cls(name, bool(missing.any()), levels, middle, float(ranks.mean()), float(ranks.std()))
+        shares = tuple((np.bincount(ranks.astype(int), minlength=len(levels)) / len(ranks)).tolist())
+        return cls(name, bool(missing.any()), levels, middle, float(ranks.mean()), float(ranks.std()), shares)
 
     @property
     def varies(self) -> bool:
@@ -103,13 +114,17 @@ class OrdinalColumn(Column):
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         rank = {level: float(number) for number, level in enumerate(self.levels)}
         labels = labels_of(values)
-        unseen = {label for label, gap in zip(labels, missing, strict=True) if not gap and label not in rank}
-        if unseen:
-            warn_of_unseen(self.name, unseen, "The middle level is taken for them.")
+        unseen = _unseen(self, table, self.levels)
+        if unseen.any():
+            warn_of_unseen(table, self.name, unseen, _AVERAGED if self.shares else "They are taken for the middle one.")
         found = np.array(
             [self.middle if gap else rank.get(label, self.middle) for label, gap in zip(labels, missing, strict=True)]
         )
         return ((found - self.centre) / (self.scale or 1.0))[:, None]
+
+    def guesses(self, table: Table, count: int) -> list[np.ndarray]:
+        """The unseen ones as known levels."""
+        return _guesses(self, table, self.levels, self.shares, count)
 
 
 @dataclass(frozen=True)
@@ -140,6 +155,28 @@ class BooleanColumn(Column):
         found = np.where(missing, float(self.share >= 0.5), as_truth(table, self.name))
         scale = (self.share * (1 - self.share)) ** 0.5
         return ((found - self.share) / (scale or 1.0))[:, None]
+
+
+def _unseen(column: Column, table: Table, known: Sequence[str]) -> np.ndarray:
+    """Which rows have a category that is not known."""
+    values, there = table.column(column.name), set(known)
+    missing = find_missing(values)
+    return np.array([not gap and label not in there for label, gap in zip(labels_of(values), missing, strict=True)])
+
+
+def _guesses(
+    column: Column, table: Table, known: Sequence[str], shares: Sequence[float], count: int
+) -> list[np.ndarray]:
+    """Encodings with the k-th of ``count`` quantiles of the known categories in place of those that are not known."""
+    unseen = _unseen(column, table, known)
+    if not shares or not unseen.any():
+        return []
+    bounds = np.cumsum(shares)
+    found = []
+    for quantile in (np.arange(count) + 0.5) / count * bounds[-1]:
+        values = table.column(column.name).astype(object).mask(unseen, known[int(np.searchsorted(bounds, quantile))])
+        found.append(column.encode(Table(values.to_frame(), table.source, table.lines)))
+    return found
 
 
 def as_truth(table: Table, name: str) -> np.ndarray:

@@ -21,52 +21,60 @@ _GAIN = math.sqrt(2.0)
 
 
 def default_network(
-    inputs: int, outputs: int, rows: int, *, categorical: Sequence[slice] = (), dtype: torch.dtype = torch.float64
+    inputs: int,
+    outputs: int,
+    rows: int,
+    *,
+    categorical: Sequence[slice] = (),
+    gain: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> nn.Module:
-    """A network sized to the data.
+    """A network sized to the data: a :class:`ResidualMLP` beside a linear map of the inputs.
 
-    A perceptron with two hidden layers of tanh, whose width grows with the square root of the number of rows from 16 to
-    128: 16 up to 256 rows, 32 for 1,000, 100 for 10,000. With 5,000 rows or more, or with a column of 8 categories or
-    more, a :class:`ResidualMLP` of that width, which embeds such columns.
+    Its width grows with the square root of the number of rows from 16 to 128: 16 up to 256 rows, 32 for 1,000, 100 for
+    10,000. It has one residual layer, and two with 5,000 rows or more. Columns of 8 categories or more are embedded.
 
     Args:
         inputs: Numbers in a row.
         outputs: Numbers that the likelihood wants.
         rows: Training rows.
         categorical: Which of the inputs are the categories of one column, for each such column.
+        gain: Whether the size of the outputs is learned, as logits need it.
         dtype: Precision of the weights.
     """
     check_count("inputs", inputs)
     check_count("outputs", outputs)
     check_count("rows", rows)
-    width = min(_WIDEST, max(_NARROWEST, round(math.sqrt(rows))))
-    embedded = [block for block in categorical if block.stop - block.start >= _EMBEDDED_FROM]
-    if embedded or rows >= _DEEP_FROM:
-        return ResidualMLP(inputs, outputs, width=width, embedded=[(b.start, b.stop) for b in embedded]).to(dtype)
-    return nn.Sequential(
-        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
-    ).to(dtype)
+    embedded = [(block.start, block.stop) for block in categorical if block.stop - block.start >= _EMBEDDED_FROM]
+    return ResidualMLP(
+        inputs, outputs, width=min(_WIDEST, max(_NARROWEST, round(math.sqrt(rows)))),
+        depth=2 if rows >= _DEEP_FROM else 1, embedded=embedded, skip=True, gain=gain,
+    ).to(dtype)  # fmt: skip
 
 
 def default_prior(net: nn.Module) -> dict[str, Prior]:
-    r"""The prior for a network of ours: :math:`w \sim \mathcal{N}(0, 2 / \text{inputs of its layer})`, biases N(0, 1).
+    r"""The prior for a network of ours: :math:`w \sim \mathcal{N}(0, 2 / \text{inputs of its layer})`, others N(0, 1).
 
-    Functions drawn from it then are of about the size of standardised targets, whatever the widths (Neal, 1996). With
-    N(0, 1) on every weight they would grow with the widths, and networks would be free to follow the noise.
+    The linear map beside the layers has half of that variance. Functions drawn from the prior are then of about the
+    size of standardised targets, whatever the widths (Neal, 1996). With N(0, 1) on every weight they would grow with
+    the widths, and networks would be free to follow the noise.
     """
     layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
-    scales = {name: float(f"{_GAIN / math.sqrt(layer.in_features):.4g}") for name, layer in layers}
+    gains = {name: 1.0 if name == "skip" else _GAIN for name, _ in layers}
+    scales = {name: float(f"{gains[name] / math.sqrt(layer.in_features):.4g}") for name, layer in layers}
     return {**{f"{name}.weight": Normal(scale) for name, scale in scales.items()}, "*": Normal(1.0)}
 
 
 class ResidualMLP(nn.Module):
     r"""Hidden layers that add to what came before, and embeddings for columns of many categories.
 
-    .. math:: h_0 = W_0 z, \qquad h_{l+1} = h_l + B_l\, \sigma(A_l h_l + a_l), \qquad f = W \sigma(h_L) + b
+    .. math:: h_0 = W_0 z, \qquad h_{l+1} = h_l + B_l\, \sigma(A_l h_l + a_l), \qquad
+        f = e^{g_1} (W \sigma(h_L) + b) + e^{g_2} V x
 
-    where z holds the inputs, those of a column of categories replaced by their embedding. An embedding is a linear map
-    of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear
-    layers knows it.
+    where z holds the inputs x, those of a column of categories replaced by their embedding. An embedding is a linear
+    map of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear
+    layers knows it. The linear map V is there with ``skip``: a linear relation then needs no hidden layer. The gains g
+    are there with ``gain``, else zero: with them, the scales of the priors of W and V are learned like any weight.
 
     Args:
         inputs: Numbers in a row.
@@ -74,10 +82,20 @@ class ResidualMLP(nn.Module):
         width: Of the hidden layers.
         depth: How many layers add to what came before.
         embedded: First input and the one after the last, of each column of categories that is to be embedded.
+        skip: Whether a linear map of the inputs is added to the outputs.
+        gain: Whether the size of both parts is learned.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, width: int = 64, depth: int = 2, embedded: Sequence[tuple[int, int]] = ()
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        width: int = 64,
+        depth: int = 2,
+        embedded: Sequence[tuple[int, int]] = (),
+        skip: bool = False,
+        gain: bool = False,
     ):
         super().__init__()
         self.inputs, self.outputs, self.width, self.depth = inputs, outputs, width, depth
@@ -94,22 +112,28 @@ class ResidualMLP(nn.Module):
         self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.outer = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
         self.last = nn.Linear(width, outputs)
+        self.skip = nn.Linear(inputs, outputs, bias=False) if skip else None
+        self.gain = nn.Parameter(torch.zeros(1 + skip)) if gain else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows ``(batch, inputs)`` to ``(batch, outputs)``."""
         parts = [embed(x[:, first:last]) for embed, (first, last) in zip(self.embeddings, self.embedded, strict=True)]
-        if self.embedded:
-            x = torch.cat([x[:, self.plain], *parts], dim=1)
-        hidden = self.first(x)
+        hidden = self.first(torch.cat([x[:, self.plain], *parts], dim=1) if self.embedded else x)
         for inner, outer in zip(self.inner, self.outer, strict=True):
             hidden = hidden + outer(torch.tanh(inner(hidden)))
-        return self.last(torch.tanh(hidden))
+        outputs = [self.last(torch.tanh(hidden))]
+        if self.skip is not None:
+            outputs.append(self.skip(x))
+        if self.gain is not None:
+            outputs = [size * output for size, output in zip(self.gain.exp().unbind(), outputs, strict=True)]
+        return torch.stack(outputs).sum(0) if len(outputs) > 1 else outputs[0]
 
     def settings(self) -> dict[str, Any]:
         """What it was made with, as plain values."""
         return {
             "inputs": self.inputs, "outputs": self.outputs, "width": self.width, "depth": self.depth,
             "embedded": [list(each) for each in self.embedded],
+            "skip": self.skip is not None, "gain": self.gain is not None,
         }  # fmt: skip
 
 
@@ -134,7 +158,8 @@ def network_from_json(saved: Mapping[str, Any] | None) -> nn.Module | None:
         dtype = {"float32": torch.float32, "float64": torch.float64}[saved["dtype"]]
         return ResidualMLP(
             saved["inputs"], saved["outputs"], width=saved["width"], depth=saved["depth"],
-            embedded=[(first, last) for first, last in saved["embedded"]],
+            embedded=[(first, last) for first, last in saved["embedded"]], skip=saved.get("skip", False),
+            gain=saved.get("gain", False),
         ).to(dtype)  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DamagedArtifact(f"The saved network cannot be made: {error!r}. Pass network= instead.") from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from knowable.errors import InvalidData
-from knowable.tabular.columns import Column, as_numbers, find_missing, shown
+from knowable.tabular.columns import DAY_OR_MONTH_FIRST, Column, as_numbers, find_missing, shown
 from knowable.tabular.table import Table
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ _HEAVY = 10.0  # kurtosis beyond which tails count as heavy (a normal has 3, an 
 _SLIP = 1e6  # times the interquartile range from the median, beyond which a value is taken for a slip
 _JUMP = 10.0  # times the training range away from it
 _RATIO = 8.0  # times as large, or as small, as anything in training: units differ by ten or more
+_CODES = (-99999, -9999, -999, -99, -9, -1, 999, 9999, 99999)  # that stand for a missing value in many files
+_IDENTIFIER = re.compile(
+    r"(^|[_ .-])(id|ids|uid|uuid|key|nr|no|index)$|Id$|ID$|^(row|record)([_ .-]?(id|nr|no|number))?$", re.I
+)
+_FEWEST_TO_ASK = 10  # rows, below which nothing can be told from values
 _DAY, _YEAR = 86_400.0, 365.2425 * 86_400.0
 
 
@@ -83,6 +89,25 @@ class NumericColumn(Column):
             f"{self.low:.6g} to {self.high:.6g}): is it in other units?"
         ]
 
+    def remarks(self, table: Table) -> list[str]:
+        """Codes that may stand for a missing value, and whole numbers that may only name the rows."""
+        values = as_numbers(table, self.name)
+        present = values[~np.isnan(values)]
+        if len(present) < _FEWEST_TO_ASK:
+            return []
+        asked = [
+            f"column {self.name!r} has {code} in {table.where_all(np.flatnonzero(values == code))}: does it stand for "
+            f"a missing value? It is used as a number; if so, pass --missing {code}"
+            for code in _CODES
+            if _looks_like_a_code(present, code)
+        ]
+        if _looks_like_an_identifier(self.name, present):
+            asked.append(
+                f"column {self.name!r} has another whole number in every row: does it only name the rows? It is used "
+                f"as a number; if so, pass --id {self.name} to carry it into predictions, or --drop {self.name}"
+            )
+        return asked
+
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
         found = np.where(missing, self.median, as_numbers(table, self.name))
         moved = signed_log((found - self.median) / self.unit) if self.log else found
@@ -91,7 +116,10 @@ class NumericColumn(Column):
 
 @dataclass(frozen=True)
 class DateColumn(Column):
-    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine."""
+    """Dates: a trend, and for each cycle that the training rows went through a sine and a cosine.
+
+    Dates such as 03/04/2024 have the day first unless a date of the column says otherwise; all training rows decide.
+    """
 
     kind: ClassVar[str] = "date"
 
@@ -100,17 +128,19 @@ class DateColumn(Column):
     year: bool  # whether the day of the year is told, where there is more than a year of data
     week: bool  # whether the day of the week is told, where there are more than two weeks
     day: bool  # whether the hour is told, where dates have one
+    day_first: bool | None = None  # whether 03/04/2024 is in April; None where no date is written so
 
     @classmethod
     def learn(cls, table: Table, name: str, given: Any = None) -> DateColumn:
         """Measure the column, and see which cycles it goes through."""
-        seconds = as_seconds(table, name)
+        day_first = _day_first(table, name)[0]
+        seconds = as_seconds(table, name, day_first)
         present = seconds[~np.isnan(seconds)]
         span = present.max() - present.min()
         whole_days = bool((present % _DAY == 0).all())
         return cls(
             name, bool(np.isnan(seconds).any()), float(present.mean()), float(present.std()), year=bool(span > _YEAR),
-            week=bool(span > 14 * _DAY), day=not whole_days,
+            week=bool(span > 14 * _DAY), day=not whole_days, day_first=day_first,
         )  # fmt: skip
 
     @property
@@ -120,8 +150,23 @@ class DateColumn(Column):
 
     def check(self, table: Table) -> list[str]:
         """Values must be dates."""
-        as_seconds(table, self.name)
+        as_seconds(table, self.name, self.day_first)
         return []
+
+    def remarks(self, table: Table) -> list[str]:
+        """Which of day and month is first, where it is written either way."""
+        day_first, sure = _day_first(table, self.name)
+        if day_first is None:
+            return []
+        order = "day first" if day_first else "month first"
+        if sure:
+            return [f"column {self.name!r} has dates with the {order}, told from line {sure}"]
+        values = table.column(self.name)
+        example = values.iloc[int(np.flatnonzero(~find_missing(values))[0])]
+        return [
+            f"column {self.name!r} has dates such as {example!r} and none that tells day from month: they are read "
+            f"with the {order}. If that is wrong, write them as 2024-02-29"
+        ]
 
     def _cycles(self) -> dict[str, float]:
         """Names and lengths of the cycles, in seconds."""
@@ -133,7 +178,7 @@ class DateColumn(Column):
         return (self.name, *waves)
 
     def _encode(self, values: pd.Series, missing: np.ndarray, table: Table) -> np.ndarray:
-        seconds = np.where(missing, self.centre, as_seconds(table, self.name))
+        seconds = np.where(missing, self.centre, as_seconds(table, self.name, self.day_first))
         found = [(seconds - self.centre) / (self.scale or 1.0)]
         for length in self._cycles().values():
             phase = 2 * math.pi * (seconds % length) / length
@@ -141,7 +186,51 @@ class DateColumn(Column):
         return np.column_stack(found)
 
 
-def as_seconds(table: Table, name: str) -> np.ndarray:
+def _day_first(table: Table, name: str) -> tuple[bool | None, str]:
+    """Whether dates such as 03/04/2024 have the day first, and the first line that tells; the whole column decides."""
+    values = table.column(name)
+    told: dict[bool, int] = {}
+    written = False
+    for row in np.flatnonzero(~find_missing(values)):
+        found = DAY_OR_MONTH_FIRST.fullmatch(str(values.iloc[row]).strip())
+        if found is None:
+            continue
+        written = True
+        first, second = int(found[1]), int(found[3])
+        if (first > 12) != (second > 12):
+            told.setdefault(first > 12, int(row))
+    if len(told) == 2:
+        raise InvalidData(
+            f"{table.where(told[True], name)}: {shown(values.iloc[told[True]])} has the day first, and "
+            f"{table.where(told[False])}: {shown(values.iloc[told[False]])} the month. Write all as 2024-02-29, or say "
+            f"kinds={{{name!r}: 'categorical'}}."
+        )
+    if not told:
+        return (True if written else None), ""
+    ((day_first, row),) = told.items()
+    return day_first, str(row if table.lines is None else table.lines[row])
+
+
+def _looks_like_a_code(values: np.ndarray, code: int) -> bool:
+    """Whether ``code`` is apart from all other values: the only negative one, or further off than they are wide."""
+    others = values[values != code]
+    if len(others) in (0, len(values)) or len(np.unique(others)) < _FEWEST_TO_ASK:
+        return False
+    low, high = others.min(), others.max()
+    if abs(code) < 99:
+        return code < 0 <= low and (values == code).sum() > 1
+    return max(low - code, code - high) > high - low
+
+
+def _looks_like_an_identifier(name: str, values: np.ndarray) -> bool:
+    """Whether whole numbers, all different, have the name of an identifier, or count the rows one by one."""
+    if len(np.unique(values)) < len(values) or (values != np.round(values)).any():
+        return False
+    counted = bool((np.diff(values) == 1).all())
+    return counted or _IDENTIFIER.search(name) is not None
+
+
+def as_seconds(table: Table, name: str, day_first: bool | None = None) -> np.ndarray:
     """A column of dates as seconds since 1970 in UTC, with NaN for what is missing."""
     import pandas as pd
 
@@ -151,6 +240,8 @@ def as_seconds(table: Table, name: str) -> np.ndarray:
         row = int(np.flatnonzero(~missing)[0])
         raise InvalidData(f"{table.where(row, name)}: {shown(values.iloc[row])} is not a date such as 2024-02-29.")
     present: Any = values[~missing]
+    if not _typed(present) and day_first is not None:
+        present = present.map(lambda value: _as_iso(str(value).strip(), day_first))
     dates: Any = pd.to_datetime(present, errors="coerce", utc=True, format=None if _typed(present) else "ISO8601")
     if dates.isna().any() and not _typed(present):  # not as in the standard: as pandas guesses, one by one
         dates = pd.to_datetime(present, errors="coerce", utc=True, format="mixed")
@@ -164,6 +255,18 @@ def as_seconds(table: Table, name: str) -> np.ndarray:
     epoch = pd.Timestamp(0, tz="UTC")
     seconds[~missing] = ((dates - epoch) / pd.Timedelta(seconds=1)).to_numpy(dtype=float)
     return seconds
+
+
+def _as_iso(text: str, day_first: bool) -> str:
+    """A date such as 3/4/24 as 2024-04-03; years of two digits are from 1970 to 2069."""
+    found = DAY_OR_MONTH_FIRST.fullmatch(text)
+    if found is None:
+        return text
+    day, month = (found[1], found[3]) if day_first else (found[3], found[1])
+    year = int(found[4]) if len(found[4]) == 4 else int(found[4]) + (2000 if int(found[4]) < 70 else 1900)
+    if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
+        return "not a date"
+    return f"{year:04d}-{int(month):02d}-{int(day):02d}{text[found.end(4) :]}"
 
 
 def _typed(values: pd.Series) -> bool:

@@ -5,9 +5,11 @@ What is wrong with a file is said in one line: the cause with its line and colum
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,19 +22,20 @@ from knowable.tabular.table import Table, as_table
 
 _PARQUET = b"PAR1"  # the first four bytes of such a file, and the last
 _WORKBOOK = b"PK\x03\x04"
+_GZIP = b"\x1f\x8b"
 
 
 def read_table(source: Any) -> Table:
     """A table from whatever holds one.
 
     Args:
-        source: The name of a CSV or Parquet file (``"-"``: standard input), an open file, a data frame of pandas or
-            polars, an Arrow table, a two-dimensional array (whose columns are called ``x0``, ``x1``, ...), a mapping of
-            names to columns, or a :class:`~knowable.tabular.table.Table`.
+        source: The name of a CSV (also ``.csv.gz``), Excel or Parquet file (``"-"``: standard input), an open file, a
+            data frame of pandas or polars, an Arrow table, a two-dimensional array (whose columns are called ``x0``,
+            ``x1``, ...), a mapping of names to columns, or a :class:`~knowable.tabular.table.Table`.
 
     Raises:
         InvalidData: If it cannot be read, saying where and what to do.
-        MissingExtra: If it is a Parquet file and pyarrow is not installed.
+        MissingExtra: If it is a Parquet or Excel file and pyarrow or openpyxl is not installed.
 
     Example:
         >>> read_table({"height": [1.6, 1.8], "name": ["Ada", "Bob"]}).names
@@ -63,7 +66,7 @@ def _read_file(path: str | os.PathLike[str]) -> Table:
         return _read_bytes(sys.stdin.buffer.read(), "standard input")
     file = Path(path)
     if file.is_dir():
-        raise InvalidData(f"{file} is a folder. Give the name of a CSV or Parquet file.")
+        raise InvalidData(f"{file} is a folder. Give the name of a CSV, Excel or Parquet file.")
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -74,10 +77,15 @@ def _read_file(path: str | os.PathLike[str]) -> Table:
 
 
 def _read_bytes(content: bytes, name: str) -> Table:
+    if content.startswith(_GZIP):
+        try:
+            content, name = gzip.decompress(content), name.removesuffix(".gz")
+        except (OSError, EOFError, zlib.error):
+            raise InvalidData(f"{name} is a damaged gzip file: it was cut short. Write or copy it again.") from None
     if name.lower().endswith((".parquet", ".pq")) or content.startswith(_PARQUET):
         return _read_parquet(content, name)
     if content.startswith(_WORKBOOK):
-        raise InvalidData(f"{name} is a workbook or an archive, not text. Save the sheet as CSV.")
+        return _read_workbook(content, name)
     return read_csv(content, name)
 
 
@@ -99,6 +107,37 @@ def _read_parquet(content: bytes, name: str) -> Table:
             f"{name} is a damaged Parquet file ({str(error).splitlines()[0]}). Write or copy it again."
         ) from None
     return as_table(found, name)
+
+
+def _read_workbook(content: bytes, name: str) -> Table:
+    """The first sheet of an Excel workbook, whose first row has the names."""
+    if not name.lower().endswith((".xlsx", ".xlsm")):
+        raise InvalidData(f"{name} is a workbook or an archive, not text. Save the sheet as CSV, or name it .xlsx.")
+    import pandas as pd
+
+    try:
+        import openpyxl
+    except ImportError:
+        raise MissingExtra("Excel files need openpyxl: pip install 'knowable[excel]', or save as CSV.") from None
+    try:
+        book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+        sheet, *others = book.worksheets
+        cells = [list(row) for row in sheet.iter_rows(values_only=True)]
+    except Exception as error:  # whatever a damaged archive makes the library raise
+        raise InvalidData(f"{name} is not a readable Excel workbook ({type(error).__name__}). Save it again.") from None
+    kept = [number for number, row in enumerate(cells) if any(cell is not None for cell in row)]
+    if len(kept) < 2:
+        raise InvalidData(f"{name}: its first sheet {sheet.title!r} has no rows below a row with names of columns.")
+    header = ["" if cell is None else str(cell).strip() for cell in cells[kept[0]]]
+    places = [place for place, heading in enumerate(header) if heading or any(cells[row][place] for row in kept)]
+    if any(not header[place] for place in places):
+        place = next(place for place in places if not header[place])
+        raise InvalidData(f"{name}: column {place + 1} has no name in the header. Give it one.")
+    frame = pd.DataFrame([[cells[row][place] for place in places] for row in kept[1:]])
+    frame.columns = [header[place] for place in places]
+    note = f"only the first sheet {sheet.title!r} is read, of {len(others) + 1}"
+    lines = [row + 1 for row in kept[1:]]
+    return Table(frame.infer_objects(), name, lines, (note,) if others else ())
 
 
 def _frame(source: Any) -> Any:

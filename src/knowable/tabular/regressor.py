@@ -13,17 +13,33 @@ from knowable.core.method import Method
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import Unsupported
+from knowable.inference.ensembles import DeepEnsemble
 from knowable.inference.exact import ExactLinear
 from knowable.inference.laplace import Laplace
 from knowable.inference.sampling import ImportanceSampling
 from knowable.inference.sampling.sampler import Sampler
-from knowable.inference.variational import MeanFieldVI
-from knowable.likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
+from knowable.inference.variational import MeanFieldVI, MomentVI
+from knowable.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from knowable.tabular.estimators import BayesianEstimator, can_update
-from knowable.tabular.targets import NumberTargets, Targets
+from knowable.tabular.targets import NumberTargets, Targets, recognise
 
 _NOISE_VARIES_FROM = 100  # rows, for methods that average over the weights
+COUNTS = ("count", "poisson", "negative_binomial", "zero_inflated")  # kinds of targets
+_NAMED = {
+    "heteroscedastic_gaussian": HeteroscedasticGaussian,
+    "student_t": StudentT,
+    "heteroscedastic_student_t": HeteroscedasticStudentT,
+}
+_STOPPED_NOISE_VARIES_FROM = 1_000  # rows, for networks that stop early by rows held out
 _TRAINED_NOISE_VARIES_FROM = 5_000  # rows, for trained networks: on fewer they would learn where they hit the targets
+_POISSON_ONLY = (Laplace, MomentVI)  # methods that do not know NegativeBinomial
 _ONE_NOISE = (ExactLinear, Laplace, ImportanceSampling)  # methods that do better with one noise for all rows
 
 
@@ -38,12 +54,19 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             (``"mfvi"``, ``"laplace"``, ``"ensemble"``, ``"nuts"``, ...) or a method such as ``kn.MAP(epochs=200)``.
         network: Any ``nn.Module``, or a function of the numbers of inputs and outputs that makes one. None: sized to
             the data, see :func:`~knowable.tabular.networks.default_network`.
-        likelihood: What the network's output means, for standardised targets. None: a normal whose spread depends on
-            the input, or one spread for all with fewer than 100 rows (5,000 for methods that train networks rather than
-            average over them) and for methods that do better so.
+        likelihood: What the network's output means, for standardised targets, or its name: ``"gaussian"``,
+            ``"heteroscedastic_gaussian"``, ``"student_t"``, ``"heteroscedastic_student_t"``, ``"log_normal"`` (above
+            0), ``"logit_normal"`` (between 0 and 1), ``"poisson"``, ``"negative_binomial"``, ``"zero_inflated"``.
+            None: by the targets, see :func:`~knowable.tabular.targets.recognise`. For plain numbers that is a Student t
+            whose spread depends on the input and whose tails are learned, or a normal with one spread for all with
+            fewer than 100 rows (5,000 for methods that train networks rather than average over them, 1,000 where
+            ``"auto"`` stops them early) and for methods that do better so.
         prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
             the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
-        budget: Seconds that a fit may take, kept within 20%. None: until it has settled; with ``"auto"`` 20.
+        budget: How much work ``"auto"`` puts into a fit: ``"quick"``, ``"normal"`` or ``"thorough"``. Counted in
+            gradients, not by the clock: the same seed gives the same numbers on any machine, busy or not.
+        time_limit: Seconds that a fit may take, kept within 20%, or None. A fit that it cuts short says so; one that it
+            ends within 100 steps is an error.
         samples: Maximum number of posterior draws that a prediction uses.
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
@@ -118,8 +141,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return found if found.ndim < 3 else found.reshape(len(found), -1)
 
     def _learn_targets(self, y: np.ndarray, names: tuple[str, ...], classes: Any = None) -> Targets:
-        learned = NumberTargets.learn(y, names)
-        if isinstance(self.likelihood, Poisson):  # counts have no other units
+        transform = {"log_normal": "log", "logit_normal": "logit"}.get(self.target_kind_, "none")
+        learned = NumberTargets.learn(y, names, transform)
+        if self.target_kind_ in COUNTS or isinstance(self.likelihood, Poisson | NegativeBinomial):  # no other units
             return NumberTargets((0.0,) * learned.outputs, (1.0,) * learned.outputs, learned.flat, names)
         return learned
 
@@ -127,17 +151,37 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         assert isinstance(self.schema_.targets, NumberTargets)
         return self.schema_.targets.scale(y)
 
-    def _default_likelihood(self, method: Method | None, rows: int) -> Likelihood:
+    def _kind_of_target(self, y: np.ndarray, x: np.ndarray) -> str:
+        if isinstance(self.likelihood, str):
+            return self.likelihood
+        exact = isinstance(self.method, ExactLinear) or self.method in ("exact", "exact_linear")
+        return recognise(y, x) if self.likelihood is None and not exact else "number"
+
+    def _default_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
         assert self.schema_.targets is not None
-        averaging = method is None or isinstance(method, Sampler | MeanFieldVI)
-        enough = _NOISE_VARIES_FROM if averaging else _TRAINED_NOISE_VARIES_FROM
-        if rows >= enough and not isinstance(method, _ONE_NOISE):
-            return HeteroscedasticGaussian()
+        kind, rows = self.target_kind_, len(y)
+        if kind in COUNTS:
+            if kind == "poisson" or (kind != "negative_binomial" and isinstance(method, _POISSON_ONLY)):
+                return Poisson()
+            return NegativeBinomial(base=float(f"{max(y.mean(), 0.1):.4g}"), zeros=kind == "zero_inflated")
+        if kind in _NAMED:
+            return _NAMED[kind]()
+        if rows >= self._noise_varies_from(method) and not isinstance(method, _ONE_NOISE) and kind != "gaussian":
+            tails = kind == "number" and (method is None or isinstance(method, Sampler | DeepEnsemble))
+            return HeteroscedasticStudentT() if tails else HeteroscedasticGaussian()
         return Gaussian(outputs=self.schema_.targets.outputs)
+
+    def _noise_varies_from(self, method: Method | None) -> int:
+        """Rows from which the spread depends on the input."""
+        if method is None or isinstance(method, Sampler | MeanFieldVI):
+            return _NOISE_VARIES_FROM
+        return _STOPPED_NOISE_VARIES_FROM if self.method == "auto" else _TRAINED_NOISE_VARIES_FROM
 
     def _outputs(self, likelihood: Likelihood) -> int:
         assert self.schema_.targets is not None
-        return self.schema_.targets.outputs * (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+        two = isinstance(likelihood, HeteroscedasticGaussian | HeteroscedasticStudentT)
+        two = two or (isinstance(likelihood, NegativeBinomial) and likelihood.zeros)
+        return self.schema_.targets.outputs * (2 if two else 1)
 
     def _shaped(self, values: Any) -> np.ndarray:
         assert isinstance(self.schema_.targets, NumberTargets)

@@ -16,7 +16,7 @@ from knowable.core.method import Method
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.prior import Prior
 from knowable.core.posterior.saving import build_object, describe_object
-from knowable.core.storage.folder import as_path
+from knowable.core.storage.folder import as_path, refuse_existing
 from knowable.core.support.files import check_folder, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.loading import load
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 DESCRIPTION, POSTERIOR = "estimator.json", "posterior"
-_PLAIN = ("budget", "samples", "precision", "verbose")
+_PLAIN = ("budget", "time_limit", "samples", "precision", "verbose")
 
 
-def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str]) -> Path:
+def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a fitted estimator to a folder, the posterior first."""
     folder = as_path(path)
     check_folder(folder, ours=_is_ours)
-    estimator.posterior_.save(folder / POSTERIOR)
+    if not overwrite:
+        refuse_existing(folder, DESCRIPTION)
+    estimator.posterior_.save(folder / POSTERIOR, overwrite=True)
     content = {
         "format": FORMAT,
         "estimator": type(estimator).__name__,
@@ -92,7 +94,7 @@ def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:
     whole = isinstance(estimator.random_state, int)
     settings["random_state"] = estimator.random_state if whole else None
     settings["method"] = estimator.method if isinstance(estimator.method, str) else _describe_method(estimator.method)
-    settings["likelihood"] = None if estimator.likelihood is None else describe_object(estimator.likelihood)
+    settings["likelihood"] = describe_object(estimator.likelihood)  # names and None as they are
     settings["prior"] = _describe_prior(estimator.prior)
     kinds = {} if estimator.kinds is None else dict(estimator.kinds)
     settings["kinds"] = {name: each if isinstance(each, str) else list(each) for name, each in kinds.items()} or None
@@ -100,10 +102,12 @@ def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:
 
 
 def _build_settings(saved: Mapping[str, Any], network: nn.Module | None) -> dict[str, Any]:
+    if not isinstance(saved["budget"], str):  # before 0.2 it was a limit in seconds, or None
+        saved = {**saved, "budget": "normal", "time_limit": saved["budget"]}
     settings = {name: saved[name] for name in (*_PLAIN, "random_state", "kinds")}
     method, likelihood, prior = saved["method"], saved["likelihood"], saved["prior"]
     settings["method"] = method if isinstance(method, str) else _build_method(method)
-    settings["likelihood"] = None if likelihood is None else build_object(likelihood, Likelihood)
+    settings["likelihood"] = build_object(likelihood, Likelihood)
     if prior is not None and "globs" in prior:
         settings["prior"] = {glob: build_object(each, Prior) for glob, each in prior["globs"].items()}
     else:

@@ -30,6 +30,7 @@ from knowable.tabular.targets import (
 
 FORMAT = 1
 MOST_FEATURES = 5_000  # numbers that a row may become
+GUESSES = 16  # known categories that a prediction for a new one averages over
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Schema:
         targets: What is predicted; None until it is known.
         rows: How many rows it was learned from.
         version: The version of knowable that learned it.
+        remarks: What else a user should know, or is asked, of how the columns were read; not kept in files.
     """
 
     columns: tuple[Column, ...]
@@ -49,6 +51,7 @@ class Schema:
     targets: Targets | None = None
     rows: int = 0
     version: str = __version__
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def learn(
@@ -90,10 +93,11 @@ class Schema:
                 f"of them, or reduce them first (sklearn.decomposition.PCA)."
             )
         found = {name: learn_column(inputs, name, kinds.get(name)) for name in inputs.names}
+        columns = tuple(column for column in found.values() if isinstance(column, Column))
+        remarks = [remark for column in columns if column.name not in kinds for remark in column.remarks(inputs)]
         schema = cls(
-            columns=tuple(column for column in found.values() if isinstance(column, Column)),
-            dropped={name: why for name, why in found.items() if isinstance(why, str)}, targets=targets,
-            rows=len(table),
+            columns=columns, dropped={name: why for name, why in found.items() if isinstance(why, str)},
+            targets=targets, rows=len(table), remarks=(*table.notes, *remarks),
         )  # fmt: skip
         schema._refuse_what_is_useless(table)
         return schema
@@ -141,7 +145,7 @@ class Schema:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how the table was read."""
-        return tuple(f"column {name!r} is left out: {why}" for name, why in self.dropped.items())
+        return (*(f"column {name!r} is left out: {why}" for name, why in self.dropped.items()), *self.remarks)
 
     def check(self, table: Table) -> None:
         """Hold a table against the schema.
@@ -167,6 +171,24 @@ class Schema:
         self.check(table)
         blocks = [column.encode(table) for column in self.columns]
         return np.concatenate(blocks, axis=1).astype(np.float32)
+
+    def encodings(self, table: Table) -> list[np.ndarray]:
+        """The rows as numbers, as :meth:`encode` gives them; several where a row has a category that is new.
+
+        Each of these has known categories in its place, as often as the training rows have them. The mean of their
+        predictions is that of a category drawn from the same population. Rows without a new category are the same in
+        all of them.
+        """
+        self.check(table)
+        blocks = [column.encode(table) for column in self.columns]
+        guessed = {place: column.guesses(table, GUESSES) for place, column in enumerate(self.columns)}
+        guessed = {place: found for place, found in guessed.items() if found}
+        orders = {place: np.random.default_rng(place).permutation(GUESSES) for place in guessed}
+        variants = [
+            [guessed[place][orders[place][number]] if place in guessed else block for place, block in enumerate(blocks)]
+            for number in range(GUESSES if guessed else 1)
+        ]
+        return [np.concatenate(each, axis=1).astype(np.float32) for each in variants]
 
     def target_of(self, table: Table) -> np.ndarray:
         """The target of every row of a table that has it, in the user's units or labels."""

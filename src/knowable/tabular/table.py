@@ -23,11 +23,13 @@ class Table:
         frame: The columns, a pandas data frame with names that are text.
         source: What errors call it: the name of the file, or ``"the table"``.
         lines: The line of the file that each row is on, with the header on line 1; None where there is no file.
+        notes: What a user should know of how it was read.
     """
 
     frame: pd.DataFrame
     source: str = "the table"
     lines: Sequence[int] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = self.names
@@ -62,6 +64,25 @@ class Table:
         """The table less some of its columns."""
         return replace(self, frame=self.frame.drop(columns=[self.find(name) for name in names]))
 
+    def with_missing(self, codes: Iterable[str]) -> Table:
+        """The table with values that equal one of the codes, as text or as a number, missing."""
+        wanted = {code.strip() for code in codes}
+        if not wanted:
+            return self
+        frame = self.frame.copy()
+        for name in self.names:
+            values = frame[name].astype(object)
+            is_code = np.array([_same_as_any(value, wanted) for value in values], dtype=bool)
+            if is_code.any():
+                frame[name] = frame[name].where(~is_code)
+        return replace(self, frame=frame)
+
+    def where_all(self, places: Any, most: int = 5) -> str:
+        """How a message names several rows: ``lines 3, 17 and 2 more``."""
+        numbers = [int(row) if self.lines is None else int(self.lines[int(row)]) for row in places]
+        kind = "line" if self.lines is not None else "row"
+        return f"{kind}{'s' * (len(numbers) > 1)} {listed(numbers, most)}"
+
     def rows(self, chosen: Any) -> Table:
         """The rows at these positions, or those that a mask keeps, in that order."""
         index = np.asarray(chosen)
@@ -77,6 +98,13 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.source!r}, rows={len(self)}, columns={listed(self.names)})"
+
+
+def _same_as_any(value: Any, codes: set[str]) -> bool:
+    text = str(value).strip()
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        text = str(int(value))
+    return text in codes
 
 
 def listed(names: Iterable[Any], most: int = 8) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowable.core.prediction.components import restored
+from knowable.core.prediction.components import restored, transformed
 from knowable.core.prediction.prediction import Prediction, RegressionPrediction
 from knowable.errors import DamagedArtifact, InvalidData
 from knowable.tabular.columns import as_numbers, find_missing, mostly_numbers, shown
@@ -20,9 +20,27 @@ TASKS = ("regression", "classification")
 _WRONG = "is not a number, and the target must be one. Correct it, or remove the row."
 
 
+def _log(y: np.ndarray) -> np.ndarray:
+    if not (y > 0).all():
+        raise InvalidData(f"likelihood='log_normal' is for numbers above 0, the target has {shown(y.min())}.")
+    return np.log(y)
+
+
+def _logit(y: np.ndarray) -> np.ndarray:
+    if not ((y > 0) & (y < 1)).all():
+        raise InvalidData(
+            f"likelihood='logit_normal' is for numbers between 0 and 1, the target has values from {shown(y.min())} to "
+            f"{shown(y.max())}."
+        )
+    return np.log(y) - np.log1p(-y)
+
+
+TRANSFORMS = {"none": lambda y: y, "log": _log, "logit": _logit}
+
+
 @dataclass(frozen=True)
 class NumberTargets:
-    r"""Numbers, one or several for each row, centred and scaled for the network: :math:`y' = (y - m) / s`.
+    r"""Numbers, one or several for each row, centred and scaled for the network: :math:`y' = (T(y) - m) / s`.
 
     Predictions come back in the user's units, densities included.
     """
@@ -31,15 +49,20 @@ class NumberTargets:
     scales: tuple[float, ...]  # s of each output; 1 for a constant one
     flat: bool = True  # whether targets were one number a row, and not a column of one
     names: tuple[str, ...] = ()  # names of the outputs, where they have any
+    transform: str = "none"  # T: "none", "log" or "logit"
 
     @classmethod
-    def learn(cls, y: np.ndarray, names: tuple[str, ...] = ()) -> NumberTargets:
+    def learn(cls, y: np.ndarray, names: tuple[str, ...] = (), transform: str = "none") -> NumberTargets:
         """Measure targets ``(rows,)`` or ``(rows, outputs)``."""
-        columns = y.reshape(len(y), -1)
+        columns = TRANSFORMS[transform](y.reshape(len(y), -1))
         means, scales = columns.mean(0), columns.std(0)
         varies = scales > 1e-12 * np.maximum(1e-300, np.abs(means))
         return cls(
-            tuple(map(float, means)), tuple(map(float, np.where(varies, scales, 1.0))), flat=y.ndim == 1, names=names
+            tuple(map(float, means)),
+            tuple(map(float, np.where(varies, scales, 1.0))),
+            flat=y.ndim == 1,
+            names=names,
+            transform=transform,
         )
 
     @property
@@ -49,13 +72,15 @@ class NumberTargets:
 
     def scale(self, y: np.ndarray) -> np.ndarray:
         """Targets for the network, ``(rows, outputs)``."""
-        return (y.reshape(len(y), -1) - np.array(self.means)) / np.array(self.scales)
+        return (TRANSFORMS[self.transform](y.reshape(len(y), -1)) - np.array(self.means)) / np.array(self.scales)
 
     def restore(self, prediction: Prediction) -> Prediction:
         """A prediction of the network's in the user's units."""
         if not isinstance(prediction, RegressionPrediction) or prediction.components.discrete:
             return prediction
         means, scales = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.scales))
+        if self.transform != "none":
+            return transformed(prediction, self.transform, means, scales)
         return restored(prediction, means, scales)
 
     def to_json(self) -> dict[str, Any]:
@@ -118,9 +143,52 @@ def targets_from_json(saved: Mapping[str, Any]) -> Targets:
         names = tuple(saved["names"])
         if saved["task"] == "classification":
             return ClassTargets(tuple(saved["classes"]), names)
-        return NumberTargets(tuple(saved["means"]), tuple(saved["scales"]), saved["flat"], names)
+        transform = saved.get("transform", "none")
+        return NumberTargets(tuple(saved["means"]), tuple(saved["scales"]), saved["flat"], names, transform)
     except (KeyError, TypeError) as error:
         raise DamagedArtifact(f"The schema's target cannot be read: {error}. Fit again.") from None
+
+
+# --- which likelihood fits -------------------------------------------------------------------------------------------
+
+_FEWEST = 30  # rows, from which a likelihood is chosen by them
+_GAIN = 0.05  # nats a row, by which a transform must raise the likelihood of a linear model
+_LARGEST_MEAN = 50  # of counts: larger ones are as good as continuous
+_MANY_ZEROS = 0.5  # share from which zeros have a probability of their own
+
+
+def recognise(y: np.ndarray, x: np.ndarray) -> str:
+    """What targets are: ``"number"``, ``"count"``, ``"zero_inflated"``, ``"log_normal"`` or ``"logit_normal"``.
+
+    Whole numbers from 0 on with a small mean, most of which occur more than once, are counts. A logarithm or logit is
+    taken where it raises the log likelihood of a linear model of the inputs with normal noise, in the target's own
+    units (Box and Cox, 1964).
+
+    Args:
+        y: Targets ``(rows,)``.
+        x: Inputs ``(rows, features)``.
+    """
+    if (y.ndim > 1 and y.shape[1] > 1) or len(y) < _FEWEST:
+        return "number"
+    y = y.reshape(-1)
+    repeats = 2 < len(np.unique(y)) <= len(y) / 2
+    if repeats and y.min() == 0 and (y == y.round()).all() and y.mean() <= _LARGEST_MEAN:
+        return "zero_inflated" if (y == 0).mean() > _MANY_ZEROS else "count"
+    if y.min() <= 0 or y.min() == y.max():
+        return "number"
+    plain = _linear_log_likelihood(y, x)
+    found = {"log_normal": _linear_log_likelihood(np.log(y), x) - np.log(y).mean()}
+    if y.max() < 1:
+        found["logit_normal"] = _linear_log_likelihood(_logit(y), x) - (np.log(y) + np.log1p(-y)).mean()
+    best = max(found, key=lambda name: found[name])
+    return best if found[best] > plain + _GAIN else "number"
+
+
+def _linear_log_likelihood(y: np.ndarray, x: np.ndarray) -> float:
+    """Log density a row at the best noise, of a ridge regression; its penalty keeps it from meeting every row."""
+    x, centred = x - x.mean(0), y - y.mean()
+    weights = np.linalg.solve(x.T @ x + (1.0 + 0.01 * len(y)) * np.eye(x.shape[1]), x.T @ centred)
+    return float(-0.5 * np.log(max(np.mean((centred - x @ weights) ** 2), 1e-300)))
 
 
 def infer_task(table: Table, names: tuple[str, ...]) -> str:

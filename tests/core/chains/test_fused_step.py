@@ -45,6 +45,7 @@ TARGETS = {
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["a density", *(pytest.param(each, marks=pytest.mark.slow) for each in list(TARGETS)[1:])]
 )

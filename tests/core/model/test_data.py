@@ -372,3 +372,12 @@ def test_weights_that_make_no_sense_are_refused(weights, wanted):
 def test_weights_of_a_loader_are_refused():
     with pytest.raises(kn.InvalidArgument, match="weights go with rows in memory"):
         Data(DataLoader(TensorDataset(X, Y)), 10, W)
+
+
+def test_some_rows_are_a_sample_without_replacement_or_the_first_of_a_loader():
+    x, y = torch.randn(50, 2), torch.arange(50.0)
+    chosen, targets = as_data((x, y)).some(20, seed=3)
+    assert chosen.shape == (20, 2) and len(targets.unique()) == 20
+    assert torch.equal(x[targets.flatten().long()], chosen)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    assert torch.equal(as_data(loader).some(20, seed=3)[0], x[:20])

@@ -204,3 +204,31 @@ def test_a_capped_prediction_takes_no_more_memory_than_it_may(inputs, width, row
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1.1 * cap
+
+
+@pytest.mark.parametrize("likelihood", [kn.Gaussian(0.3), kn.StudentT(), kn.Poisson(), kn.Bernoulli()], ids=repr)
+@pytest.mark.parametrize(
+    "method", [kn.MAP(epochs=2), kn.MeanFieldVI(epochs=2), kn.DeepEnsemble(2, epochs=2), kn.Laplace(epochs=2)], ids=repr
+)
+def test_a_prediction_has_the_shape_of_the_targets_that_were_fitted(method, likelihood, tmp_path):
+    net, x = torch.nn.Linear(2, 1), torch.randn(12, 2)
+    y = torch.randint(0, 2, (12,)).float()
+    flat = method.fit(kn.Model(net, likelihood), (x, y))
+    column = method.fit(kn.Model(net, likelihood), (x, y.unsqueeze(1)))
+    flat.save(tmp_path / "flat")
+    for posterior, shape in ((flat, (12,)), (kn.load(tmp_path / "flat"), (12,)), (column, (12, 1))):
+        found, wanted = posterior.predict(x), column.predict(x)
+        numbers = ["total", "aleatoric", "epistemic"]
+        numbers += ["probs", "labels"] if isinstance(likelihood, kn.Bernoulli) else ["mean", "std", "variance"]
+        for name in numbers:
+            value = getattr(found, name)
+            assert value.shape == shape
+            torch.testing.assert_close(value.flatten(), getattr(wanted, name).flatten())
+        assert found.samples.shape[1:] == shape and found.draw(3).shape == (3, *shape)
+        for target in (y, y.unsqueeze(1)):
+            torch.testing.assert_close(found.log_prob(target), wanted.log_prob(y))
+        if "mean" in numbers:
+            for low, same in zip(found.interval(0.8), wanted.interval(0.8), strict=True):
+                assert low.shape == shape
+                torch.testing.assert_close(low.flatten(), same.flatten())
+        torch.testing.assert_close(next(iter(posterior.predict_stream(x))).total, found.total)

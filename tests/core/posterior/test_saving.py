@@ -323,9 +323,9 @@ def test_content_of_another_version_is_refused_and_not_guessed_at(change, tmp_pa
 
 
 def test_only_likelihoods_and_priors_are_ever_built():
-    with pytest.raises(KeyError):
+    with pytest.raises(kn.DamagedArtifact):
         build_object({"name": "Model"}, Likelihood)
-    with pytest.raises(KeyError):
+    with pytest.raises(kn.DamagedArtifact):
         build_object({"name": "Gaussian"}, Prior)
 
 

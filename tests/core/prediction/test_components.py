@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import integrate, special, stats
 
 import knowable as kn
-from knowable.core.prediction.components import CorrelatedNormal, NormalComponents, restored
+from knowable.core.prediction.components import CorrelatedNormal, NormalComponents, restored, transformed
 from knowable.core.prediction.prediction import RegressionPrediction
+from knowable.errors import Unsupported
+from knowable.likelihoods.poisson import PoissonComponents
 
 SHIFT = torch.tensor([10.0, -3.0], dtype=torch.float64)
 SCALE = torch.tensor([2.0, 0.5], dtype=torch.float64)
@@ -83,3 +85,49 @@ def test_counts_have_no_other_units():
     torch.testing.assert_close(restored(prediction, 0.0, 1.0).mean, prediction.mean)
     with pytest.raises(kn.Unsupported, match="counts"):
         restored(prediction, 1.0, 2.0)
+
+
+# --- transformed normals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", ["log", "logit"])
+def test_a_transformed_normal_matches_numerical_integration(transform: str, generator: torch.Generator):
+    """Density, moments, distribution function and draws of T⁻¹(shift + scale x) for a mixture of normals x."""
+    loc = torch.tensor([[[0.2]], [[-0.5]]], dtype=torch.float64)
+    scale = torch.tensor([[[0.3]], [[0.6]]], dtype=torch.float64)
+    inner = RegressionPrediction(NormalComponents(loc, scale), torch.tensor([0.4, 0.6], dtype=torch.float64).log())
+    shift, stretch = torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.8], dtype=torch.float64)
+    found = transformed(inner, transform, shift, stretch)
+    forward = np.log if transform == "log" else special.logit
+    slope = (lambda y: 1 / y) if transform == "log" else (lambda y: 1 / (y * (1 - y)))
+    top = 60.0 if transform == "log" else 1.0
+
+    def density(y: float) -> float:
+        return sum(
+            w * stats.norm.pdf(forward(y), 0.3 + 0.8 * m, 0.8 * s) * slope(y)
+            for w, m, s in ((0.4, 0.2, 0.3), (0.6, -0.5, 0.6))
+        )
+
+    def moment(power: int, end: float = top) -> float:
+        return integrate.quad(lambda y: y**power * density(y), 0, end, limit=400, epsabs=1e-12)[0]
+
+    assert moment(0) == pytest.approx(1, abs=1e-8)
+    assert found.mean.item() == pytest.approx(moment(1), rel=1e-7)
+    assert found.variance.item() == pytest.approx(moment(2) - moment(1) ** 2, rel=1e-6)
+    for y in (0.2, 0.7):
+        at = torch.tensor([[y]], dtype=torch.float64)
+        assert found.log_prob(at).item() == pytest.approx(np.log(density(y)), rel=1e-9)
+        assert found.cdf(at).item() == pytest.approx(moment(0, y), rel=1e-7)
+    assert found.cdf(torch.tensor([[-1.0]]).double()).item() == 0
+    assert torch.isneginf(found.log_prob(torch.tensor([[-1.0]]).double())).all()
+    assert moment(0, found.quantile(0.9).item()) == pytest.approx(0.9, abs=1e-6)
+    drawn = found.draw(20_000, generator=generator)
+    assert abs(drawn.mean() - found.mean).item() < 4.5 * found.std.item() / 20_000**0.5
+
+
+def test_a_transform_needs_normal_noise():
+    with pytest.raises(Unsupported, match="log transform of the targets needs normal noise"):
+        transformed(
+            RegressionPrediction(PoissonComponents(torch.zeros(1, 2, 1)), torch.zeros(1)), "log", torch.zeros(1),
+            torch.ones(1),
+        )  # fmt: skip

@@ -71,3 +71,48 @@ def test_an_objective_moves_by_the_optimisers_own_step_unless_it_has_another():
 def test_an_objective_keeps_and_says_nothing_of_itself():
     objective = _Plain(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), 10)
     assert objective.snapshots == [] and objective.summary() == {}
+
+
+OBJECTIVES = [
+    kn.MeanFieldVI(), kn.MeanFieldVI(estimator="score"), kn.LowRankVI(2), kn.FullRankVI(), kn.MatrixNormalVI(),
+    kn.FlowVI(), kn.NaturalVI(), kn.MomentVI(), kn.FunctionSpaceVI(prior=kn.NetworkPrior(20), context_points=4),
+    kn.GaussianDropout(), kn.VariationalDropout(), kn.SparseVariationalDropout(), kn.StructuredDropout(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", OBJECTIVES, ids=repr)
+@pytest.mark.parametrize("likelihood", [kn.Gaussian(0.3), kn.StudentT(), kn.HeteroscedasticGaussian()], ids=repr)
+def test_targets_of_either_shape_have_the_same_loss(method, likelihood, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1 + isinstance(likelihood, kn.HeteroscedasticGaussian))
+    )
+    x, y = torch.randn(20, 2), torch.randn(20)
+    objective = method.objective(kn.Model(net, likelihood), x, size=100)
+    losses = []
+    for target in (y, y.unsqueeze(1), y.double()):
+        torch.manual_seed(seed + 1)
+        losses.append(objective(x, target)[0].item())
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-6)
+
+
+def test_targets_of_another_number_of_rows_are_refused():
+    x = torch.randn(20, 2)
+    objective = kn.MeanFieldVI().objective(kn.Model(nn.Linear(2, 1), kn.Gaussian(0.3)), x, size=100)
+    with pytest.raises(kn.InvalidData, match="y must have 20 rows"):
+        objective(x, torch.randn(1))
+
+
+def test_an_own_loop_with_a_vector_of_targets_fits_the_noise(seed):
+    """The std of the prediction is that of fit: with (B, B) residuals it was that of the targets, 4.44 for 0.25."""
+    torch.manual_seed(seed)
+    x = torch.linspace(-2, 2, 100).unsqueeze(1)
+    y = 4.0 * x.squeeze(1) + 0.25 * torch.randn(100)
+    objective = kn.MeanFieldVI().objective(kn.Model(nn.Linear(1, 1), kn.Gaussian()), x, size=100)
+    optimiser = torch.optim.Adam(objective.parameters(), lr=0.05)
+    for _ in range(2000):
+        optimiser.zero_grad()
+        objective(x, y)[0].backward()
+        optimiser.step()
+    spread = objective.posterior().predict(x).std.mean().item()
+    assert abs(spread - 0.25) < 5 * 0.25 / (2 * 100) ** 0.5  # standard error of an estimated standard deviation

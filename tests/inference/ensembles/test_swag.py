@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import knowable as kn
 from knowable.core.model.data import as_data
 from knowable.core.support.randomness import derive_seed
-from knowable.inference.ensembles.swag import SWAGObjective, some_inputs
+from knowable.inference.ensembles.swag import SWAGObjective
 from tests.core.cases import (
     DTYPE,
     batch_norm_net,
@@ -118,6 +118,7 @@ def _covariance_of_snapshots(rate: float, momentum: float, orders: Tensor) -> Te
     return rows / (rows - 1) * centred @ centred.T
 
 
+@pytest.mark.filterwarnings("ignore::knowable.WorseThanNetwork")  # the rate is large on purpose
 def test_sgd_wanders_with_the_variance_that_theory_gives(seed):
     # 300 coordinates that share the order of the rows and nothing else; given it, each has quadratic forms of (nearly)
     # normal snapshots with covariance C, of mean tr(PC) and variance 2 tr((PC)²): 5 standard errors of their means
@@ -175,7 +176,8 @@ def test_a_network_that_is_already_trained_is_not_trained_again(start):
         begin = trained
     posterior = kn.SWAG(start=begin, rate=1e-9, snapshots=2).fit(model, data)
     for name, value in posterior.mean().items():
-        torch.testing.assert_close(value, trained.mean()[name], rtol=1e-5, atol=1e-5)
+        if start == "posterior" or not name.startswith("likelihood."):  # a network has no noise: it is estimated
+            torch.testing.assert_close(value, trained.mean()[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_posterior_of_another_network_is_refused_as_start():
@@ -207,6 +209,7 @@ def test_sgd_that_leaves_the_mode_goes_back_with_half_the_rate_and_says_so(monke
     assert posterior.diagnostics["learning_rate"] == 3.0
 
 
+@pytest.mark.filterwarnings("ignore::knowable.WorseThanNetwork")  # the rate is large on purpose
 def test_a_rate_that_is_given_is_taken_as_it_is():
     y = torch.randn(40, 3, dtype=DTYPE)
     data, model = (torch.zeros(40, 1, dtype=DTYPE), y), _quadratic(y.mean(0) + 0.01)
@@ -255,15 +258,6 @@ def test_networks_without_running_statistics_keep_no_data():
     assert kn.SWAG(**SHORT).fit(_model(), linear_data()).inputs is None
     frozen = _model(batch_norm_net(), frozen="1.*")
     assert kn.SWAG(**SHORT).fit(frozen, linear_data()).inputs is None
-
-
-def test_the_rows_kept_for_statistics_are_a_sample_of_the_training_rows():
-    x, y = linear_data(50)
-    chosen = some_inputs(as_data((x, y)), 20, 3)
-    assert chosen.shape == (20, 2)
-    assert all((x == row).all(1).any() for row in chosen) and len(chosen.unique(dim=0)) == 20
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
-    assert torch.equal(some_inputs(as_data(loader), 20, 3), x[:20])
 
 
 # --- point estimates, interrupts -------------------------------------------------------------------------------------
@@ -345,7 +339,7 @@ def test_an_interrupt_while_the_rate_is_chosen_leaves_the_mode(monkeypatch, tmp_
     whole = method.fit(model, data)
     with monkeypatch.context() as patch:
         _interrupting(patch, 75)  # 60 steps to the mode
-        with pytest.warns(kn.Interrupted, match="before the first snapshot; this is the mode"):
+        with pytest.warns(kn.Interrupted, match="before the first snapshot: .* WITHOUT ANY UNCERTAINTY"):
             partial = method.fit(model, data, checkpoint=checkpoint)
     assert partial.diagnostics.interrupted
     assert same_params(partial.mean(), kn.MAP(epochs=30, batch_size=10).fit(model, data).mean())

@@ -10,7 +10,7 @@ from torch import nn
 
 import knowable as kn
 from knowable.inference.laplace.curvature import Curvature
-from knowable.inference.laplace.evidence import Evidence, most_probable
+from knowable.inference.laplace.evidence import Evidence
 from knowable.inference.laplace.laplace import STRUCTURES
 from knowable.testing import network_case
 from tests.inference.laplace.oracle import dense_ggn, expansion_of
@@ -91,14 +91,6 @@ def test_scales_stay_within_bounds_where_the_best_is_none():
 def test_an_improper_prior_has_no_evidence():
     assert not evidence_of("kron", kn.Flat()).proper
     assert evidence_of("kron", kn.Normal(1.0)).proper
-
-
-def test_the_most_probable_noise_is_the_root_mean_square_under_a_flat_prior():
-    case = network_case("mlp", rows=12, dtype=DTYPE)
-    model = kn.Model(case.net, kn.Gaussian(), {"likelihood.*": kn.Flat(), "*": kn.Normal(1.0)})
-    found = most_probable(expansion_of(model, case.data), [NOISE])[NOISE].exp()
-    residual = case.y - case.net(case.x)
-    torch.testing.assert_close(found, residual.square().mean().sqrt().detach(), rtol=1e-5, atol=0)
 
 
 def test_other_priors_have_an_estimate_too():

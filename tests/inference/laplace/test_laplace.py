@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import knowable as kn
 from knowable.core.storage.folder import Checkpoint
 from knowable.inference.laplace.evidence import Evidence
+from knowable.inference.point.point import PointObjective
 from knowable.testing import LinearGaussian, network_case
 from knowable.testing.subject import expect_same_posterior
 
@@ -174,7 +175,8 @@ def test_given_weights_stay_as_they_are():
 def test_a_posterior_is_a_start_and_its_noise_is_taken():
     case = network_case("mlp")
     mode = kn.MAP(**QUICK).fit(case.model(), case.data)
-    posterior = kn.Laplace(tune="never").fit(case.model(), case.data, start=mode)
+    with pytest.warns(kn.WorseThanNetwork):  # a few rows and many weights
+        posterior = kn.Laplace(tune="never").fit(case.model(), case.data, start=mode)
     assert all(torch.equal(value, mode.mean()[name]) for name, value in posterior.mean().items())
 
 
@@ -192,7 +194,7 @@ def test_the_last_layer_alone_is_exact_on_the_features():
     case = network_case("mlp", rows=30, dtype=DTYPE)
     settings = {"random": "last_layer", "frozen": "0.*"}
     exact = kn.ExactLinear().fit(kn.Model(case.net, kn.Gaussian(0.3), **settings), case.data)
-    model = kn.Model(case.net, kn.Gaussian(0.3), random="last_layer")
+    model = kn.Model(case.net, kn.Gaussian(0.3), kn.Normal(1.0), random="last_layer")
     posterior = kn.Laplace(structure="full", polish=3).fit(model, case.data, start="network")
     torch.testing.assert_close(posterior.loc, exact.loc)
     torch.testing.assert_close(posterior.covariance, exact.covariance)
@@ -282,9 +284,29 @@ def test_interrupted_at_the_curvature_it_returns_the_mode(monkeypatch):
 
     target = LinearGaussian.make()
     monkeypatch.setattr("knowable.inference.laplace.laplace.Evidence", interrupt)
-    with pytest.warns(kn.Interrupted, match="the mode alone"):
+    with pytest.warns(kn.Interrupted, match="before the curvature was computed: .* WITHOUT ANY UNCERTAINTY"):
         posterior = kn.Laplace(**QUICK).fit(target.model(), target.data)
     assert isinstance(posterior, kn.Particles)
+    assert posterior.diagnostics.interrupted
+    assert "WITHOUT ANY UNCERTAINTY" in repr(posterior.diagnostics)
+
+
+def test_interrupted_in_training_it_says_that_there_is_no_uncertainty(monkeypatch):
+    target, calls = LinearGaussian.make(), 0
+    forward = PointObjective.forward
+
+    def interrupt(self, *args):
+        nonlocal calls
+        calls += 1
+        if calls > 100:
+            raise KeyboardInterrupt
+        return forward(self, *args)
+
+    monkeypatch.setattr(PointObjective, "forward", interrupt)
+    said = "before the mode was found: .* WITHOUT ANY UNCERTAINTY"
+    with pytest.warns(kn.Interrupted, match="last complete record"), pytest.warns(kn.Interrupted, match=said):
+        posterior = kn.Laplace(epochs=500).fit(target.model(), target.data)
+    assert isinstance(posterior, kn.Particles) and posterior.diagnostics.interrupted
 
 
 def test_a_killed_fit_that_tunes_as_it_goes_resumes_exactly(tmp_path, monkeypatch):

@@ -211,7 +211,14 @@ def test_a_kernel_leaves_its_density_as_it_is(mass, seed):
         assert ((a.mean(0) - b.mean(0)).abs() < 4.5 * error).all()
 
 
-@pytest.mark.parametrize("density", [correlated_gaussian(20), banana(), bimodal(distance=3.0)], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "density",
+    [
+        correlated_gaussian(20),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (banana(), bimodal(distance=3.0))),
+    ],
+    ids=lambda d: d.name,
+)
 def test_draws_have_the_moments_of_the_density(density, seed):
     expect_moments(sample(HMC(), density, seed=seed), density)
 

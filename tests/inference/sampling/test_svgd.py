@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import jacrev, vmap
 
+import knowable as kn
 from knowable.core.chains.settings import ChainStorage
 from knowable.errors import ConvergenceWarning, InvalidArgument
 from knowable.inference.sampling import SVGD
@@ -136,3 +137,19 @@ def test_particles_that_are_stuck_say_so(monkeypatch):
     with pytest.warns(ConvergenceWarning, match="no longer less"):
         found = SVGD(chains=10).sample(narrow, {"x": torch.zeros(2, dtype=torch.float64)})
     assert found.diagnostics.converged is False
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
+def test_particles_that_begin_at_one_mode_move_apart(scale, seed):
+    # a logistic regression has one mode, to which all networks of the starting ensemble are trained, up to rounding
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(100, 9, generator=generator), torch.randn(9, 1, generator=generator)
+    y = torch.bernoulli(torch.sigmoid(2.0 * x @ weight), generator=generator)
+    model = kn.Model(torch.nn.Linear(9, 1), kn.Bernoulli())
+    posterior = SVGD(chains=20).fit(model, (scale * x, y), seed=seed)
+    laplace = kn.Laplace(structure="full").fit(model, (scale * x, y))
+    assert posterior.diagnostics.converged
+    std = laplace.std()["weight"]
+    # the posterior is about normal: its mean is within a standard deviation of the mode; SVGD understates spreads
+    assert ((posterior.mean()["weight"] - laplace.mean()["weight"]).abs() < std).all()
+    assert (posterior.std()["weight"] > 0.1 * std).all() and (posterior.std()["weight"] < 1.5 * std).all()

@@ -27,6 +27,7 @@ TRACED = Engine(mode="traced")
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_modes_ten_apart_get_their_weights_where_plain_chains_stay_where_they_began(seed):
     density = bimodal(distance=10.0)
     with pytest.warns(ConvergenceWarning, match="not mixed"):

@@ -187,9 +187,7 @@ def _estimators() -> dict[str, dict[str, Tensor]]:
 
 def _runs() -> None:
     for name, options in reading.RUNS.items():
-        reading.knowable(
-            "fit", "table.csv", *options, "--samples", 8, "--budget", 2, "--out", f"runs/{name}", "--quiet"
-        )
+        reading.knowable("fit", "table.csv", *options, "--samples", 8, "--out", f"runs/{name}", "--quiet")
         (HERE / "runs" / name / "report.html").unlink()
         predictions = reading.knowable("predict", f"runs/{name}", "table.csv", "--json", "--quiet")
         (HERE / "runs" / f"{name}_predictions.json").write_text(json.dumps(json.loads(predictions)[:12], indent=1))

@@ -214,7 +214,7 @@ class Unfinished:
         method: Makes the method.
         net: Makes the network.
         learned: Whether the scale of the prior is learned.
-        share: How much of the fit had been done when it was stopped.
+        share: Share of the steps before the stop.
         error: What stopped it: a crash, or the keyboard.
     """
 

@@ -7,12 +7,12 @@ import pytest
 from tests.interfaces.cli.calling import call
 from tests.interfaces.cli.tables import class_rows, number_rows, write_csv
 
-FAST = ("--method", "laplace", "--budget", "4", "--samples", "16")
+FAST = ("--method", "laplace", "--budget", "quick", "--samples", "16")
 
 
 @pytest.fixture(scope="session")
 def made_runs(tmp_path_factory):
-    """Fit both; exit code 3, a fit that the budget cut short, is no matter here."""
+    """Fit both; exit code 3, a fit that did not converge, is no matter here."""
     folder = tmp_path_factory.mktemp("runs")
     numbers = write_csv(folder / "numbers.csv", number_rows())
     classes = write_csv(folder / "classes.csv", class_rows())

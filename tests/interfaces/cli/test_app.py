@@ -69,6 +69,7 @@ def test_a_process_ends_with_the_code_of_the_mistake(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_commands_and_methods_are_completed_by_the_shell():
     ask = {"_KNOWABLE_COMPLETE": "complete_bash"}
     commands = in_a_process(sys.executable, "-m", "knowable", COMP_WORDS="knowable pre", COMP_CWORD="1", **ask)

@@ -7,6 +7,7 @@ from knowable.interfaces import demo
 from tests.interfaces.cli.calling import call
 
 
+@pytest.mark.slow
 def test_a_self_contained_report_is_written(tmp_path):
     result = call("demo", "--quick", "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr

@@ -16,7 +16,7 @@ def rough():
 
 
 def test_digits_are_trained_on_the_rows_asked_for_and_scored_on_the_rest(rough):
-    assert rough.train == 300 and len(rough.test) == 539 and len(rough.fits.posteriors) == 3
+    assert rough.train == 400 and len(rough.test) == 539 and len(rough.fits.posteriors) == 4
     assert all(scores["accuracy"] > 0.5 for scores in rough.scores.values())
 
 
@@ -42,3 +42,13 @@ def test_detection_of_errors_is_not_a_number_where_there_are_none(rough):
 def test_the_findings_count_the_errors(rough):
     wrong = int((rough.predictions[digits.HERO].labels != rough.test.y).sum())
     assert f"{wrong} are wrong" in digits.section(rough).findings[0]
+
+
+def test_the_last_table_says_what_is_wrong_once_the_least_certain_go_to_a_person(rough):
+    listing = digits.rejection(rough)
+    assert listing.headings[1:] == tuple(rough.predictions)
+    size, y = len(rough.test), rough.test.y
+    for column, prediction in enumerate(rough.predictions.values(), start=1):
+        wrong = (prediction.labels != y)[prediction.total.argsort()]
+        for kept, row in zip(digits.KEPT, listing.rows, strict=True):
+            assert row[column] == f"{wrong[: round(kept * size)].double().mean().item():.2%}"

@@ -18,7 +18,7 @@ def rough():
 
 
 def test_every_row_is_predicted_once_by_every_method(rough):
-    assert set(rough.held_out) == {"Maximum likelihood", "MAP", "Mean-field VI", "Exact linear"}
+    assert set(rough.held_out) == {"Maximum likelihood", "MAP", "Mean-field VI", "Laplace", "Exact linear"}
     for parts in rough.held_out.values():
         assert sorted(np.concatenate([rows for _, rows in parts]).tolist()) == list(range(133))
         assert all(len(prediction) == len(rows) for prediction, rows in parts)
@@ -37,8 +37,8 @@ def test_held_out_predictions_are_in_original_units_and_the_table_holds_their_sc
 
 def test_the_section_has_a_band_for_each_method_and_says_the_coverage(rough):
     section = motorcycle.section(rough)
-    assert [panel.kind for panel in section.panels] == ["band"] * 4 + ["noise", "calibration", "curves"]
-    assert f"{rough.comparison.mean('Mean-field VI', 'coverage_90').mean:.1%}" in section.findings[0]
+    assert [panel.kind for panel in section.panels] == ["band"] * 5 + ["noise", "calibration", "curves"]
+    assert f"{rough.comparison.mean(motorcycle.HERO, 'coverage_90').mean:.1%}" in section.findings[0]
     assert any("30 passes" in note for note in section.notes)
     assert not any("passes" in note for note in motorcycle.section(replace(rough, epochs=None)).notes)
 
@@ -52,7 +52,9 @@ def test_radial_basis_is_one_at_its_centres_and_falls_as_a_bell():
 
 @pytest.mark.slow
 def test_ten_fold_coverage_of_the_90_percent_interval_is_near_90_percent_and_noise_follows_the_data(monkeypatch, seed):
-    monkeypatch.setattr(motorcycle, "methods", lambda epochs: {motorcycle.HERO: kn.MeanFieldVI(epochs=epochs)})
+    monkeypatch.setattr(
+        motorcycle, "methods", lambda epochs: {motorcycle.HERO: kn.Laplace(structure="full", epochs=epochs)}
+    )
     result = motorcycle.run(seed=seed, folds=10, epochs=700, progress=False)
     assert 0.85 <= result.comparison.mean(motorcycle.HERO, "coverage_90").mean <= 0.95
     noise = next(panel for panel in motorcycle.section(result).panels if panel.kind == "noise")

@@ -73,6 +73,9 @@ def _run_to_the_end(
     return interrupted
 
 
+_MORE_TIME = "Raise time_limit (--time-limit)"
+
+
 def _warn(result: ChainResult) -> None:
     terms = result.terms
     if result.interrupted:
@@ -83,13 +86,13 @@ def _warn(result: ChainResult) -> None:
         longer = "Ask for more draws or a longer warmup, or reparameterise"
         warnings.warn(
             f"The chains have {result.message}: R-hat {terms.get('rhat', math.inf):.3g}, smallest effective sample "
-            f"size {least:.0f}. {'Give them more time' if result.out_of_time else longer}: averages over these draws "
-            f"are less accurate than their number suggests.",
+            f"size {least:.0f}. {_MORE_TIME if result.out_of_time else longer}: averages over these draws are less "
+            f"accurate than their number suggests.",
             ConvergenceWarning, stacklevel=5,
         )  # fmt: skip
     elif result.converged is None and result.out_of_time:
         warnings.warn(
-            f"The chains {result.message}: too few draws to tell whether they have mixed. Give them more time.",
+            f"The chains {result.message}: too few draws to tell whether they have mixed. {_MORE_TIME}.",
             ConvergenceWarning, stacklevel=5,
         )  # fmt: skip
     share = terms.get("divergences", 0.0) / max(1, result.values.numel())

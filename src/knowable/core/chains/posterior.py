@@ -63,8 +63,13 @@ class ChainPosterior(Particles):
         return ChainDiagnostics.of(self.draws, self.diagnostics)
 
     def function_diagnostics(self, x: Any) -> ChainDiagnostics:
-        """R-hat and effective sample sizes of the network's outputs at ``x``: what matters for predictions."""
-        return ChainDiagnostics.of({"f": self.function_draws(x)}, self.diagnostics)
+        """R-hat and effective sample sizes at ``x`` of what matters for predictions.
+
+        That is the network's outputs, or class probabilities where the outputs are logits.
+        """
+        draws = self.function_draws(x)
+        found = self.model.likelihood.identified(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
+        return ChainDiagnostics.of({"f": found}, self.diagnostics)
 
     def function_draws(self, x: Any) -> Tensor:
         """The network's outputs for every draw, ``(chains, draws, rows, ...)``."""

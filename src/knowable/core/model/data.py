@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.support.checks import check_count
-from knowable.core.support.randomness import generator_for
+from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.tensors import check_finite, check_rows, to_tensor
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
@@ -45,11 +45,13 @@ class Data:
         weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
             weight 2 counts as two rows. Only for data in memory. Where several networks are trained side by side, each
             may have its own: ``(N, members)``.
+        target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``; None where it is not known.
     """
 
     source: Any
     size: int
     weights: Tensor | None = None
+    target_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_count("size", self.size))
@@ -94,6 +96,22 @@ class Data:
             return len(self.source)
         except TypeError:  # an iterable without a length
             return sum(1 for _ in self.source)
+
+    def some(self, most: int, *, seed: int) -> tuple[Tensor, Tensor]:
+        """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
+        if self.in_memory:
+            x, y = self.source
+            chosen = torch.randperm(len(x), generator=generator_for(seed, "statistics"))[:most].to(x.device)
+            return x[chosen], y[chosen]
+        found, count = [], 0
+        with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
+            for batch in self.batches(most):
+                found.append(batch[:2])
+                count += len(batch[0])
+                if count >= most:
+                    break
+        x, y = (torch.cat(each)[:most] for each in zip(*found, strict=True))
+        return x, y
 
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
@@ -173,7 +191,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         got = f"{len(data)} items" if isinstance(data, tuple | list) else type(data).__name__
         raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.")
     x, y = _checked_pair(data[0], data[1], model, name)
-    return Data((x, y), x.shape[0])
+    return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 
 
 def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:

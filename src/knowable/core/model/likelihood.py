@@ -43,8 +43,8 @@ class Likelihood(ABC):
         return {}
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
-        """Give ``y`` the shape and dtype that :meth:`log_prob` wants; shapes are checked, values are not."""
-        return align_target(y.to(output.dtype), output.shape[1:])
+        """Give ``y`` the shape that :meth:`log_prob` wants, and whole numbers its dtype; values are not checked."""
+        return align_target(y if y.is_floating_point() else y.to(output.dtype), output.shape[1:])
 
     @abstractmethod
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
@@ -53,6 +53,16 @@ class Likelihood(ABC):
         ``output`` is the network's output on a row or two of the data: only its trailing shape, dtype and device
         matter.
         """
+
+    def doubts(self, y: Tensor, output: Tensor, last_operation: str) -> list[str]:
+        """Sentences about targets and outputs that are allowed but probably not meant.
+
+        Args:
+            y: All targets, checked.
+            output: The network's output on some rows.
+            last_operation: Name of the operation that made it (``"Softmax"``), as autograd knows it.
+        """
+        return []
 
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
@@ -67,6 +77,13 @@ class Likelihood(ABC):
             params: The likelihood's own parameters by short name, each with a leading dimension K.
             log_weights: Normalised log weights of the draws, ``(K,)``.
         """
+
+    def identified(self, outputs: Tensor) -> Tensor:
+        """What data can identify of outputs ``(K, batch, ...)``: probabilities of labels, otherwise outputs themselves.
+
+        R-hat is taken of this: a shift common to all logits changes no probability, and chains need not agree on it.
+        """
+        return outputs
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
         """The predictive distribution where outputs are normal: in closed form if there is one, else from the draws.

@@ -33,10 +33,12 @@ class Model:
     Args:
         net: Any ``nn.Module`` that maps a batch to one tensor. It is never changed.
         likelihood: What the output means: ``Gaussian()``, ``Categorical()``, ...
-        prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior.
+        prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior. None is
+            ``Normal(1.0)``; methods that begin at weights that were trained elsewhere then choose its scale.
         random: Names or globs of the parameters that get a posterior, or ``"last_layer"``. The others are point
             estimates under their prior.
-        frozen: Names or globs of the parameters that stay as they are in ``net``.
+        frozen: Names or globs of the parameters that stay as they are in ``net``. Parameters with
+            ``requires_grad=False`` are frozen too, unless ``random`` has their full name (a glob does not count).
 
     >>> import knowable as kn
     >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
@@ -68,7 +70,9 @@ class Model:
         self.likelihood = likelihood
         self._like = next(iter(net.parameters()), torch.zeros(()))  # dtype and device of everything
         self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
-        self.frozen_names = select_names("frozen", frozen, names, net)
+        self.held_names = _without_gradient(net, random)
+        self.frozen_names = select_names("frozen", frozen, names, net) | set(self.held_names)
+        self.prior_given = prior is not None  # or the default
         self._choose_prior(prior)
         self.network = Network(net, self.frozen_names, self._frozen_values)
         random_names = select_names("random", random, names, net) - self.frozen_names
@@ -169,7 +173,7 @@ class Model:
         """The same model with other priors on some parameters, and with fewer of its parameters random.
 
         Args:
-            priors: New priors by parameter name; all other parameters keep theirs.
+            priors: New priors by parameter name (or ``"*"``); all other parameters keep theirs.
             random: Names of the parameters that stay random. All others that are not frozen become point estimates.
         """
         if not isinstance(self.prior, PriorByName):
@@ -179,7 +183,8 @@ class Model:
         other = copy.copy(self)
         start = {name: value for name, value in self._start.items() if name not in self._hyperparams}
         own = {LIKELIHOOD_PREFIX + name: each for name, each in self.likelihood.priors().items()}
-        globs = {**{_literally(name): each for name, each in priors.items()}, **self.prior.globs}
+        new = {_literally(name) if name in start else name: each for name, each in priors.items()}
+        globs = new | {glob: each for glob, each in self.prior.globs.items() if glob not in new}
         other.prior = PriorByName(globs, start, own={name: each for name, each in own.items() if name in start})
         other._hyperparams = other.prior.hyperparams()
         other._start = {**start, **other._hyperparams}
@@ -215,9 +220,7 @@ class Model:
         output = self.forward(
             params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
         )
-        if y.dim() == 0 or len(y) != len(output):
-            raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
-        return self.score(output, self.likelihood.align(y, output), params)
+        return self.score(output, y, params)
 
     def check_params(self, params: Params) -> None:
         """Refuse ``params`` with missing names, unknown names or wrong shapes."""
@@ -234,9 +237,46 @@ class Model:
                     f"params[{name!r}] has shape {tuple(value.shape)}, the model's {tuple(self._start[name].shape)}."
                 )
 
+    def doubts(self, x: Tensor, y: Tensor) -> list[str]:
+        """What is probably not meant: parameters without effect on the likelihood, outputs or targets of another kind.
+
+        Args:
+            x: Some rows of the data, enough to run the network.
+            y: All targets.
+        """
+        params = {name: value.requires_grad_() for name, value in self.params().items()}
+        asked = {name: value for name, value in params.items() if name not in self._hyperparams}
+        with torch.enable_grad():
+            output = self.forward(params, x, buffers=self.buffers())
+            y_of_x = self.align(y[: len(x)], output)
+            total = self.likelihood.log_prob(output, y_of_x, self.likelihood_params(params)).sum()
+        found = [None] * len(asked)
+        if total.requires_grad:
+            found = torch.autograd.grad(total, list(asked.values()), allow_unused=True)
+        unused = [name for name, slope in zip(asked, found, strict=True) if slope is None]
+        said = self.likelihood.doubts(y, output, last_operation(output))
+        if unused:
+            them = "it" if len(unused) == 1 else "them"
+            said.append(
+                f"No gradient of the likelihood reaches {', '.join(unused[:8])}{', ...' if len(unused) > 8 else ''}: "
+                f"the network does not use {them}, or detaches the result. What is learned about {them} is the prior. "
+                f"Freeze what should not be learned: Model(..., frozen=[...])."
+            )
+        return said
+
     def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """The log likelihood per example, for an output already computed and a target already aligned with it."""
-        return self.likelihood.log_prob(output, y, self.likelihood_params(params))
+        """The log likelihood per example, for an output already computed.
+
+        Every objective and every sampler scores here, so that targets ``(batch,)`` never broadcast against outputs
+        ``(batch, 1)``.
+        """
+        return self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
+
+    def align(self, y: Tensor, output: Tensor) -> Tensor:
+        """Targets with the shape and dtype in which they are scored against ``output``."""
+        if y.dim() == 0 or len(y) != len(output):
+            raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
+        return self.likelihood.align(y.to(self.dtype) if y.is_floating_point() else y, output)
 
     def log_prior(self, params: Params) -> Tensor:
         """The log prior density log p(θ) of one draw of parameters."""
@@ -286,7 +326,38 @@ class Model:
         total = sum(value.numel() for value in self._start.values())
         chosen = sum(self._start[name].numel() for name in self.random_names)
         which = f"{total:,} parameters" + (f", {chosen:,} random" if chosen < total else "")
+        if self.held_names:
+            held = sum(value.numel() for name, value in self.net.named_parameters() if name in self.held_names)
+            which += f"; {held:,} more frozen by requires_grad=False"
         return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
+
+
+def last_operation(output: Tensor) -> str:
+    """The operation that made ``output``, without views of its result: ``"Softmax"``, ``"Addmm"``, ...
+
+    >>> last_operation(torch.ones(2, 3, requires_grad=True).softmax(1).squeeze())
+    'Softmax'
+    """
+    node = output.grad_fn
+    while node is not None:
+        name = type(node).__name__.removesuffix("0").removesuffix("Backward")
+        if name not in ("Squeeze", "Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Alias", "Clone", "ToCopy"):
+            return name
+        node = node.next_functions[0][0] if node.next_functions else None
+    return ""
+
+
+def _without_gradient(net: nn.Module, random: object) -> list[str]:
+    """Parameters with ``requires_grad=False`` that ``random`` does not name in full."""
+    every = [(name, value.requires_grad) for name, value in net.named_parameters()]
+    named = [random] if isinstance(random, str) else list(random) if isinstance(random, Iterable) else []
+    held = [name for name, wanted in every if not wanted and name not in named]
+    if every and len(held) == len(every):
+        raise InvalidArgument(
+            "Every parameter of net has requires_grad=False, which freezes it. Call net.requires_grad_(True), or name "
+            f"in full those that are random: random={held[-1:]}."
+        )
+    return held
 
 
 def _literally(name: str) -> str:

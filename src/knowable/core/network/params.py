@@ -52,6 +52,11 @@ class Layout:
             dim=-1,
         )  # fmt: skip
 
+    def places_of(self, names: Iterable[str]) -> Tensor:
+        """Where the elements of some parameters are in the flat vector, in the order of ``names``."""
+        spans = dict(zip(self.names, torch.arange(self.size).split(self.sizes), strict=True))
+        return torch.cat([spans[name] for name in names])
+
     def views(self, flat: Tensor) -> Params:
         """Views of ``flat`` ``(..., size)`` as a dict; leading dimensions are kept. No copy."""
         pieces = flat.split(self.sizes, dim=-1)

@@ -39,6 +39,8 @@ class Posterior(ABC):
         diagnostics: How the fit went.
         log_evidence: log p(D): exact, a bound, an estimate, or None.
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
+        target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
+            ``(N,)``. None, the network's own shape, where the data came from a loader.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -67,6 +69,7 @@ class Posterior(ABC):
         self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.log_evidence = log_evidence
         self.seed = seed
+        self.target_shape: tuple[int, ...] | None = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class Posterior(ABC):
         """
         check_count("samples", samples)
         x = as_input(x, self.model)
-        return self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory))
+        return self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory)).shaped(self.target_shape)
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         with torch.no_grad():
@@ -193,7 +196,7 @@ class Posterior(ABC):
         memory = parse_memory(max_memory)
         seed = self._seed_from(generator)
         for rows in x.split(rows_that_fit(self, x, samples, memory)):
-            yield self._predict(rows, samples, seed, memory)
+            yield self._predict(rows, samples, seed, memory).shaped(self.target_shape)
 
     def _seed_from(self, generator: torch.Generator | None) -> int:
         check_generator(generator)
@@ -203,9 +206,14 @@ class Posterior(ABC):
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code."""
-        return save_posterior(self, path)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code.
+
+        Args:
+            path: The folder.
+            overwrite: Replace a posterior that was saved there before.
+        """
+        return save_posterior(self, path, overwrite=overwrite)
 
     def __repr__(self) -> str:
         start = self.model.params()

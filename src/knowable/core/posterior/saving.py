@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from knowable.core.network.params import Buffers, Params, with_prefix, without_p
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.randomness import own_randomness
-from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError, NeedsClasses
 
 if TYPE_CHECKING:
     from knowable.core.posterior.posterior import Posterior
@@ -33,7 +34,7 @@ FAMILIES: dict[str, type[Posterior]] = {}
 """Posterior classes by the name of their family in an artifact; they enter themselves."""
 
 
-def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
+def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write ``posterior`` to a folder, atomically."""
     model = posterior.model
     tensors = {
@@ -56,14 +57,27 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str]) -> Path:
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
     }
-    return write_folder(path, KIND, content, {**tensors, **with_prefix("prior.", prior_tensors)})
+    tensors |= with_prefix("prior.", prior_tensors)
+    folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
+    own = sorted({cls.__name__ for cls in _classes_of(model) if cls.__module__.partition(".")[0] != "knowable"})
+    if own:
+        warnings.warn(
+            f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
+            f"code: in a new process load it with knowable.load(path, classes=[{', '.join(own)}]).",
+            NeedsClasses,
+            stacklevel=3,
+        )
+    return folder
 
 
-def load_posterior(path: str | os.PathLike[str], net: nn.Module | None = None) -> Posterior:
+def load_posterior(
+    path: str | os.PathLike[str], net: nn.Module | None = None, classes: Iterable[type] = ()
+) -> Posterior:
     """Read a posterior; ``net`` is needed if the network was not made of plain ``torch.nn`` layers."""
+    classes = _checked_classes(classes)
     content, tensors = read_folder(path, KIND)
     try:
-        model = _load_model(content, tensors, net)
+        model = _load_model(content, tensors, net, classes)
         here = {name: value.to(model.device) for name, value in tensors.items()}
         own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
         return build_posterior(model, content, own, points=points, buffers=buffers)
@@ -80,6 +94,7 @@ def describe_posterior(posterior: Posterior) -> dict[str, Any]:
         "family": posterior.family,
         "settings": posterior._settings(),
         "seed": posterior.seed,
+        "target_shape": posterior.target_shape,
         "diagnostics": posterior.diagnostics.to_json(),
         "log_evidence": None if evidence is None else [float(evidence), evidence.kind, evidence.standard_error],
     }
@@ -90,7 +105,8 @@ def build_posterior(
 ) -> Posterior:
     """The inverse of :func:`describe_posterior`, with the posterior's own ``tensors``."""
     evidence = description["log_evidence"]
-    return FAMILIES[description["family"]]._from_tensors(
+    shape = description.get("target_shape")
+    posterior = FAMILIES[description["family"]]._from_tensors(
         model,
         tensors,
         **description.get("settings", {}),
@@ -100,29 +116,60 @@ def build_posterior(
         log_evidence=None if evidence is None else LogEvidence(*evidence),
         seed=description["seed"],
     )
+    posterior.target_shape = None if shape is None else tuple(shape)
+    return posterior
 
 
 def describe_object(value: Any) -> Any:
     """A likelihood or prior as JSON: its class name and fields."""
     if not isinstance(value, Likelihood | Prior):
         return list(value) if isinstance(value, tuple) else value
+    if not is_dataclass(value):
+        raise InvalidArgument(
+            f"{type(value).__name__} cannot be saved: make it a frozen dataclass whose fields are plain numbers."
+        )
     return {"name": type(value).__name__, **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)}}  # type: ignore[arg-type]
 
 
-def build_object(description: Any, base: type) -> Any:
-    """The inverse of :func:`describe_object`; only known subclasses of ``base`` are made."""
+def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> Any:
+    """The inverse of :func:`describe_object`; only known subclasses of ``base`` and the given ``classes`` are made."""
     if not isinstance(description, dict):
         return tuple(description) if isinstance(description, list) else description
-    known = {cls.__name__: cls for cls in _subclasses(base)}
-    cls = known[description["name"]]
-    made = {f.name: build_object(description[f.name], Prior) for f in fields(cls) if f.name in description}
+    known = {cls.__name__: cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)}
+    name = description["name"]
+    if name not in known:
+        raise DamagedArtifact(
+            f"The saved posterior has a {base.__name__.lower()} {name!r}, which this version does not have. "
+            f"If it is a class of your own, pass it: load(path, classes=[{name}])."
+        )
+    cls = known[name]
+    made = {f.name: build_object(description[f.name], Prior, classes) for f in fields(cls) if f.name in description}
     missing = [f.name for f in fields(cls) if f.name not in made and f.default is MISSING]
     if missing:
         raise KeyError(missing[0])
     return cls(**made)
 
 
-def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None) -> Model:
+def _classes_of(model: Model) -> list[type]:
+    """Classes of the likelihood and of all priors, those inside others too."""
+    priors = list(model.prior.globs.values()) if isinstance(model.prior, PriorByName) else []
+    found: list[Any] = [model.likelihood, *priors]
+    for each in found:
+        found += [value for value in vars(each).values() if isinstance(value, Prior)]
+    return [type(each) for each in found]
+
+
+def _checked_classes(classes: Iterable[type]) -> list[type]:
+    given: list[type] = list(classes) if isinstance(classes, Iterable) else [classes]
+    for each in given:
+        if not (isinstance(each, type) and issubclass(each, Likelihood | Prior)):
+            raise InvalidType(f"classes must be a list of likelihood and prior classes, got {each!r}.")
+    return given
+
+
+def _load_model(
+    content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None, classes: Sequence[type]
+) -> Model:
     frozen = without_prefix("frozen.", tensors)
     if net is None:
         structure = content["network"]["structure"]
@@ -134,16 +181,18 @@ def _load_model(content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Mod
         with own_randomness(0):
             net = build(structure).to(_dtype(content["dtype"]))
     _check_network(net, content)
+    if not all(value.requires_grad for value in net.parameters()):  # the artifact says what is frozen
+        net = copy.deepcopy(net).requires_grad_(True)
     with torch.no_grad():
         own = dict(net.named_parameters())
         if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
             net = copy.deepcopy(net)  # the user's own is never changed
             for name, value in net.named_parameters():
                 value.copy_(frozen.get(name, value))
-    prior = _build_prior(content["prior"], without_prefix("prior.", tensors))
+    prior = _build_prior(content["prior"], without_prefix("prior.", tensors), classes)
     fixed = prior.fixed if isinstance(prior, PosteriorPrior) else {}
     likelihood, own_frozen = (
-        build_object(content["likelihood"], Likelihood),
+        build_object(content["likelihood"], Likelihood, classes),
         [n for n in content["frozen"] if n not in fixed],
     )
     return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen)
@@ -192,9 +241,9 @@ def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor
     raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
 
 
-def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
+def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor], classes: Sequence[type]) -> Any:
     if "globs" in description:
-        return {glob: build_object(each, Prior) for glob, each in description["globs"].items()}
+        return {glob: build_object(each, Prior, classes) for glob, each in description["globs"].items()}
     loc, fixed, buffers = (without_prefix(part, tensors) for part in ("loc.", "fixed.", "buffers."))
     loc = {name: loc[name] for name in description.get("order") or loc}
     normal = JointNormal.kinds[description["posterior"]].from_tensors(loc, dict(tensors))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knowable.core.prediction.prediction import Components, RegressionPrediction
+from knowable.core.prediction.prediction import Components, JoinedComponents, RegressionPrediction
 from knowable.errors import Unsupported
 
 
@@ -93,6 +93,94 @@ class NormalComponents(Components):
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc.gather(0, index) + self.scale.expand_as(self.loc).gather(0, index) * noise
+
+
+def transformed(prediction: RegressionPrediction, transform: str, shift: Tensor, scale: Tensor) -> RegressionPrediction:
+    """The predictive distribution of T⁻¹(shift + scale · y'), where ``prediction`` is that of y' and mixes normals.
+
+    Args:
+        prediction: Of standardised transformed targets.
+        transform: T: ``"log"`` or ``"logit"``.
+        shift: One number for each output (the last dimension).
+        scale: One positive number for each output.
+    """
+    parts = prediction.components.parts if isinstance(prediction.components, JoinedComponents) else []
+    normals = parts or [prediction.components]
+    if not all(type(each) is NormalComponents for each in normals):
+        raise Unsupported(f"A {transform} transform of the targets needs normal noise: Gaussian() or one like it.")
+    shift, scale = _like(prediction.samples, shift), _like(prediction.samples, scale)
+    moved = [
+        TransformedNormal(transform, shift + scale * each.loc, (scale * each.scale).expand_as(each.loc))
+        for each in normals
+        if isinstance(each, NormalComponents)
+    ]
+    components = JoinedComponents(moved) if parts else moved[0]
+    within = None
+    if prediction.within is not None:  # its share of the variance, which is exact where the variance is small
+        within = prediction.within / prediction.components.variance * components.variance
+    samples = None
+    if prediction.samples is not prediction.components.mean and prediction.within is not None:
+        samples = _inverse_of(transform, prediction.samples * scale + shift)
+    return RegressionPrediction(components, prediction.log_weights, within=within, samples=samples)
+
+
+def _inverse_of(transform: str, value: Tensor) -> Tensor:
+    return value.exp() if transform == "log" else value.sigmoid()
+
+
+@dataclass
+class TransformedNormal(Components):
+    """Distributions whose logarithm or logit is normal: log-normal and logit-normal ones."""
+
+    discrete = False
+
+    transform: str  # "log" or "logit"
+    loc: Tensor  # means of the transformed values, (K, batch, ...)
+    scale: Tensor  # their standard deviations, of the same shape
+
+    @property
+    def mean(self) -> Tensor:
+        if self.transform == "log":
+            return torch.exp(self.loc + 0.5 * self.scale.square())
+        return self._moment(1)
+
+    @property
+    def variance(self) -> Tensor:
+        if self.transform == "log":
+            return torch.expm1(self.scale.square()) * torch.exp(2.0 * self.loc + self.scale.square())
+        return self._moment(2) - self._moment(1).square()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        value, log_slope, inside = self._forward(y)
+        return (normal_log_prob(value, self.loc, self.scale) + log_slope).masked_fill(~inside, -torch.inf)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        value, _, inside = self._forward(y)
+        found = 0.5 * torch.erfc(math.sqrt(0.5) * (self.loc - value) / self.scale)
+        return torch.where(inside, found, (y > 0).to(found))
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        noise = torch.randn(index.shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        return _inverse_of(self.transform, self.loc.gather(0, index) + self.scale.gather(0, index) * noise)
+
+    def _forward(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """T(y), the logarithm of its slope, and whether y is where T is defined."""
+        if self.transform == "log":
+            inside = y > 0
+            value = torch.where(inside, y, 1.0).log()
+            return value, -value, inside
+        inside = (y > 0) & (y < 1)
+        value = torch.where(inside, y, 0.5).logit()
+        return value, torch.nn.functional.softplus(value) + torch.nn.functional.softplus(-value), inside
+
+    def _moment(self, power: int) -> Tensor:
+        """E[sigmoid(x)^power] by the trapezoidal rule over eight standard deviations on each side."""
+        nodes = torch.linspace(-8.0, 8.0, 129, dtype=self.loc.dtype, device=self.loc.device)
+        weights = torch.exp(-0.5 * nodes.square())
+        total = torch.zeros_like(self.loc)
+        for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+            total += weight * torch.sigmoid(self.loc + node * self.scale).pow(power)
+        return total
 
 
 @dataclass

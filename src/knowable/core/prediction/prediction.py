@@ -65,6 +65,10 @@ class Prediction(ABC):
         """
         raise Unsupported(f"{cls.__name__} cannot be mixed with others.")
 
+    def shaped(self, target_shape: tuple[int, ...] | None) -> Prediction:
+        """The same prediction with outcomes of shape ``(batch, *target_shape)``; unchanged where they have no shape."""
+        return self
+
     def __len__(self) -> int:
         return self.samples.shape[1]
 
@@ -143,6 +147,34 @@ class JoinedComponents(Components):
             first += count
         assert drawn is not None
         return drawn
+
+
+class ShapedComponents(Components):
+    """The ``inner`` components with outcomes of another shape, such as ``()`` in place of ``(1,)``."""
+
+    def __init__(self, inner: Components, shape: tuple[int, ...]):
+        self.inner, self.discrete = inner, inner.discrete
+        self._inside, self._outside = inner.mean.shape[2:], shape
+
+    @property
+    def mean(self) -> Tensor:
+        return self._out(self.inner.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._out(self.inner.variance)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self._out(self.inner.log_prob(y.reshape(len(y), *self._inside)))
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return self._out(self.inner.cdf(y.reshape(len(y), *self._inside)))
+
+    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return self._out(self.inner.sample(index.reshape(*index.shape[:2], *self._inside), generator=generator))
+
+    def _out(self, values: Tensor) -> Tensor:
+        return values.reshape(*values.shape[:2], *self._outside)
 
 
 class RegressionPrediction(Prediction):
@@ -240,6 +272,17 @@ class RegressionPrediction(Prediction):
             )
         samples = torch.cat([part.samples for part in parts])
         return RegressionPrediction(components, joined_log_weights(parts, log_weights), within=within, samples=samples)
+
+    def shaped(self, target_shape: tuple[int, ...] | None) -> RegressionPrediction:
+        here = self.components.mean.shape[2:]
+        if target_shape is None or target_shape == here:
+            return self
+        rows = self.components.mean.shape[1]
+        within = None if self.within is None else self.within.reshape(-1, rows, *target_shape)
+        samples = self.samples.reshape(-1, rows, *target_shape)
+        return RegressionPrediction(
+            ShapedComponents(self.components, target_shape), self.log_weights, within=within, samples=samples
+        )
 
     def _aligned(self, y: Tensor) -> Tensor:
         y = align_target(self._check_rows(y), self.components.mean.shape[2:])

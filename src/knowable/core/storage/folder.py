@@ -37,10 +37,19 @@ _MOST_MANIFEST_BYTES = 256 * 1024 * 1024
 _ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
 
 
-def write_folder(path: str | os.PathLike[str], kind: str, content: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """Write a folder of the given ``kind``, replacing an older one of the same kind atomically."""
+def write_folder(
+    path: str | os.PathLike[str],
+    kind: str,
+    content: dict[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    overwrite: bool = True,
+) -> Path:
+    """Write a folder of the given ``kind``, atomically; an older one is replaced only with ``overwrite``."""
     folder = as_path(path)
     check_place(folder, kind)
+    if not overwrite:
+        refuse_existing(folder, MANIFEST)
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _write_tensors(folder, tensors)
     body = {"format": FORMAT_VERSION, "kind": kind, "tensors": tensor_file, "content": content}
@@ -114,6 +123,15 @@ def check_place(path: str | os.PathLike[str], kind: str) -> None:
             raise InvalidArgument(
                 f"path {str(folder)!r} is a folder with something else in it ({what}). Pass a new or empty one."
             )
+
+
+def refuse_existing(folder: Path, name: str) -> None:
+    """Refuse a folder in which something was saved already."""
+    if (folder / name).exists():
+        raise InvalidArgument(
+            f"path {str(folder)!r} already holds what was saved before. Pass another path, or overwrite=True to "
+            f"replace it."
+        )
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:

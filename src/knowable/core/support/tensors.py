@@ -1,9 +1,11 @@
-"""Arrays, data frames and lists as checked tensors; and the free memory that tensors leave behind."""
+"""Arrays, data frames and lists as checked tensors; the threads that compute with them, the memory they leave."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -75,6 +77,23 @@ def _kind(array: np.ndarray) -> str:
     if array.dtype.kind in "US":
         return "text"
     return "Python objects" if array.dtype == object else str(array.dtype)
+
+
+_MANY = 100_000  # parameters, beyond which several threads pay
+
+
+@contextmanager
+def few_threads(parameters: int) -> Iterator[None]:
+    """Compute with one thread inside, where a network has so few parameters that others would only wait.
+
+    On a busy machine they wait for long, and the order in which they add up would change the last digits.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if parameters <= _MANY else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache

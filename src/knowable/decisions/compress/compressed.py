@@ -130,9 +130,16 @@ class Compressed:
         """Bytes of the original as a safetensors file, over those of the folder that :meth:`save` writes."""
         return self.bytes_dense.before / self.bytes_sparse
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the network in sparse form to a folder that ``knowable.load_compressed`` reads."""
-        return save_network(path, self.net, original=self.masked, plan=self._plan, codes=self._codes)
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the network in sparse form to a folder that ``knowable.load_compressed`` reads.
+
+        Args:
+            path: The folder.
+            overwrite: Replace a network that was saved there before.
+        """
+        return save_network(
+            path, self.net, original=self.masked, plan=self._plan, codes=self._codes, overwrite=overwrite
+        )
 
     def to_export(self, path: str | os.PathLike[str]) -> Path:
         """Write the network as a ``torch.export`` program, ``*.pt2``, for batches of any size."""

@@ -49,6 +49,7 @@ def save_network(
     original: nn.Module,
     plan: RewritePlan,
     codes: Mapping[str, tuple[SparseCode, Tensor]],
+    overwrite: bool = False,
 ) -> Path:
     """Write a rewritten network and how it differs from the original to a folder, atomically.
 
@@ -66,7 +67,7 @@ def save_network(
     }
     streams = {name: stream for name, (_, stream) in codes.items() if len(stream)}
     rest = {name: _narrow(value) for name, value in _tensors(net) if name not in codes}
-    return write_folder(path, KIND, content, {**rest, **streams})
+    return write_folder(path, KIND, content, {**rest, **streams}, overwrite=overwrite)
 
 
 def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +19,11 @@ from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.normal import NormalPosterior
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
-from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
-from knowable.errors import Interrupted, InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.point.point import (
     PointObjective,
     fit_point,
@@ -33,11 +32,13 @@ from knowable.inference.point.point import (
     refuse_learned_prior,
     training_diagnostics,
 )
+from knowable.inference.point.trained import TrainedWeights, given_point, without_spread
 
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
 _FEWEST, _MOST = 20, 100  # snapshots, likewise
 _BATCHES = 10  # in an epoch, at least: without gradient noise the iterates do not move
 _STATISTICS_ROWS = 1_024  # on which running statistics are computed
+_ADVICE = "Train the network longer, give a smaller rate=, or leave rate and prior out and the spread is reduced."
 _LEAST_VARIANCE = 1e-16  # of a weight that never moved
 
 
@@ -70,6 +71,10 @@ class SWAG(Trained, Method):
         snapshots: Number T of epochs at the constant rate; None: from 20 to 100, to make about 5,000 steps.
         rate: Constant learning rate of SGD with momentum 0.9; None chooses it, see :func:`constant_rate`.
         start: ``"map"``, ``"network"`` (the network is already trained), or a fitted posterior, to begin at its mean.
+            SGD goes on training these weights: with a network that was stopped early, give ``validation``. Where
+            neither prior nor rate is given, the weights are then taken back, all by the same share of the way, until
+            the training rows are predicted as well as at the start (or to where validation rows are predicted best).
+            ``diagnostics`` hold the share, and the NLL beside the network's.
 
     Example:
         >>> import torch
@@ -111,7 +116,7 @@ class SWAG(Trained, Method):
         refuse_learned_prior(self, model)
         first = self._mode(job)
         if first.diagnostics.interrupted:
-            return first
+            return without_spread(first, "before the mode was found")
         given = model.with_fixed({name: first.mean()[name] for name in model.point_names}, first.buffers)
         given = given.starting_at(first.mean())
         objective = SWAGObjective(given, rows.size, self.rank)
@@ -120,14 +125,31 @@ class SWAG(Trained, Method):
             if self.rate is None:
                 objective.lowest = lowest_log_likelihood(given, rows, settings.rows_per_step(rows.size), seed=seed)
         except KeyboardInterrupt:
-            message = "stopped from the keyboard before the first snapshot"
-            warnings.warn(f"The fit was {message}; this is the mode.", Interrupted, stacklevel=2)
-            first.diagnostics = replace(first.diagnostics, interrupted=True, converged=False, message=message)
-            return first
+            return without_spread(first, "before the first snapshot")
         around = job.part("swag", model=given, validation=None, seed=derive_seed(seed, "swag"))
         result = train(objective, rows, settings, **around.options)
         points = {name: first.mean()[name] for name in model.point_names}
-        return self._posterior(model, given, rows, points, objective, result, seed)
+        if objective.count < 2:
+            now = {**points, **{name: value.detach() for name, value in objective.params().items()}}
+            diagnostics = training_diagnostics(self, model, result, now, {"snapshots": float(objective.count)})
+            point = one_atom(model, now, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics)
+            return without_spread(point, "before the second snapshot", interrupted=result.interrupted)
+        whole = self._posterior(model, given, rows, points, objective, result, seed)
+        return whole if self.start == "map" else self._beside(job, first, whole)
+
+    def _beside(self, job: FitJob, first: Posterior, whole: SWAGPosterior) -> SWAGPosterior:
+        """Weights that came from elsewhere: the posterior beside them, and nearer to them where it does harm."""
+        trained, posterior = TrainedWeights.of(job, first), whole
+        if self.rate is None and not job.model.prior_given:
+
+            def make(share: float) -> SWAGPosterior:
+                return whole.towards(first.mean(), share)
+
+            share = trained.best(make, [0.5 ** (0.5 * number) for number in range(16)])
+            posterior = make(share)
+            posterior.diagnostics = replace(whole.diagnostics, terms={**whole.diagnostics.terms, "share": share})
+        trained.compared(posterior, _ADVICE)
+        return posterior
 
     def _mode(self, job: FitJob) -> Posterior:
         """Where to begin, as a posterior."""
@@ -136,7 +158,7 @@ class SWAG(Trained, Method):
             means = means_for("start", model, self.start)
             return one_atom(model, means, buffers=self.start.buffers, seed=job.seed)
         if self.start == "network":
-            return one_atom(model, model.params(), seed=job.seed)
+            return given_point(job, "network")
         with share_of_time(0.5):
             return fit_point(job.part("mode", label=f"{type(self).__name__}, mode"), self.training_settings())
 
@@ -156,17 +178,12 @@ class SWAG(Trained, Method):
     def _posterior(
         self, model: Model, given: Model, rows: Data, points: Params, objective: SWAGObjective, result: TrainingResult,
         seed: int,
-    ) -> Posterior:  # fmt: skip
-        count = int(objective.count)
-        terms = {"snapshots": float(count)}
-        if count < 2:
-            now = {**points, **{name: value.detach() for name, value in objective.params().items()}}
-            diagnostics = training_diagnostics(self, model, result, now, terms)
-            return one_atom(model, now, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics)
+    ) -> SWAGPosterior:  # fmt: skip
+        terms = {"snapshots": float(objective.count)}
         loc, diagonal, factor = objective.moments()
         mean, inputs, buffers = objective.layout.views(loc), None, objective.net_buffers
         if given.network.statistics_names:  # rows to compute running statistics on, and those of the mean weights
-            inputs = some_inputs(rows, _STATISTICS_ROWS, seed)
+            inputs, _ = rows.some(_STATISTICS_ROWS, seed=seed)
             buffers = given.network.statistics(given.network_params(mean), inputs, buffers)
         normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
         return SWAGPosterior.of(
@@ -225,21 +242,6 @@ class SWAGObjective(PointObjective):
         share = 0.5 if kept else 1.0
         factor = self.deviations[:kept].T * (share / max(1, kept - 1)) ** 0.5
         return self.centre.clone(), (share * variance).clamp_min(_LEAST_VARIANCE), factor
-
-
-def some_inputs(rows: Data, most: int, seed: int) -> Tensor:
-    """At most so many input rows, drawn without replacement from data in memory, the first ones of a loader."""
-    if rows.in_memory:
-        x = rows.source[0]
-        return x[torch.randperm(len(x), generator=generator_for(seed, "statistics"))[:most].to(x.device)]
-    found, count = [], 0
-    with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
-        for batch in rows:
-            found.append(batch[0])
-            count += len(batch[0])
-            if count >= most:
-                break
-    return torch.cat(found)[:most]
 
 
 # --- the constant learning rate --------------------------------------------------------------------------------------
@@ -370,6 +372,20 @@ class SWAGPosterior(NormalPosterior):
     ):  # fmt: skip
         super().__init__(model, DiagonalPlusLowRank(layout, loc, scale, basis, basis_variance), **common)
         self.inputs = inputs
+
+    def towards(self, params: Params, share: float) -> SWAGPosterior:
+        r"""The distribution of :math:`\theta_0 + a (\theta - \theta_0)`: a ``share`` a of the way from ``params``."""
+        away = self.layout.flatten(params)
+        loc = away + share * (self.loc - away)
+        normal = DiagonalPlusLowRank(self.layout, loc, share * self.scale, self.basis, self.basis_variance)
+        buffers = self.buffers
+        if self.inputs is not None:
+            weights = self.model.network_params({**self.points, **self.layout.views(loc)})
+            buffers = self.model.network.statistics(weights, self.inputs, buffers)
+        return SWAGPosterior.of(
+            self.model, normal, inputs=self.inputs, points=self.points, buffers=buffers, seed=self.seed,
+            diagnostics=self.diagnostics,
+        )  # fmt: skip
 
     def buffer_block(self, start: int, stop: int, samples: int, seed: int) -> Buffers:
         """The running statistics of draws ``start`` to ``stop``."""

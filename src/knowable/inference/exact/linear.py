@@ -23,6 +23,7 @@ from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, Unsupported
+from knowable.inference.point.own_parameters import integral_over
 from knowable.likelihoods import Gaussian
 
 _NOISE = "likelihood.log_noise"
@@ -40,7 +41,8 @@ class ExactLinear(Method):
     themselves). Cost: O(N D² + D³) time and O(D²) memory.
 
     A noise or prior scale (``EmpiricalBayes``) that is learned is set to the maximum of the evidence times its own
-    prior: the posterior is exact given that value, and ``log_evidence`` is called an estimate.
+    prior: the posterior is exact given that value. ``log_evidence`` is integrated over the noise, by Laplace's method
+    in its logarithm, and the largest over prior scales; it is then called an estimate.
 
     Args:
         max_parameters: The largest number D of random parameters: the covariance is a D by D matrix.
@@ -73,7 +75,7 @@ class ExactLinear(Method):
         points = _choose_points(model, layout, statistics)
         prior, noise = _prior(model, layout, points), _noise(model, points, len(statistics.square))
         loc, scale_tril = statistics.posterior(*prior, noise)
-        value = statistics.log_evidence(*prior, noise)
+        value, notes = _log_evidence(model, layout, statistics, points)
         evidence = None if value is None else LogEvidence(value.item(), "estimate" if points else "exact")
         terms = {name: point.mean().item() for name, point in points.items()}
         if evidence is not None:
@@ -83,7 +85,8 @@ class ExactLinear(Method):
             model, layout, loc.to(model.dtype), scale_tril.to(model.dtype), seed=job.seed, log_evidence=evidence,
             points={name: point.to(like[name]) for name, point in points.items()},
             diagnostics=Diagnostics(
-                repr(self), terms, converged=True, message="solved in closed form", seconds=time.monotonic() - started
+                repr(self), terms, converged=True, message="solved in closed form", seconds=time.monotonic() - started,
+                notes=notes,
             ),
         )  # fmt: skip
 
@@ -201,6 +204,22 @@ def _noise(model: Model, points: Params, outputs: int) -> Tensor:
     own = {name: value.double() for name, value in model.likelihood_params(points).items()}
     scale = model.likelihood.noise_scale(own, like=torch.zeros((), dtype=torch.float64))  # type: ignore[attr-defined]
     return scale.double().reshape(-1).repeat(outputs // max(1, scale.numel()))  # the last dimension runs fastest
+
+
+def _log_evidence(
+    model: Model, layout: Layout, statistics: _Statistics, points: Params
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The log evidence, integrated over a learned noise, and a note where it is not; None if the prior is improper."""
+
+    def at(noise: Params) -> Tensor | None:
+        known = {**points, **noise}
+        return statistics.log_evidence(*_prior(model, layout, known), _noise(model, known, len(statistics.square)))
+
+    value = at({})
+    if value is None or _NOISE not in points:
+        return value, ()
+    value, note = integral_over(model, _NOISE, lambda noise: at({_NOISE: noise}), points[_NOISE])  # type: ignore[arg-type]
+    return value, (note,) if note else ()
 
 
 def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Params:

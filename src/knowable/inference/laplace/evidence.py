@@ -13,17 +13,25 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, conditional_prior, prior_precision
 from knowable.inference.laplace.expansion import ExpansionPoint
+from knowable.inference.point.own_parameters import (
+    in_double,
+    integral_over,
+    log_likelihood_of,
+    maximise,
+    outputs_of,
+    with_priors,
+)
 from knowable.inference.point.point import PointObjective
 
 _LARGEST = 12.0  # logarithms of scales are searched between minus and plus this
@@ -43,6 +51,34 @@ class Evidence:
         constant = 0.5 * self.expansion.layout.size * math.log(2 * math.pi)
         return self.log_likelihood(settings) + self.log_prior(settings) + constant - 0.5 * log_det
 
+    def over_noise(self, settings: Params) -> tuple[Tensor, str]:
+        """The estimate, integrated over the noise where that is among the ``settings``, and a note if it is not."""
+        name, params = self.expansion.noise_name, self.expansion.params
+        own = [each for each in params if each.startswith(LIKELIHOOD_PREFIX)]
+        if name is None or name not in settings:
+            return self(settings), f"The log evidence is that at the given {own[0]}." if own else ""
+        return integral_over(
+            self.expansion.model, name, lambda value: self._at_noise({**settings, name: value}), settings[name]
+        )
+
+    def _at_noise(self, settings: Params) -> Tensor:
+        r"""The estimate at another noise, with the weights at the mode that they have there, to second order.
+
+        At the mode the slope of the likelihood, in proportion to 1 / noise², and that of the prior cancel; at another
+        noise g is left of them, and the quadratic expansion gains :math:`\tfrac12 g^\top P^{-1} g`. The derivatives at
+        the ``settings`` are right, to the second, and these are what the integral takes.
+        """
+        if self.expansion.groups > 1:
+            return self(settings)
+        weights, layout = self.weights(settings), self.expansion.layout
+        flat = layout.flatten(self.expansion.params).detach().requires_grad_()
+        known = {name: value.detach() for name, value in settings.items()}
+        prior = self.expansion.model.log_prior({**self.expansion.params, **known, **layout.views(flat)})
+        (slope,) = torch.autograd.grad(prior, flat) if prior.requires_grad else (torch.zeros_like(flat),)
+        left = (1.0 - weights / weights.detach()) * slope.double()
+        step = self.curvature.solve(prior_precision(self.expansion, settings), weights, left)
+        return self(settings) + 0.5 * left @ step
+
     def weights(self, settings: Params) -> Tensor:
         """Factors of the curvature's groups, ``(groups,)``: (old noise / new noise)²."""
         name = self.expansion.noise_name
@@ -54,15 +90,16 @@ class Evidence:
         """The log likelihood log p(D | θ) at the weights."""
         if not any(name.startswith("likelihood.") for name in settings):
             return self.expansion.log_likelihood()[0]
-        return _log_likelihood(self.expansion, self._outputs, settings)
+        model, params = self.expansion.model, in_double(self.expansion.params) | settings
+        return log_likelihood_of(model, self._outputs, params)
 
     @cached_property
     def _outputs(self) -> list[tuple[Tensor, Tensor]]:
-        return _outputs_of(self.expansion)
+        return outputs_of(self.expansion.model, self.expansion.data, self.expansion.params, self.expansion.buffers)
 
     def log_prior(self, settings: Params) -> Tensor:
         """The log prior log p(θ) of the random weights."""
-        params = _double(self.expansion.params) | settings
+        params = in_double(self.expansion.params) | settings
         names, prior = self.expansion.layout.names, conditional_prior(self.expansion)
         if isinstance(prior, PosteriorPrior) and prior.correlated:
             return prior.log_prob({name: self.expansion.params[name] for name in names}).double()
@@ -87,7 +124,7 @@ class Evidence:
             return self._objective({name: value.clamp(-_LARGEST, _LARGEST) for name, value in free.items()})
 
         try:
-            found = _maximise(objective, start, max_iter=steps, tolerance_grad=1e-8, tolerance_change=1e-14)
+            found = maximise(objective, start, max_iter=steps, tolerance_grad=1e-8, tolerance_change=1e-14)
         except InvalidArgument:  # a step into where P is singular
             return start, 0.0
         found = {name: value.clamp(-_LARGEST, _LARGEST) for name, value in found.items()}
@@ -104,60 +141,7 @@ class Evidence:
         """The estimate, and the log densities of the settings themselves."""
         model, params = self.expansion.model, {**self.expansion.params, **settings}
         own = {name: value for name, value in settings.items() if name not in model.hyper_names}
-        return _with_priors(self(settings) + model.prior.log_hyperprior(params), model, own, params)
-
-
-def _double(params: Params) -> Params:
-    return {name: value.double() for name, value in params.items()}
-
-
-def _outputs_of(expansion: ExpansionPoint) -> list[tuple[Tensor, Tensor]]:
-    """The network's outputs with their targets, in double precision."""
-    found = []
-    for x, y in expansion.data:
-        with torch.no_grad():
-            output = expansion.model.forward(expansion.params, x, buffers=expansion.buffers)
-        found.append((output.double(), y.double() if y.is_floating_point() else y))
-    return found
-
-
-def _log_likelihood(expansion: ExpansionPoint, outputs: list[tuple[Tensor, Tensor]], settings: Params) -> Tensor:
-    params = _double(expansion.params) | settings
-    return torch.stack([expansion.model.score(output, y, params).sum() for output, y in outputs]).sum()
-
-
-def _with_priors(total: Tensor, model: Model, values: Params, params: Params) -> Tensor:
-    """``total`` and the log prior densities of ``values``."""
-    for name, value in values.items():
-        prior = model.prior.bound(name, params)
-        total = total if prior is None else total + prior.log_prob(value).sum()
-    return total
-
-
-def most_probable(expansion: ExpansionPoint, names: list[str]) -> Params:
-    """The most probable values of the likelihood's own parameters at fixed weights."""
-    outputs, params = _outputs_of(expansion), _double(expansion.params)
-
-    def log_joint(free: Params) -> Tensor:
-        return _with_priors(_log_likelihood(expansion, outputs, free), expansion.model, free, params | free)
-
-    return _maximise(log_joint, {name: expansion.params[name].double() for name in names}, max_iter=100)
-
-
-def _maximise(objective: Callable[[Params], Tensor], start: Params, **settings: Any) -> Params:
-    """The values that maximise ``objective``, by L-BFGS."""
-    free = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    optimiser = torch.optim.LBFGS(list(free.values()), line_search_fn="strong_wolfe", **settings)
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        with torch.enable_grad():
-            value = -objective(free)
-            value.backward()
-        return value
-
-    optimiser.step(loss)
-    return {name: value.detach() for name, value in free.items()}
+        return with_priors(self(settings) + model.prior.log_hyperprior(params), model, own, params)
 
 
 # --- Training with a noise and prior scale that maximise the evidence every few epochs (Immer et al., 2021) ----------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
+from knowable.core.model.prior import Normal
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
@@ -22,15 +23,17 @@ from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.settings import Trained
-from knowable.errors import Interrupted, InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
-from knowable.inference.laplace.evidence import Evidence, TuningObjective, most_probable
+from knowable.inference.laplace.evidence import Evidence, TuningObjective
 from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.posteriors import PREDICTIONS, LaplacePosterior
-from knowable.inference.point.point import PointObjective, fit_point, one_atom, start_values
+from knowable.inference.point.point import PointObjective, fit_point
+from knowable.inference.point.trained import TrainedWeights, given_point, without_spread
+from knowable.priors import EmpiricalBayes
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "full": FullCurvature,
@@ -39,6 +42,10 @@ STRUCTURES: dict[str, type[Curvature]] = {
     "lowrank": LowRankCurvature,
 }
 _MAX_ROUNDS = 20  # of Newton steps and tuning in turn
+_ADVICE = (
+    "Leave the prior out, and its scale is chosen so that this does not happen (with validation= on held-out rows); or "
+    "make fewer weights random: Model(..., random='last_layer')."
+)
 _FAR_FROM_MODE = 1.0  # nats that the log joint could still gain, above which a note says so
 
 
@@ -54,7 +61,8 @@ class Laplace(Trained, Method):
 
     The scales that the model leaves open maximise the log marginal likelihood (evidence): a learned noise
     (``Gaussian()``), and prior scales under ``EmpiricalBayes`` (one for a glob of names, for each tensor, or for each
-    weight). A prior that is itself a Laplace posterior makes this online Laplace.
+    weight). ``log_evidence`` is integrated over the noise, by Laplace's method in its logarithm. A prior that is itself
+    a Laplace posterior makes this online Laplace.
 
     Args:
         epochs: Passes over the data; None stops when the objective has settled.
@@ -67,8 +75,9 @@ class Laplace(Trained, Method):
         curvature: ``"ggn"``: the generalised Gauss-Newton matrix, which is the Fisher information.
             ``"empirical_fisher"``: outer products of gradients at the targets. ``"hessian"``: second derivatives, for
             small networks (``"full"`` and ``"diag"``).
-        prediction: ``"linearised"``: the network linearised in its weights, in closed form (probit for classes).
-            ``"linearised_sampling"``: draws of linearised functions. ``"sampling"``: the network at drawn weights.
+        prediction: ``"linearised"``: the network linearised in its weights, in closed form (for classes,
+            averaged over normal logits). ``"linearised_sampling"``: draws of linearised functions.
+            ``"sampling"``: the network at drawn weights.
         tune: When open scales are chosen: ``"during"`` training, every few epochs; ``"after"`` it, at fixed weights; or
             ``"never"``: the noise at its most probable value, prior scales at their initial values.
         rank: Number of eigenvectors kept by ``"lowrank"``.
@@ -79,7 +88,10 @@ class Laplace(Trained, Method):
             validation data, where training stops early on purpose) and none for the other structures.
         start: Weights that are trained already: ``"network"`` (the model's own network), a posterior (its means), a
             network or its ``state_dict()``. None trains first. Parameters of the likelihood that are missing from it
-            are set to their most probable values.
+            are set to their most probable values. Where the model was given no prior, the scale of its normal prior
+            maximises the evidence too, or the likelihood of ``validation`` rows, and is smaller where that would make
+            predictions of the training rows worse than the network's own; ``diagnostics`` say what it is. The NLL
+            is reported beside the network's, with a warning where it is worse.
 
     Example:
         >>> import torch
@@ -130,18 +142,17 @@ class Laplace(Trained, Method):
         """Find the mode and the curvature there."""
         started = time.monotonic()
         self._check(job.model)
-        point = self._train(job) if self.start is None else self._from_start(job.model, job.rows, job.seed)
+        if self._chooses_prior(job.model):
+            prior = {"*": EmpiricalBayes(Normal(1.0))}
+            job = replace(job, model=job.model.with_priors(prior, random=job.model.random_names))
+        point = self._train(job) if self.start is None else given_point(job, self.start)
         if point.diagnostics.interrupted:
-            return point
-        at_mode = self.start is None and job.validation is None
-        polish = (20 if self.structure == "full" and at_mode else 0) if self.polish is None else self.polish
+            return without_spread(point, "before the mode was found")
         try:
             with own_randomness(derive_seed(job.seed, "curvature")):  # a loader may draw
-                return self._around(point, job.rows, job.seed, polish, started)
+                return self._around(point, job, started)
         except KeyboardInterrupt:
-            message = "Interrupted before the curvature was computed: this posterior is the mode alone."
-            warnings.warn(message, Interrupted, stacklevel=2)
-            return point
+            return without_spread(point, "before the curvature was computed")
 
     # --- the mode ----------------------------------------------------------------------------------------------------
 
@@ -160,39 +171,82 @@ class Laplace(Trained, Method):
         with share_of_time(0.75):  # the rest is for the curvature
             return fit_point(job, self.training_settings(), objective=objective)
 
-    def _from_start(self, model: Model, rows: Data, seed: int) -> Particles:
-        """The given weights as a posterior of one particle."""
-        values = start_values("start", model, self.start)
-        params = dict(values.params)
-        own = [name for name in values.unset if name not in model.hyper_names]
-        if own:
-            with own_randomness(derive_seed(seed, "own")):
-                point = self._point(model, rows, params, values.buffers, seed)
-                params |= _cast(most_probable(point, own), params)
-        diagnostics = Diagnostics(repr(self), message="expanded around the given weights")
-        return one_atom(model, params, buffers=values.buffers, seed=seed, diagnostics=diagnostics)
-
     # --- the curvature -----------------------------------------------------------------------------------------------
 
-    def _around(self, point: Particles, rows: Data, seed: int, polish: int, started: float) -> Posterior:
-        model = point.model
-        evidence, settings = self._tuned(self._point(model, rows, point.mean(), point.buffers, seed), polish)
+    def _around(self, point: Particles, job: FitJob, started: float) -> Posterior:
+        at_mode = self.start is None and job.validation is None
+        polish = (20 if self.structure == "full" and at_mode else 0) if self.polish is None else self.polish
+        evidence, settings = self._tuned(
+            self._point(job.model, job.rows, point.mean(), point.buffers, job.seed), polish
+        )
+        posterior = self._posterior(evidence, settings, point.diagnostics, started)
+        if self.start is not None:
+            counted = self.structure != "diag"  # a diagonal counts weights that go together several times
+            parameters = posterior.diagnostics["effective_parameters"] if counted else 0.0
+            trained = TrainedWeights.of(job, point, parameters)
+            if self._chooses_prior(job.model):
+                posterior = self._narrowed(posterior, evidence, settings, trained)
+            trained.compared(posterior, _ADVICE)
+        return posterior
+
+    def _narrowed(
+        self, posterior: LaplacePosterior, evidence: Evidence, settings: Params, trained: TrainedWeights
+    ) -> LaplacePosterior:
+        """The posterior under a prior that was not given, of a scale that does no harm, see TrainedWeights.best.
+
+        Its log evidence remains that of the scale where it is largest.
+        """
+        (name,) = evidence.expansion.model.hyper_names
+        others = [each for each in settings if each != name]
+        largest = settings[name].item()
+
+        def make(log_scale: float) -> LaplacePosterior:
+            scale = torch.full_like(evidence.expansion.params[name], log_scale)
+            there = replace(evidence, expansion=evidence.expansion.at({name: scale}))
+            return self._normal(there, there.maximised(others)[0])
+
+        scales = range(-2, 14) if trained.held_out else range(28)
+        step = math.log(2.0) if trained.held_out else 0.5 * math.log(2.0)
+        log_scale = trained.best(make, [largest - step * number for number in scales])
+        by = "the marginal likelihood"
+        if trained.held_out:
+            by = "the NLL of the validation rows"
+        elif log_scale < largest:
+            by += (
+                f" ({math.exp(largest):.3g}), then reduced until training rows were predicted as well as by the weights"
+            )
+        note = f"No prior was given: Normal({math.exp(log_scale):.3g}), its scale chosen by {by}."
+        made, known = make(log_scale), posterior.diagnostics
+        terms = {**known.terms, **_own(made), "prior_scale": math.exp(log_scale)}
+        made.diagnostics = replace(known, terms=terms, notes=(note, *known.notes))
+        made.log_evidence = posterior.log_evidence
+        return made
+
+    def _normal(self, evidence: Evidence, settings: Params) -> LaplacePosterior:
+        """The normal distribution with the curvature at these settings."""
         expansion = evidence.expansion
         params = {**expansion.params, **_cast(settings, expansion.params)}
         prior, names = prior_precision(expansion, settings), expansion.layout.names
-        value = evidence(settings).item() if evidence.proper else None
-        posterior = LaplacePosterior(
-            model, evidence.curvature.normal(expansion, prior, evidence.weights(settings)),
+        return LaplacePosterior(
+            expansion.model, evidence.curvature.normal(expansion, prior, evidence.weights(settings)),
             points={name: value for name, value in params.items() if name not in names},
-            buffers=expansion.buffers, seed=seed, prediction=self.prediction,
-            log_evidence=None if value is None else LogEvidence(value, "estimate"),
+            buffers=expansion.buffers, seed=expansion.seed, prediction=self.prediction,
         )  # fmt: skip
-        terms, notes = _report(evidence, settings, posterior, prior.flat)
-        trained = point.diagnostics
-        own = {name: value.double().mean().item() for name, value in model.likelihood_params(params).items()}
+
+    def _posterior(
+        self, evidence: Evidence, settings: Params, trained: Diagnostics, started: float
+    ) -> LaplacePosterior:
+        expansion, posterior = evidence.expansion, self._normal(evidence, settings)
+        prior = prior_precision(expansion, settings)
+        said: list[str] = []
+        if evidence.proper:
+            value, note = evidence.over_noise(settings)
+            said = [note] if note else []
+            posterior.log_evidence = LogEvidence(value.item(), "estimate")
+        terms, far = _report(evidence, settings, posterior, prior.flat)
         posterior.diagnostics = replace(
-            trained, terms={**trained.terms, **own, **terms}, seconds=time.monotonic() - started,
-            notes=(*trained.notes, *evidence.curvature.notes, *prior.notes, *self._notes(expansion), *notes),
+            trained, terms={**trained.terms, **_own(posterior), **terms}, seconds=time.monotonic() - started,
+            notes=(*trained.notes, *evidence.curvature.notes, *prior.notes, *self._notes(expansion), *far, *said),
         )  # fmt: skip
         return posterior
 
@@ -220,6 +274,10 @@ class Laplace(Trained, Method):
         noise = model.likelihood.noise_name if self.curvature == "ggn" else None
         names = [*model.hyper_names, *([f"likelihood.{noise}"] if noise is not None else [])]
         return [name for name in names if name in model.params()]
+
+    def _chooses_prior(self, model: Model) -> bool:
+        """Whether the weights come from elsewhere and no prior was given, so that its scale has to be chosen."""
+        return self.start is not None and self.tune != "never" and not model.prior_given
 
     # --- checks and notes --------------------------------------------------------------------------------------------
 
@@ -267,6 +325,12 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
         return terms, []
     note = f"The weights are not at the mode: the log joint could rise by some {gain:.3g} nats. Train longer."
     return terms, [note]
+
+
+def _own(posterior: Posterior) -> dict[str, float]:
+    """The likelihood's own parameters, for the diagnostics."""
+    values = posterior.model.likelihood_params(posterior.points)
+    return {name: value.double().mean().item() for name, value in values.items()}
 
 
 def _cast(values: Params, like: Params) -> Params:

@@ -162,7 +162,7 @@ class Sampler(ChainSettings, Method):
 
 
 class FunctionMonitor:
-    """The network's outputs at a few inputs and the likelihood's own parameters, whose R-hat is monitored."""
+    """What is identified of outputs at a few inputs, and the likelihood's own parameters, whose R-hat is monitored."""
 
     def __init__(self, model: Model, x: Tensor, start: Start, layout: Layout):
         self.model, self.start, self.layout = model, start, layout
@@ -177,7 +177,7 @@ class FunctionMonitor:
             outputs = self.model.network.over_draws(
                 self.model.network_params(params), self.x, buffers=self.start.buffers, vectorise=True
             )
-        monitored = outputs.reshape(n, chains, -1)
+        monitored = self.model.likelihood.identified(outputs).reshape(n, chains, -1)
         monitored = monitored[..., :: max(1, monitored.shape[-1] // _MONITORED)]
         own = [value.reshape(n, chains, -1) for name, value in stack.items() if name.startswith("likelihood.")]
         return torch.cat([monitored, *own], dim=-1)

@@ -145,10 +145,15 @@ class SVGDKernel(Kernel):
     state_type = SVGDState
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> SVGDState:
-        """Where the particles begin; those that all stand in one place are moved apart a little."""
-        if (position == position[:1]).all():
+        """Where the particles begin; coordinates in which all stand in one place are moved apart a little.
+
+        So do networks that were trained to the same mode, up to rounding errors.
+        """
+        rounding = 1e3 * torch.finfo(position.dtype).eps * position.abs().amax(0)
+        together = position.std(0) <= rounding
+        if together.any():
             noise = torch.randn(position.shape, generator=generator, dtype=position.dtype, device=position.device)
-            position = position + 1e-2 * noise * position.abs().clamp_min(0.1)
+            position = torch.where(together, position + 1e-2 * noise * position.abs().clamp_min(0.1), position)
         seed = batch_seed(generator)
         batches = MiniBatches(target, self.settings.batch_size, seed)
         return SVGDState(
@@ -181,7 +186,8 @@ class SVGDKernel(Kernel):
         number, position = state.updates + 1, state.position
         value, gradient = batches.gradient(position, state.updates)
         scale = position.std(0).clamp_min(1e-30)  # (D,)
-        pull, push = stein_forces(position / scale, gradient * scale, self.settings.bandwidth)
+        centred = (position - position.mean(0)) / scale  # far from 0, distances would be rounding errors
+        pull, push = stein_forces(centred, gradient * scale, self.settings.bandwidth)
         force = pull + push
         forces = state.forces.clone()
         forces[state.updates % len(forces)] = (force.norm() / (pull.norm() + push.norm()).clamp_min(1e-30)).double()

@@ -39,6 +39,7 @@ from knowable.inference.variational.structured import (
 _LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
 _PATH_BELOW = 300  # weights
+_NORMAL_DRAWS, _NORMAL_STEPS = 2_048, 100  # to fit a flow to a normal
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,43 @@ class FlowModule(FamilyModule):
         """Up to a few hundred weights, which a flow can follow closely: the noise of the gradient then fades."""
         return self.flow.size <= _PATH_BELOW
 
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """By L-BFGS over fixed draws, in units of the precision's diagonal; see :func:`fitted_to_normal`."""
+        scale = precision.diagonal().rsqrt()
+        fitted = fitted_to_normal(self.flow, scale * precision * scale.unsqueeze(1))
+        for value, new in zip(self.flow.parameters(), fitted.parameters(), strict=True):
+            value.copy_(new)
+        self.flow.loc.copy_(mean + scale * fitted.loc)
+        self.flow.log_scale.copy_(fitted.log_scale + scale.log())
+
     def posterior(self, model: Model, **common: Any) -> FlowPosterior:
         """The flow as it is now."""
         return FlowPosterior(model, self.layout, self.flow, **common)
+
+
+def fitted_to_normal(flow: NormalisingFlow, precision: Tensor) -> NormalisingFlow:
+    """A copy in double precision with the same maps, placed and scaled to be nearest to N(0, precision⁻¹)."""
+    noise = torch.randn((_NORMAL_DRAWS, flow.size), dtype=torch.float64, device=precision.device)
+    fitted = copy.deepcopy(flow).double()
+    with torch.no_grad():
+        fitted.loc.zero_()
+        fitted.log_scale.zero_()
+        moved = fitted(noise)[0]
+        fitted.log_scale.copy_(-moved.std(0).log())
+        fitted.loc.copy_(-(moved.mean(0) / moved.std(0)))
+    root = torch.linalg.cholesky(precision)
+    optimiser = torch.optim.LBFGS(fitted.parameters(), max_iter=_NORMAL_STEPS, line_search_fn="strong_wolfe")
+
+    def divergence() -> Tensor:
+        optimiser.zero_grad()
+        values, log_density = fitted(noise)
+        loss = (log_density + 0.5 * (values @ root).square().sum(1)).mean()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(divergence)
+    return fitted
 
 
 class _Backwards(nn.Module):
@@ -169,6 +204,7 @@ class FlowVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "a normal bent by invertible maps, for posteriors of any shape"
     aliases = ("flow",)
     references = ("rezende2015", "dinh2017", "roeder2017")

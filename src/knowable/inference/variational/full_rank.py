@@ -24,6 +24,7 @@ from knowable.inference.variational.structured import (
     StructuredObjective,
     check_groups,
     group_weights,
+    lower_factor,
 )
 
 _WHITENED_UP_TO = 300  # weights
@@ -81,6 +82,7 @@ class FullRankModule(FamilyModule):
     """
 
     normal_marginals: ClassVar[bool] = True
+    full: ClassVar[bool] = True
     base: Tensor | None
     age: Tensor
 
@@ -154,6 +156,19 @@ class FullRankModule(FamilyModule):
         noise = torch.linalg.solve_triangular(self._lower().detach(), standard, upper=False, unitriangular=True)
         return -0.5 * noise.square().sum(0)
 
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """The normal itself."""
+        factor = lower_factor(precision)
+        self.loc.copy_(mean)
+        if self.base is None or self.drift is None:
+            scale = factor.diagonal()
+            self.log_scale.copy_(scale.log())
+            self.mix.copy_((factor / scale.unsqueeze(1)).tril(-1))
+            return
+        self.base.copy_(factor)
+        for value in (self.drift, self.log_scale, self.mix):
+            value.zero_()
+
     def posterior(self, model: Model, **common: Any) -> FullNormal:
         """A normal with a full covariance."""
         return FullNormal(model, self.layout, self.mean(), self.scale_tril(), **common)
@@ -200,6 +215,7 @@ class FullRankVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "one normal with all correlations between the weights"
     aliases = ("frvi",)
     references = ("opper2009", "titsias2014", "kucukelbir2017", "roeder2017")

@@ -109,11 +109,42 @@ class LowRankModule(FamilyModule):
         inner = torch.cholesky_solve(along.T, torch.linalg.cholesky(_inner(factor)))
         return -0.5 * (standard.square().sum(-1) - (along * inner.T).sum(-1))
 
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """See :func:`nearest_low_rank`."""
+        log_scale, factor = nearest_low_rank(precision, len(self.factor))
+        self.loc.copy_(mean)
+        self.log_scale.copy_(log_scale)
+        self.factor.copy_(factor)
+
     def posterior(self, model: Model, **common: Any) -> LowRankNormal:
         """A normal with a diagonal and a few directions."""
         basis, excess = directions(self.factor.detach().T)
         scale = self.log_scale.detach().exp()
         return LowRankNormal(model, self.layout, self.loc, scale, basis, 1.0 + excess, **common)
+
+
+_ALTERNATIONS = 300  # between scales and directions
+
+
+def nearest_low_rank(precision: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    r"""Log scales ``(D,)`` and directions U ``(k, D)`` of the member nearest to a normal with precision P.
+
+    Given s, the best U are the k eigenvectors of diag(s) P diag(s) with the smallest eigenvalues μ below one, of length
+    :math:`\sqrt{1/\mu - 1}`. Given F = diag(s) Uᵀ, the best scales solve :math:`P_{dd} = (\Sigma^{-1})_{dd}`.
+    """
+    scale = precision.diagonal().rsqrt()
+    factor = precision.new_zeros(rank, len(precision))
+    for _ in range(_ALTERNATIONS):
+        values, vectors = torch.linalg.eigh(scale * precision * scale.unsqueeze(1))
+        lengths = (values[:rank].clamp_min(1e-14).reciprocal() - 1.0).clamp_min(0.0).sqrt()
+        factor = lengths.unsqueeze(1) * vectors[:, :rank].T
+        explained = (factor * torch.linalg.solve(_inner(factor), factor)).sum(0)  # 1 - s² (Σ⁻¹)_dd
+        new = (precision.diagonal() + explained / scale.square()).rsqrt()
+        done = (new / scale - 1.0).abs().max() < 1e-6
+        scale, factor = new, factor * (scale / new)
+        if done:
+            break
+    return scale.log(), factor
 
 
 class FactorTerms(torch.autograd.Function):
@@ -186,6 +217,7 @@ class LowRankVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "one normal whose covariance is a diagonal and a few directions"
     aliases = ("lrvi",)
     references = ("ong2018",)

@@ -26,7 +26,10 @@ from knowable.inference.variational.structured import (
     StructuredObjective,
     check_groups,
     group_weights,
+    lower_factor,
 )
+
+_ALTERNATIONS = 50  # between rows and columns, for the matrix normal nearest to a normal
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ class MatrixNormalModule(FamilyModule):
         noise = [factor.unspread(each) for factor, each in zip(self.factors, away, strict=True)]
         return -0.5 * torch.cat(noise, dim=1).square().sum(-1)
 
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """Each parameter for itself, given its own block."""
+        self.loc.copy_(mean)
+        places = torch.arange(len(mean)).split(self.layout.sizes)
+        for factor, own in zip(self.factors, places, strict=True):
+            factor.fit_normal(precision[own][:, own])
+
     def posterior(self, model: Model, **common: Any) -> KroneckerNormal:
         """A normal with a Kronecker product for each matrix."""
         entries = zip(self.layout.names, self.layout.shapes, self.factors, strict=True)
@@ -121,6 +131,10 @@ class Factor(nn.Module, ABC):
     @abstractmethod
     def variances(self) -> Tensor:
         """Diagonal of the covariance, ``(n,)``."""
+
+    @abstractmethod
+    def fit_normal(self, precision: Tensor) -> None:
+        """Become the nearest to a normal with this precision, ``(n, n)``."""
 
     @abstractmethod
     def precision(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -149,6 +163,10 @@ class VectorFactor(Factor):
     def variances(self) -> Tensor:
         """Squared scales."""
         return (2.0 * self.log_scale).exp()
+
+    def fit_normal(self, precision: Tensor) -> None:
+        """For each number its precision given all others."""
+        self.log_scale.copy_(-0.5 * precision.diagonal().log())
 
     def precision(self) -> tuple[Tensor, None, None]:
         """As a block of one column, without bases."""
@@ -188,6 +206,21 @@ class MatrixFactor(Factor):
         """Diagonal of the covariance, ``(n m,)``."""
         return torch.outer(self.rows.variances(), self.columns.variances()).flatten()
 
+    def fit_normal(self, precision: Tensor) -> None:
+        r"""Each side in turn, given the other.
+
+        With covariances U of the rows and V of the columns,
+
+        .. math:: U^{-1}_{ik} = \frac1m \sum_{jl} P_{ij,kl} V_{jl}, \qquad
+            V^{-1}_{jl} = \frac1n \sum_{ik} P_{ij,kl} U_{ik}
+        """
+        n, m = self.shape
+        blocks = precision.view(n, m, n, m)
+        columns = torch.einsum("ijij->j", blocks).div(n).reciprocal().diag()
+        for _ in range(_ALTERNATIONS if n > 1 and m > 1 else 2):
+            rows = self.rows.fit_normal(torch.einsum("ijkl,jl->ik", blocks, columns) / m)
+            columns = self.columns.fit_normal(torch.einsum("ijkl,ik->jl", blocks, rows) / n)
+
     def precision(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Precisions along the eigenvectors of the two factors, and these."""
         (row_variance, row_basis), (column_variance, column_basis) = self.rows.spectrum(), self.columns.spectrum()
@@ -207,6 +240,16 @@ class Side(nn.Module):
         super().__init__()
         self.log_scale = nn.Parameter(like.new_full((size,), math.log(initial_scale)))
         self.mix = nn.Parameter(like.new_zeros(size, size)) if 1 < size <= full_up_to else None
+
+    def fit_normal(self, precision: Tensor) -> Tensor:
+        """Become the factor of a normal with this precision; its covariance, ``(n, n)``."""
+        if self.mix is None:
+            self.log_scale.copy_(-0.5 * precision.diagonal().log())
+            return precision.diagonal().reciprocal().diag()
+        factor = lower_factor(precision)
+        self.log_scale.copy_(factor.diagonal().log())
+        self.mix.copy_((factor / factor.diagonal().unsqueeze(1)).tril(-1))
+        return factor @ factor.T
 
     def undone(self, matrix: Tensor) -> Tensor:
         """A⁻¹ X with the parameters held."""
@@ -302,6 +345,7 @@ class MatrixNormalVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "a matrix normal for every weight matrix: correlated rows, correlated columns"
     aliases = ("mnvi",)
     references = ("louizos2016",)

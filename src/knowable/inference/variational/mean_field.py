@@ -88,6 +88,7 @@ class MeanFieldVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "an independent normal for every weight, by maximising the evidence lower bound"
     aliases = ("mfvi", "bbb")
     references = ("graves2011", "blundell2015", "kingma2015", "ranganath2014", "kool2019")
@@ -223,6 +224,11 @@ class MeanFieldModule(FamilyModule):
     def held_log_density(self, values: Tensor) -> Tensor:
         """See :meth:`FamilyModule.held_log_density`."""
         return -0.5 * ((values - self.loc.detach()) / self.log_scale.detach().exp()).square().sum(-1)
+
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """For each weight its precision given all others."""
+        self.loc.copy_(mean)
+        self.log_scale.copy_(-0.5 * precision.diagonal().log())
 
     def posterior(self, model: Model, **common: Any) -> DiagonalNormal:
         """Independent normals."""

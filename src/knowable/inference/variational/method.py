@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
 from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
+from knowable.inference.variational.newton import is_steady, possible_rise, refine
 from knowable.inference.variational.objective import VariationalObjective
 
 _WARMUP_STEPS = 2_000  # with kl_warmup=None
@@ -35,6 +37,8 @@ class VariationalMethod(Trained, Method):
     .. math:: \mathrm{ELBO} = E_q[\log p(D \mid \theta)] - \mathrm{KL}(q \,\|\, p)
         = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
     """
+
+    says_rise: ClassVar[bool] = False  # whether the fit ends with a check of how far the ELBO could still rise
 
     beta: float = 1.0
     kl_warmup: int | None = 0
@@ -102,11 +106,50 @@ class VariationalMethod(Trained, Method):
         with share_of_time(0.9):  # the rest is for the final ELBO
             options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
             result = train(objective, rows, self.training_settings(), **options)
+        result, rise = self._settle(objective, rows, seed, result)
         evidence, terms = self._evidence(objective, rows, seed)
+        terms = {**terms, **rise}
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
         notes = self._notes(model, rows.size, result)
         posterior.diagnostics = training_diagnostics(self, model, result, posterior.mean(), terms, notes)
         return posterior
+
+    def _settle(
+        self, objective: Any, rows: Data, seed: int, result: TrainingResult
+    ) -> tuple[TrainingResult, dict[str, float]]:
+        """How far the ELBO could still rise; with ``epochs=None``, Newton steps first where it could.
+
+        Returns:
+            How the run went in this light, and terms for the diagnostics. Networks that differ between training
+            and evaluation (dropout, batch statistics) are left alone: their ELBO is that of training.
+        """
+        if not self.says_rise or result.interrupted or _kept_epoch(result) < objective.settles_from:
+            return result, {}
+        kept = {name: value.detach().clone() for name, value in objective.tensors().items()}
+        try:
+            if not is_steady(objective, rows):
+                return result, {}
+            rise = possible_rise(objective, rows, seed, result.epochs)
+            if self.epochs is None and not result.out_of_time and (not objective.diagonal or rise.is_worth_a_step):
+                steps = refine(objective, rows, seed)
+                rise = possible_rise(objective, rows, seed, result.epochs) if steps else rise
+        except Unsupported:  # a likelihood of values only, with the score-function estimator
+            return result, {}
+        except KeyboardInterrupt:
+            with torch.no_grad():
+                for name, value in objective.tensors().items():
+                    value.copy_(kept[name])
+            text = "The fit was stopped after training, before it was known how far the ELBO could still rise."
+            warnings.warn(text, Interrupted, stacklevel=2)
+            return replace(result, interrupted=True, message=f"{result.message}, then stopped from the keyboard"), {}
+        if rise.is_small:
+            return result, rise.terms
+        said = f"the ELBO could still rise by about {rise.nats:.3g} nats (± {rise.standard_error:.2g})"
+        result = replace(result, converged=False, message=f"{result.message.replace('settled', 'ended')}: {said}")
+        if self.epochs is None and not result.out_of_time:
+            text = f"The fit has not converged: {said}. Standardise the data, or pass epochs= to train longer."
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+        return result, rise.terms
 
     def _with_warmup(self, rows: Data) -> Self:
         """This method with a number of epochs for the KL warm-up."""

@@ -70,6 +70,7 @@ class NaturalVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "the same independent normals along the natural gradient: Newton steps at the cost of Adam"
     aliases = ("ivon", "nvi")
     references = ("shen2024", "lin2020", "khan2018")

@@ -96,6 +96,9 @@ class FlatNormals:
 class FlatNormalDistribution:
     """The distribution of the objectives whose q is :class:`FlatNormals`, put before ``VariationalObjective``."""
 
+    symmetric = True
+    diagonal = True
+    stretches = True
     normals: FlatNormals
     q: nn.Parameter  # means and log scales of all random parameters, (2, D)
 
@@ -107,6 +110,13 @@ class FlatNormalDistribution:
     def loc_and_scale(self) -> tuple[Params, Params]:
         """Means and standard deviations of the random parameters, by name, differentiable."""
         return self.normals.loc_and_scale(self.q)
+
+    def fit_normal(self: Any, mean: Tensor, precision: Tensor) -> None:
+        """The same mean, and for each weight its precision given all others: s = Λ_dd^-1/2."""
+        first = self.model.params()
+        whole = Layout.of({name: first[name] for name in self.model.random_names})
+        places = whole.places_of(self.layout.names)
+        self.q.copy_(torch.stack([mean, -0.5 * precision.diagonal().log()])[:, places])
 
     def kl_divergence(self: Any) -> Tensor:
         """KL(q ‖ p) with as little Monte Carlo as the priors allow."""

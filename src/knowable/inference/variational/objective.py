@@ -27,6 +27,10 @@ class VariationalObjective(Objective):
     take the :func:`expected_log_likelihood`, compute the KL, and return the :func:`negative_elbo`.
     """
 
+    symmetric: bool = False  # whether q is symmetric about its mean
+    diagonal: bool = False  # whether q has nothing but means and scales
+    stretches: bool = False  # whether q stays in its family when it is stretched along one direction of its own
+
     def __init__(
         self,
         model: Model,
@@ -62,6 +66,15 @@ class VariationalObjective(Objective):
     @abstractmethod
     def posterior(self, **common: Any) -> Posterior:
         """The current distribution; ``common`` goes to :class:`~knowable.core.posterior.posterior.Posterior`."""
+
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """Become the q that is nearest to a normal, in KL(q ‖ normal).
+
+        Args:
+            mean: In double precision, ``(D,)``, in the order of the model's random parameters.
+            precision: ``(D, D)``, positive definite.
+        """
+        raise Unsupported(f"{type(self).__name__} has no rule for the distribution nearest to a normal.")
 
     # --- what the parts of the ELBO need -----------------------------------------------------------------------------
 

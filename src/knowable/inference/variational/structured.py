@@ -16,7 +16,7 @@ from knowable.core.network.params import Layout, Params, select_names
 from knowable.core.posterior.normal import ProductPosterior
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.variational.divergence import HALF_LOG_TWO_PI_E, NormalSegment, prior_segments
 from knowable.inference.variational.objective import (
     VariationalObjective,
@@ -69,9 +69,11 @@ class FamilyModule(nn.Module, ABC):
         layout: Names and shapes of the weights.
         normal_marginals: Whether each weight by itself is normal. With :meth:`moments`, priors that have a closed form
             for normals are then used in closed form.
+        full: Whether it is a normal with any covariance.
     """
 
     normal_marginals: ClassVar[bool] = False
+    full: ClassVar[bool] = False
 
     def __init__(self, layout: Layout):
         super().__init__()
@@ -83,6 +85,15 @@ class FamilyModule(nn.Module, ABC):
 
         The densities are None where :meth:`entropy` is a closed form.
         """
+
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """Become the member of the family that is nearest to a normal, in KL(q ‖ normal), if there is a rule for it.
+
+        Args:
+            mean: In double precision, ``(D,)``.
+            precision: ``(D, D)``, positive definite.
+        """
+        raise Unsupported(f"{type(self).__name__} has no rule for the distribution nearest to a normal.")
 
     @abstractmethod
     def posterior(self, model: Model, **common: Any) -> Posterior:
@@ -161,6 +172,24 @@ class StructuredObjective(VariationalObjective):
         weights = sum(part.layout.size for part in self.parts)
         return 2 * weights + sum(value.numel() for value in self.points)
 
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether all families are normal."""
+        return all(part.normal_marginals for part in self.parts)
+
+    @property
+    def stretches(self) -> bool:  # type: ignore[override]
+        """Whether q is one full normal."""
+        return all(part.full for part in self.parts)
+
+    def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
+        """Groups are independent: each is given its own block of the precision."""
+        first = self.model.params()
+        whole = Layout.of({name: first[name] for name in self.model.random_names})
+        for part in self.parts:
+            places = whole.places_of(part.layout.names)
+            part.fit_normal(mean[places], precision[places][:, places])
+
     def tensors(self) -> dict[str, Tensor]:
         """Also what the families keep beside their parameters."""
         return {**super().tensors(), **{f"state.{name}": value for name, value in self.named_buffers()}}
@@ -235,6 +264,13 @@ class StructuredObjective(VariationalObjective):
             return Drawn(values, log_density, entropy, part.moments())
         value = _negative_entropy(Drawn(values, log_density, entropy, None))
         return Drawn(values, held + (value - held.mean()).detach(), None, None)  # its value, and the gradient of held
+
+
+def lower_factor(precision: Tensor) -> Tensor:
+    """The Cholesky factor of the covariance: lower triangular L with L Lᵀ = P⁻¹, without an inverse of P."""
+    reverse = torch.linalg.cholesky(precision.flip(0, 1)).flip(0, 1)  # upper triangular R with R Rᵀ = P
+    identity = torch.eye(len(precision), dtype=precision.dtype, device=precision.device)
+    return torch.linalg.solve_triangular(reverse, identity, upper=True).T
 
 
 def _negative_entropy_of(drawn: Sequence[Drawn]) -> Tensor:

@@ -18,17 +18,21 @@ from knowable.interfaces.cli.options import (
     Config,
     DataFile,
     Drop,
+    Group,
+    Identifier,
     Kind,
     Lenient,
+    Missing,
     Quiet,
     Seed,
     Target,
     Task,
+    Time,
     complete_methods,
     parse_kinds,
     parse_task,
 )
-from knowable.interfaces.cli.training_table import TrainingTable, read_training
+from knowable.interfaces.cli.training_table import TrainingTable, folds_of, read_training
 from knowable.registry import find_method
 from knowable.tabular.reading import read_table
 
@@ -62,6 +66,10 @@ def compare(
     task: Task = "auto",
     drop: Drop = None,
     kind: Kind = None,
+    identifier: Identifier = None,
+    missing: Missing = None,
+    group: Group = None,
+    time: Time = None,
     seed: Seed = 0,
     lenient: Lenient = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, deleting an earlier comparison.")] = False,
@@ -71,8 +79,8 @@ def compare(
 ) -> None:
     """Compare methods by cross-validation and rank them on held-out rows.
 
-    Scores have standard errors over folds, and paired differences from the best. With --out, a comparison that was
-    stopped or killed resumes when the same command is given again.
+    Scores have standard errors over folds; differences from the best are paired row by row. With --out, a comparison
+    that was stopped or killed resumes when the same command is given again.
     """
     with plain_errors():
         check_count("seed", seed, at_least=0)
@@ -88,7 +96,10 @@ def compare(
         if out is not None:
             check_folder(out, name="--out", ours=lambda entry: entry in FILES or entry.startswith("."))
         kinds = parse_kinds(kind)
-        table = read_training(data, target, task=parse_task(task), drop=drop or (), kinds=kinds, lenient=lenient)
+        table = read_training(
+            data, target, task=parse_task(task), drop=drop or (), kinds=kinds, identifiers=identifier or (),
+            missing=missing or (), group=group, time=time, lenient=lenient,
+        )  # fmt: skip
         tell(table.notices, quiet=quiet)
         elsewhere = None if outside is None else _outside(outside, table)
         if force and out is not None:
@@ -99,7 +110,7 @@ def compare(
                 new_estimator(table.task, method="auto", seed=seed, kinds=kinds),
                 (table.inputs, table.outcomes),
                 methods=wanted,
-                cv=cv,
+                cv=folds_of(table, cv, seed=seed),
                 budget=budget,
                 seed=seed,
                 out=None if out is None else out / JOURNAL,

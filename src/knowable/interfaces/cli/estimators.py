@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knowable.core.support.checks import check_choice
 from knowable.interfaces.cli.messages import collected, refuse_doubtful, spoken_for_the_shell, tell
 from knowable.interfaces.cli.run_folder import RunFolder
-from knowable.interfaces.cli.training_table import lines_of
+from knowable.interfaces.cli.training_table import lines_of, notice_of
 from knowable.registry import find_method
 from knowable.report.report import Notice
 from knowable.tabular.classifier import BayesianClassifier
+from knowable.tabular.estimators import LIKELIHOODS
 from knowable.tabular.fit_report import FittedRun, Outcomes
 from knowable.tabular.reading import read_table
 from knowable.tabular.regressor import BayesianRegressor
@@ -31,7 +33,9 @@ def new_estimator(
     method: str,
     seed: int,
     kinds: Mapping[str, Any] | None = None,
-    budget: float | None = None,
+    likelihood: str = "auto",
+    budget: str = "normal",
+    time_limit: float | None = None,
     samples: int = 64,
     progress: bool = False,
 ) -> Estimator:
@@ -40,7 +44,9 @@ def new_estimator(
         method = find_method(method).name
     return _class_for(task)(
         method,
+        likelihood=None if likelihood == "auto" else check_choice("likelihood", likelihood, LIKELIHOODS[task]),
         budget=budget,
+        time_limit=time_limit,
         samples=samples,
         random_state=seed,
         kinds=dict(kinds) if kinds else None,
@@ -76,10 +82,11 @@ def open_run(
     run = RunFolder.open(folder)
     estimator = _class_for(str(run.made.get("task"))).load(folder)
     with spoken_for_the_shell():
-        table = read_table(data)
+        table = read_table(data).with_missing(run.options.get("missing", ()))
         with collected() as found:
             estimator.schema_.encode(table)
         refuse_doubtful(found, lenient=lenient)
+    found += map(notice_of, table.notes)
     tell(found, quiet=quiet)
     return run, estimator, table, tuple(found)
 

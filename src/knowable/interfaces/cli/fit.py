@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
+import time as clock
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,11 @@ import torch
 import typer
 
 from knowable._version import __version__
-from knowable.core.support.checks import check_count, check_number
+from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.errors import MissingExtra
 from knowable.evaluation.evaluate import Scores
 from knowable.interfaces.cli import run_folder
-from knowable.interfaces.cli.estimators import new_estimator, outcome_tensor
+from knowable.interfaces.cli.estimators import Estimator, new_estimator, outcome_tensor
 from knowable.interfaces.cli.messages import (
     INTERRUPTED,
     NOT_CONVERGED,
@@ -34,22 +35,29 @@ from knowable.interfaces.cli.options import (
     DataFile,
     Drop,
     Force,
+    Group,
+    Identifier,
     Kind,
     Lenient,
+    Likelihood,
+    Missing,
     Quiet,
     Seed,
     Target,
     Task,
+    Time,
+    TimeLimit,
     complete_method,
     parse_kinds,
     parse_task,
 )
-from knowable.interfaces.cli.training_table import divide, file_hash, lines_of, read_training
+from knowable.interfaces.cli.training_table import TrainingTable, divide, file_hash, lines_of, read_training
 from knowable.registry import find_method
 from knowable.report.html import finite, render, to_json
 from knowable.report.quality import quality_table
-from knowable.report.report import Report
+from knowable.report.report import Notice, Report
 from knowable.report.verdict import verdict
+from knowable.tabular.auto import BUDGETS
 from knowable.tabular.fit_report import FittedRun, Outcomes, all_notices, class_names, fit_report
 
 
@@ -69,13 +77,22 @@ def fit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run; else DATA-run.")
     ] = None,
-    budget: Budget = None,
+    likelihood: Likelihood = "auto",
+    budget: Budget = "normal",
+    time_limit: TimeLimit = None,
     holdout: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of rows to hold out for the scores; 0 fits to all.")
     ] = 0.2,
     task: Task = "auto",
     drop: Drop = None,
     kind: Kind = None,
+    identifier: Identifier = None,
+    missing: Missing = None,
+    group: Group = None,
+    time: Time = None,
+    refit: Annotated[
+        bool, typer.Option("--refit/--no-refit", help="Fit once more, to all rows, after scoring; a second fit.")
+    ] = True,
     samples: Annotated[int, typer.Option(metavar="N", help="Posterior draws behind a prediction.")] = 64,
     seed: Seed = 0,
     lenient: Lenient = False,
@@ -88,12 +105,17 @@ def fit(
 
     Columns may be numbers, categories, dates or booleans, with missing values. Errors name the line and the column of
     the file, and nothing is written. A run is a folder that the other commands take.
+
+    Scores are of a model fitted to the rows that are not held out. The model in the run is then fitted to all rows.
     """
     with plain_errors():
         folder = out or Path("knowable-run" if data == "-" else f"{Path(data).stem}-run")
         options = {
-            "data": data, "target": target, "method": method, "budget": budget, "holdout": holdout, "task": task,
-            "drop": list(drop or ()), "kind": list(kind or ()), "samples": samples, "seed": seed, "lenient": lenient,
+            "data": data, "target": target, "method": method, "likelihood": likelihood, "budget": budget,
+            "time_limit": time_limit, "holdout": holdout, "task": task,
+            "drop": list(drop or ()), "kind": list(kind or ()),
+            "id": list(identifier or ()), "missing": list(missing or ()), "group": group, "time": time, "refit": refit,
+            "samples": samples, "seed": seed, "lenient": lenient,
         }  # fmt: skip
         run = fit_table(options, folder, force=force, quiet=quiet)
         page = write_run(run, options, folder, force=force)
@@ -103,12 +125,12 @@ def fit(
             typer.echo(json.dumps(summary(run, folder, report), indent=1, allow_nan=False))
         elif not quiet:
             print_fit(run, folder, report)
-        diagnostics = run.posterior.diagnostics
+        diagnostics = (run.delivered or run.estimator).posterior_.diagnostics
         judgement = verdict(diagnostics)
         if diagnostics.interrupted:
             say("the fit was stopped from the keyboard; the run holds what it had learned")
             raise typer.Exit(INTERRUPTED)
-        if judgement.good is False and not diagnostics.out_of_time:  # a budget may end a fit at any time
+        if judgement.good is False and not diagnostics.out_of_time:  # a limit may end a fit at any time
             say(f"the fit did not converge: {judgement.text}")
             raise typer.Exit(NOT_CONVERGED)
 
@@ -121,26 +143,36 @@ def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: b
     """
     seed = check_count("seed", options["seed"], at_least=0)
     check_count("samples", options["samples"], at_least=2)
-    if options["budget"] is not None:
-        check_number("budget", options["budget"], above=0.0)
+    check_choice("budget", options["budget"], BUDGETS)
+    if options["time_limit"] is not None:
+        check_number("time_limit", options["time_limit"], above=0.0)
     if options["method"] != "auto":
         find_method(options["method"])
     task, kinds = parse_task(options["task"]), parse_kinds(options["kind"])
     run_folder.check_place(folder, force=force)
     table = read_training(
-        options["data"], options["target"], task=task, drop=options["drop"], kinds=kinds, lenient=options["lenient"]
-    )
-    estimator = new_estimator(
-        table.task, method=options["method"], budget=options["budget"], samples=options["samples"], seed=seed,
-        kinds=kinds, progress=not quiet,
+        options["data"], options["target"], task=task, drop=options["drop"], kinds=kinds, identifiers=options["id"],
+        missing=options["missing"], group=options["group"], time=options["time"], lenient=options["lenient"],
     )  # fmt: skip
-    training, held = divide(table.outcomes, options["holdout"], classes=table.task == "classification", seed=seed)
-    start = time.perf_counter()
+    make = partial(
+        new_estimator,
+        table.task, method=options["method"], likelihood=options["likelihood"], budget=options["budget"],
+        time_limit=options["time_limit"], samples=options["samples"], seed=seed, kinds=kinds, progress=not quiet,
+    )  # fmt: skip
+    training, held = divide(
+        table.outcomes, options["holdout"], classes=table.task == "classification", seed=seed, groups=table.groups,
+        times=table.times,
+    )  # fmt: skip
+    estimator = make()
+    start = clock.perf_counter()
     with collected() as found:
         estimator.fit(table.table.rows(training), table.target)
-    seconds = time.perf_counter() - start
+    seconds = clock.perf_counter() - start
     scored = held if len(held) else training
     lines, y = lines_of(table.table), outcome_tensor(estimator, table.outcomes)
+    delivered, more = None, list[Notice]()
+    if options["refit"] and len(held) and not estimator.posterior_.diagnostics.interrupted:
+        delivered, more = _refitted(make(), table, seconds, quiet=quiet)
     return FittedRun(
         estimator,
         data=table.table.source,
@@ -151,21 +183,38 @@ def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: b
         outcomes=Outcomes.of(y[training], len(class_names(estimator))),
         seconds=seconds,
         held_out=len(held) > 0,
-        notices=(*table.notices, *found),
+        notices=(*table.notices, *found, *more),
+        delivered=delivered,
+        all_outcomes=None if delivered is None else Outcomes.of(y, len(class_names(delivered))),
     )
+
+
+def _refitted(
+    estimator: Estimator, table: TrainingTable, seconds: float, *, quiet: bool
+) -> tuple[Estimator | None, list[Notice]]:
+    """The estimator fitted to all rows, and what there is to know of that; None where it was stopped."""
+    rows = len(table.table)
+    if not quiet:
+        say(f"scored after {seconds:.0f} s; now a second fit, to all {rows} rows (--no-refit leaves it out)")
+    with collected() as found:
+        estimator.fit(table.table, table.target)
+    if estimator.posterior_.diagnostics.interrupted:
+        return None, [Notice("Fit", "The fit to all rows was stopped: the run has the model that was scored.")]
+    return estimator, [Notice(each.source, f"Fit to all rows: {each.text}") for each in found]
 
 
 def write_run(run: FittedRun, options: Mapping[str, Any], folder: Path, *, force: bool) -> bool:
     """Write the run's folder; whether it has a page."""
     report = fit_report(run)
-    with run_folder.new_run(folder, force=force) as partial:
-        run.estimator.save(partial)
-        run_folder.write_json(partial / run_folder.SCHEMA, run.estimator.schema_.to_json())
-        run_folder.write_json(partial / run_folder.CONFIG, {**options, "made": _made(run, options["data"])})
-        run_folder.write_history(partial / run_folder.HISTORY, run.posterior.diagnostics.history)
-        run_folder.write_json(partial / run_folder.SCORES, scores_content(run))
-        run_folder.write_file(partial / run_folder.REPORT_DATA, to_json(report))
-        return _write_page(report, partial)
+    kept = run.delivered or run.estimator
+    with run_folder.new_run(folder, force=force) as place:
+        kept.save(place)
+        run_folder.write_json(place / run_folder.SCHEMA, kept.schema_.to_json())
+        run_folder.write_json(place / run_folder.CONFIG, {**options, "made": _made(run, options["data"])})
+        run_folder.write_history(place / run_folder.HISTORY, kept.posterior_.diagnostics.history)
+        run_folder.write_json(place / run_folder.SCORES, scores_content(run))
+        run_folder.write_file(place / run_folder.REPORT_DATA, to_json(report))
+        return _write_page(report, place)
 
 
 def _write_page(report: Report, folder: Path) -> bool:
@@ -189,8 +238,9 @@ def _made(run: FittedRun, source: str) -> dict[str, Any]:
         "settings": repr(run.estimator.method_),
         "why": run.why,
         "trained_on": run.trained_on,
+        "refitted_on": None if run.delivered is None else run.delivered.schema_.rows,
         "held_out": len(run.y) if run.held_out else 0,
-        "outcomes": run.outcomes.to_json(),
+        "outcomes": (run.all_outcomes or run.outcomes).to_json(),
         "seconds": round(run.seconds, 3),
         "converged": run.posterior.diagnostics.converged,
     }
@@ -224,6 +274,7 @@ def summary(run: FittedRun, folder: Path, report: Path | None) -> dict[str, Any]
         "verdict": verdict(run.posterior.diagnostics).text,
         "seconds": run.seconds,
         **scores_content(run),
+        "refitted_on": None if run.delivered is None else run.delivered.schema_.rows,
         "warnings": [notice.text for notice in all_notices(run)],
     }
     return finite(content)
@@ -236,6 +287,6 @@ def print_fit(run: FittedRun, folder: Path, report: Path | None) -> None:
     title = f"{run.target} by {name}, on {rows}"
     console.print(as_rich(quality_table(name, run.scores, run.baseline, title=title)))
     judgement = verdict(run.posterior.diagnostics).text
-    for line in (run.why, judgement, f"Run: {folder}", f"Report: {report}" if report else ""):
+    for line in (run.why, judgement, run.what_is_delivered, f"Run: {folder}", f"Report: {report}" if report else ""):
         if line:
             console.print(line, markup=False, soft_wrap=True)

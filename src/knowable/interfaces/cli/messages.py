@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, KnowableError
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, KnowableError, UnseenCategory
 from knowable.report.report import Notice
 from knowable.report.scores import Cell, ScoreTable
 from knowable.report.warned import Warned, collect_warnings
@@ -138,6 +138,8 @@ def _flag(name: str, kind: str) -> str:
 
 
 def _source(category: type[Warning]) -> str:
+    if issubclass(category, UnseenCategory):
+        return "New category"  # which widens predictions, and is no reason to refuse a file
     return "Fit" if issubclass(category, ConvergenceWarning | Interrupted) else "Data"
 
 

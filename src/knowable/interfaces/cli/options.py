@@ -118,7 +118,9 @@ def complete_methods(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name, _ in complete_method(last) if name != "auto"]
 
 
-DataFile = Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet file; - reads standard input.")]
+DataFile = Annotated[
+    str, typer.Argument(metavar="DATA", help="CSV, CSV.GZ, Excel or Parquet file; - reads standard input.")
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that knowable fit has written.")]
 Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="The column to predict (the target).")]
 Task = Annotated[
@@ -138,7 +140,34 @@ Kind = Annotated[
         help="numeric, categorical, boolean, date, or levels as small<large, if the guess is wrong; may be repeated.",
     ),
 ]
-Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of the fit.")]
+Budget = Annotated[
+    str, typer.Option(metavar="quick|normal|thorough", help="How much work auto puts into the fit, on any machine.")
+]
+Likelihood = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="auto, or how the target varies: gaussian, heteroscedastic_gaussian, student_t, "
+        "heteroscedastic_student_t, log_normal, logit_normal, poisson, negative_binomial, zero_inflated; "
+        "categorical, bernoulli.",
+    ),
+]
+TimeLimit = Annotated[
+    float | None, typer.Option("--time-limit", metavar="SECONDS", help="Most time for the fit, which it may cut short.")
+]
+Identifier = Annotated[
+    list[str] | None,
+    typer.Option("--id", metavar="COLUMN", help="A column that names the rows: no input; may be repeated."),
+]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option("--missing", metavar="VALUE", help="A value that stands for a missing one, as -999; may be repeated."),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Hold out whole groups: rows with the same value here stay together."),
+]
+Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="Hold out the latest rows by this column.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Fixes every random choice.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]

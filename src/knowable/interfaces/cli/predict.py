@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,16 +14,19 @@ import typer
 
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.checks import check_number
-from knowable.errors import Unsupported
+from knowable.errors import InvalidArgument, Unsupported
 from knowable.interfaces.cli.estimators import open_run, run_on
 from knowable.interfaces.cli.fit import plain_scores
-from knowable.interfaces.cli.messages import as_rich, collected, plain_errors, say, standard_output
+from knowable.interfaces.cli.messages import as_rich, collected, plain_errors, say, standard_output, tell
 from knowable.interfaces.cli.options import AsJson, Config, DataFile, Force, Lenient, Level, Quiet, RunArgument
 from knowable.interfaces.cli.run_folder import check_file, write_file
 from knowable.interfaces.cli.training_table import lines_of
 from knowable.report.html import finite
 from knowable.report.quality import quality_table
+from knowable.report.report import Notice
+from knowable.tabular.columns import find_missing
 from knowable.tabular.fit_report import class_names
+from knowable.tabular.table import Table
 
 
 def predict(
@@ -42,17 +45,21 @@ def predict(
     """Predict every row of a file, with the uncertainty of each prediction.
 
     Numbers: mean, standard deviation, interval, aleatoric and epistemic standard deviation. Classes: probabilities, and
-    the entropy with its aleatoric and epistemic parts in nats. Rows are named by their line in the file.
+    the entropy with its aleatoric and epistemic parts in nats. Rows are named by their line in the file, and by the
+    columns that were given to fit as --id.
     """
     with plain_errors():
         path = None if out is None or str(out) == "-" else out
         if path is not None:
             check_file(path, force=force)
         check_number("level", level, above=0.0, below=1.0)
-        _, estimator, table, _ = open_run(run, data, lenient=lenient, quiet=quiet)
+        opened, estimator, table, _ = open_run(run, data, lenient=lenient, quiet=quiet)
         with collected():  # what looks wrong with the rows has been said already
             prediction = estimator.predict_dist(table)
-        rows = prediction_rows(prediction, lines_of(table), classes=class_names(estimator), level=level)
+        identifiers = _carried(table, opened.options.get("id", ()), quiet=quiet)
+        rows = prediction_rows(
+            prediction, lines_of(table), identifiers=identifiers, classes=class_names(estimator), level=level
+        )
         text = json.dumps(finite(rows), indent=1, allow_nan=False) + "\n" if as_json else as_csv(rows)
         if path is None:
             typer.echo(text, nl=False)
@@ -63,9 +70,14 @@ def predict(
 
 
 def prediction_rows(
-    prediction: Prediction, lines: Sequence[int], *, classes: Sequence[str] = (), level: float = 0.9
+    prediction: Prediction,
+    lines: Sequence[int],
+    *,
+    identifiers: Mapping[str, Sequence[Any]] | None = None,
+    classes: Sequence[str] = (),
+    level: float = 0.9,
 ) -> list[dict[str, Any]]:
-    """One mapping for each row, ready for CSV or JSON.
+    """One mapping for each row, ready for CSV or JSON; ``identifiers`` come after the line.
 
     Numbers: ``line, mean, std, low, high, aleatoric_std, epistemic_std``, all in the outcome's unit. Classes: ``line,
     label, probability, p(name) ..., entropy, aleatoric, epistemic`` in nats.
@@ -76,8 +88,23 @@ def prediction_rows(
         columns = _classes(prediction, classes)
     else:
         raise Unsupported(f"A {type(prediction).__name__} cannot be written as a table.")
-    names = ["line", *columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(lines, *columns.values(), strict=True)]
+    clash = next((name for name in identifiers or () if name in ("line", *columns)), None)
+    if clash is not None:
+        raise InvalidArgument(f"--id {clash}: predictions have a column of that name. Rename it in the file.")
+    found = {"line": lines, **(identifiers or {}), **columns}
+    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+
+def _carried(table: Table, names: Sequence[str], *, quiet: bool) -> dict[str, list[Any]]:
+    """Columns of the file that name its rows; a warning where one is not there."""
+    lacking = [name for name in names if name not in table.names]
+    tell([Notice("Data", f"{table.source} has no column {name!r} to name its rows.") for name in lacking], quiet=quiet)
+    return {
+        name: [None if gap else value for value, gap in zip(table.column(name).tolist(), missing, strict=True)]
+        for name in names
+        if name not in lacking
+        for missing in [find_missing(table.column(name))]
+    }
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:

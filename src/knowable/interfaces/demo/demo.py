@@ -29,9 +29,10 @@ _LEAD = (
     "fit has not seen."
 )
 _READING = (
-    ("The methods", "Maximum likelihood takes the weights that fit best. MAP adds the prior. Mean-field variational "
-     "inference learns a distribution over every weight and averages over it. Exact linear regression has a closed "
-     "form and needs no approximation, but only a linear model."),
+    ("The methods", "Maximum likelihood takes the weights that fit best. MAP adds the prior. Laplace puts a "
+     "normal distribution around the MAP weights. Mean-field variational inference learns an independent normal for "
+     "every weight. A deep ensemble averages networks from different random starts. Exact linear regression has a "
+     "closed form and needs no approximation, but only a linear model."),
     ("What this is not", "Two small problems, so that all of it runs in a minute or two. It shows how to look at "
      "uncertainty, not which method is best for you."),
 )  # fmt: skip

@@ -16,12 +16,13 @@ from knowable.core.support.progress import progress_bar
 from knowable.datasets import Dataset, digits
 from knowable.interfaces.demo.fits import Fits, stopping_note
 from knowable.report.prediction_panels import curves_panel, pictures_panel, reliability_panel
-from knowable.report.report import Section
+from knowable.report.report import Listing, Section
 from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
-HERO = "Mean-field VI"
+HERO = "Deep ensemble"
 HIDDEN = 64
 SHOWN = 6  # digits of each kind in the report
+KEPT = (1.0, 0.98, 0.95, 0.9, 0.8)  # shares of the digits that are labelled without a person
 
 COLUMNS = (
     *(SCORES[name] for name in ("accuracy", "nll", "brier", "ece")),
@@ -40,11 +41,12 @@ def network_model() -> kn.Model:
 
 
 def methods(epochs: int | None) -> dict[str, Method]:
-    """The three methods; ``epochs`` None lets each stop by itself."""
+    """The methods; ``epochs`` None lets each stop by itself."""
     return {
         "Maximum likelihood": kn.MaximumLikelihood(epochs=epochs),
         "MAP": kn.MAP(epochs=epochs),
-        HERO: kn.MeanFieldVI(epochs=epochs),
+        "Laplace": kn.Laplace(epochs=epochs),
+        HERO: kn.DeepEnsemble(10, epochs=epochs),
     }
 
 
@@ -103,14 +105,28 @@ def section(result: DigitsResult) -> Section:
     )
     return Section(
         title="Digits: which pictures are unclear",
-        lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by three methods to "
+        lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by four methods to "
         f"{result.train:,} digits and scored on {len(result.test)} others.",
         findings=findings(result),
         tables=(table(result),),
         panels=(*pictures, reliability, training),
-        listings=(result.fits.listing(),),
+        listings=(result.fits.listing(), rejection(result)),
         notes=stopping_note(result.epochs),
     )
+
+
+def rejection(result: DigitsResult) -> Listing:
+    """What to do with it: how many digits are wrong once the least certain ones go to a person."""
+    curves = {name: kn.metrics.risk_coverage(each, result.test.y).risk for name, each in result.predictions.items()}
+    size = len(result.test)
+    rows = [
+        (
+            f"{1 - kept:.0%} ({size - round(kept * size)})",
+            *(f"{risk[round(kept * size) - 1]:.2%}" for risk in curves.values()),
+        )
+        for kept in KEPT
+    ]
+    return Listing("What to act on: show the least certain digits to a person", ("To a person", *curves), tuple(rows))
 
 
 def table(result: DigitsResult) -> ScoreTable:
@@ -147,4 +163,6 @@ def findings(result: DigitsResult) -> tuple[str, ...]:
         f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits correctly; {int(wrong.sum())} are "
         f"wrong, and {int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
         f"Lowest held-out NLL: {best} ({result.scores[best]['nll']:.3f}).",
+        f"To act on: show the tenth that {HERO} is least certain of to a person, and of the other "
+        f"{len(result.test) - len(tenth)} digits {int(wrong.sum()) - int(wrong[tenth].sum())} are wrong.",
     )

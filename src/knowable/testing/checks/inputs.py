@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.method import Method
 from knowable.core.model.data import Data
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 from knowable.testing.networks import NetworkCase, network_case
 from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior
@@ -21,11 +22,15 @@ def check_arrays_and_tensor_datasets_are_tensors(subject: Subject) -> None:
     """In-memory data gives the same bits whatever holds it."""
     case = subject.case()
     expected = subject.fit(case)
-    flat = (case.x, case.y.squeeze(1))
+    flat = subject.fit(case, data=(case.x, case.y.squeeze(1)))
+    predicted = flat.predict(case.x)
+    if isinstance(predicted, RegressionPrediction):
+        expect(predicted.mean.dim() == 1, "A fit on targets (N,) should predict means (N,).")
+    flat.target_shape = expected.target_shape
+    expect_same_posterior(expected, flat, case.x, "A fit on targets without a column dimension")
     kinds = {
         "numpy arrays": (case.x.numpy(), case.y.numpy()),
         "lists": (case.x.tolist(), case.y.tolist()),
-        "targets without a column dimension": flat,
         "a TensorDataset": TensorDataset(*case.data),
         "Data": Data(case.data, len(case.x)),
     }

@@ -126,7 +126,7 @@ class MomentObjective(FlatNormalDistribution, VariationalObjective):
         kl, loc, variance, _ = self.normals.draw(self.q, self.q.new_empty((1, 0)))
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
         output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
-        own = likelihood_moments(self.model, params)
+        own, y = likelihood_moments(self.model, params), self.model.align(y, output.mean)
         log_likelihood = expected_log_likelihood(self.model.likelihood, output, y, own).mean()
         if self.normals.others:
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
@@ -155,8 +155,8 @@ class MomentNormal(NormalPosterior):
     r"""Independent normals over weights, whose predictions come from the moments of the network's outputs.
 
     Each row's outputs are treated as normal with these moments, which the likelihood turns into a prediction in closed
-    form where it can (numbers: one normal; labels: the probit approximation). ``samples`` draws of the outputs are made
-    for what needs them, such as the split of a label's uncertainty. They show each row by itself, not how rows go
+    form where it can (numbers: one normal; yes or no: the probit approximation). ``samples`` draws of the outputs are
+    made for what needs them, such as the split of a label's uncertainty. They show each row by itself, not how rows go
     together: ``with_prediction("sampling")`` does, with weights that are drawn.
 
     Args:

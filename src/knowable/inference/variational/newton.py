@@ -1,0 +1,301 @@
+r"""How far the ELBO could still rise after training, and variational Newton steps that raise it.
+
+For any q with draws :math:`\theta = m + \delta` in units of its own scale, and with the gradient g of the log joint
+density at a draw, the ELBO's gradient in the mean is :math:`E[g]`, and in the logarithm of each scale it is
+:math:`k = E[g \delta] + 1`. A natural-gradient step on both raises the bound by about
+
+.. math:: \tfrac12 \sum_d \frac{E[g_d]^2}{1 - k_d} - \tfrac12 \sum_d \big(k_d + \log(1 - k_d)\big),
+
+exactly that for independent normals and a normal target whose weights are independent. Squares of means are estimated
+by products of different draws, which leaves no bias. Families that cannot stretch in each direction by itself are
+stretched in all at once. Where there are few weights, the
+expected Hessian is affordable as a whole, and the step goes to the member of the family that is nearest to the normal
+with that precision (variational Newton: Opper and Archambeau, 2009; Khan and Rue, 2023). It needs no learning rate,
+whatever the scale of the problem; each step is kept only where it raises the ELBO over draws that are common to both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knowable.core.model.data import Data
+from knowable.core.network.params import Layout
+from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.errors import Unsupported
+from knowable.inference.variational.objective import VariationalObjective
+
+_DENSE_UP_TO = 300  # weights and point estimates, for the expected Hessian as a matrix
+_ROUNDS = 10  # Newton steps at most
+_DAMPING = (1.0, 0.3, 0.1)  # shares of a step, tried in turn
+_HESSIANS = 4  # draws at which it is computed
+_COMPARED = 64  # draws over which the ELBO is compared
+_UNIT_DRAWS = 2_048  # for the covariance of q
+_FEWEST, _MOST = 8, 512  # draws of the check
+_NATS, _NATS_PER_WEIGHT = 0.5, 0.01  # what may be missing: a scale off by a tenth, a mean off by a seventh of its scale
+
+
+@dataclass(frozen=True)
+class Rise:
+    """By how much one natural-gradient step on means and scales would raise the ELBO, in nats.
+
+    Attributes:
+        nats: The estimate, without bias: it may be negative where there is nothing to gain.
+        standard_error: Of that estimate, if there is nothing to gain.
+        weights: Number of random weights.
+    """
+
+    nats: float
+    standard_error: float
+    weights: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what is missing is below 0.5 nats, or below 0.01 nats a weight, or not told from noise."""
+        return self.nats - 3.0 * self.standard_error <= max(_NATS, _NATS_PER_WEIGHT * self.weights)
+
+    @property
+    def is_worth_a_step(self) -> bool:
+        """Whether there is more to gain than a tenth of that, and it is told from noise."""
+        return self.nats - 2.0 * self.standard_error > 0.1 * _NATS
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """For the diagnostics."""
+        return {"possible_rise": max(0.0, self.nats), "possible_rise_standard_error": self.standard_error}
+
+
+def is_steady(objective: VariationalObjective, data: Data) -> bool:
+    """Whether the network computes in training what it does in evaluation."""
+    model = objective.model
+    params = {**objective.point_params(), **objective.model.params()}
+    with own_randomness(0):  # a loader may draw
+        return model.network.is_steady(model.network_params(params), next(iter(data))[0], objective.net_buffers)
+
+
+def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs: float) -> Rise:
+    """What the ELBO could still gain, by gradients over all rows at some draws: a tenth of the passes of training."""
+    count = int(min(_MOST, max(_FEWEST, 0.1 * epochs)))
+    with own_randomness(derive_seed(seed, "possible rise")):
+        target = Target(objective, data)
+        with torch.no_grad():
+            mean, units = target.units()
+            draws = target.draws(count)
+        gradients = torch.stack([target.gradient(each)[: target.size] for each in draws])
+    away = draws[:, : target.size].double() - mean
+    if units.dim() == 1:
+        gradients, away = gradients * units, away / units
+    else:
+        gradients, away = gradients @ units, torch.linalg.solve_triangular(units, away.T, upper=False).T
+    slopes = gradients * away + 1.0
+    if not objective.stretches:  # only all directions at once
+        slopes = slopes.mean(1, keepdim=True).expand_as(slopes)
+    if objective.symmetric:  # a draw and its mirror image are one observation
+        gradients, slopes = (0.5 * (each[: len(draws) // 2] + each[len(draws) // 2 :]) for each in (gradients, slopes))
+    stretch = slopes.mean(0).clamp_max(0.99)  # 1 - Λ v: negative where q is too wide
+    near = stretch.abs() < 1e-3
+    exact = -(stretch + torch.log1p(-stretch)) / torch.where(near, 1.0, stretch).square()  # its gain over its square
+    by_scale = torch.where(near, 0.5 + stretch / 3.0, exact)
+    parts = [gradients * (0.5 / (1.0 - stretch)).sqrt(), slopes * (0.5 * by_scale).sqrt()]
+    value = _products_of_pairs(parts).mean().item()
+    noise = _products_of_pairs([each - each.mean(0) for each in parts])  # what there would be without anything to gain
+    return Rise(value, noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise)), target.size)
+
+
+def _products_of_pairs(parts: Sequence[Tensor]) -> Tensor:
+    """Inner products of different rows, each pair twice."""
+    products = torch.stack([each @ each.T for each in parts]).sum(0)
+    return products[~torch.eye(len(products), dtype=torch.bool, device=products.device)]
+
+
+def refine(objective: VariationalObjective, data: Data, seed: int) -> int:
+    """Newton steps while they raise the ELBO; how many were made. None for many weights, where they are expensive."""
+    target = Target(objective, data)
+    if target.layout.size > _DENSE_UP_TO:
+        return 0
+    for step in range(_ROUNDS):
+        with own_randomness(derive_seed(seed, "newton", step)):
+            gain = _newton_step(target, derive_seed(seed, "comparison", step))
+        if gain < 0.1 * _NATS:
+            return step
+    return _ROUNDS
+
+
+def _newton_step(target: Target, seed: int) -> float:
+    """Move the distribution by the longest share of a Newton step that raises the ELBO, and say by how much."""
+    objective = target.objective
+    with torch.no_grad():
+        mean, variance = target.moments()
+        draws = target.draws(_HESSIANS)
+    centre = torch.cat([mean, target.points().to(mean)]).double()
+    derivatives = [target.gradient_and_hessian(each) for each in draws]
+    gradient = torch.stack([each[0] for each in derivatives]).mean(0)
+    precision = _positive(-torch.stack([each[1] for each in derivatives]).mean(0))
+    if not (torch.isfinite(gradient).all() and torch.isfinite(precision).all()):
+        return 0.0
+    newton = torch.linalg.solve(precision, gradient)
+    size = target.size
+    kept = {name: value.detach().clone() for name, value in objective.tensors().items()}
+    before = target.elbo(seed)
+    for share in _DAMPING:
+        at = centre + share * newton
+        blend = share * _positive(precision[:size, :size]) + (1.0 - share) * variance.double().reciprocal().diag()
+        try:
+            _move(objective, at[:size], blend, at[size:].split(target.point_sizes))
+            gains = target.elbo(seed) - before
+        except (Unsupported, RuntimeError):  # a family without a rule, or a matrix without a root
+            gains = torch.full((2,), -math.inf)
+        gain = gains.mean().item()
+        if math.isfinite(gain) and gain > 2.0 * gains.std().item() / math.sqrt(len(gains)):
+            return gain
+        with torch.no_grad():
+            for name, value in objective.tensors().items():
+                value.copy_(kept[name])
+    return 0.0
+
+
+@torch.no_grad()
+def _move(objective: VariationalObjective, mean: Tensor, precision: Tensor, points: Sequence[Tensor]) -> None:
+    """Let q be nearest to a normal, and give the point estimates new values."""
+    objective.fit_normal(mean, precision)
+    for value, new in zip(objective.points, points, strict=True):
+        value.copy_(new.view_as(value))
+
+
+def _positive(matrix: Tensor) -> Tensor:
+    """The symmetric matrix with its eigenvalues' absolute values: a Newton step then never goes down."""
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
+    values = values.abs()
+    return (vectors * values.clamp_min(1e-14 * values.max().item())) @ vectors.T
+
+
+class Target:
+    """The log density that q approximates, as a function of one flat vector: random weights, then point estimates."""
+
+    def __init__(self, objective: VariationalObjective, data: Data):
+        self.objective, self.data = objective, data
+        first, names = objective.model.params(), objective.model.random_names
+        self.layout = Layout.of({name: first[name] for name in [*names, *objective.point_names]})
+        self.point_sizes = self.layout.sizes[len(names) :]
+        self.size = self.layout.size - sum(self.point_sizes)  # of the random weights
+        self.weights = Layout(self.layout.names[: len(names)], self.layout.shapes[: len(names)])
+
+    def points(self) -> Tensor:
+        """The point estimates, flat."""
+        values = [value.detach().flatten() for value in self.objective.points]
+        return torch.cat(values) if values else torch.zeros(0, device=self.objective.model.device)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and variances of the random weights."""
+        posterior = self.objective.posterior()
+        flat = self.weights.flatten
+        return flat(posterior.mean()).detach(), flat(posterior.std()).detach().square()
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """The mean, and the scales ``(D,)`` or the factor L of the covariance ``(D, D)`` in which steps are measured.
+
+        The covariance is that of many draws: q may have any form. With more weights, scales have to do.
+        """
+        if self.objective.diagonal or self.size > _DENSE_UP_TO:
+            mean, variance = self.moments()
+            return mean.double(), variance.double().sqrt()
+        drawn = self.objective.draw_weights(max(_UNIT_DRAWS, 16 * self.size))
+        values = torch.stack([self.weights.flatten(each) for each in drawn]).double()
+        factor = torch.linalg.cholesky_ex(values.T.cov().reshape(self.size, self.size))
+        return values.mean(0), factor.L if factor.info == 0 else values.std(0)
+
+    def draws(self, count: int) -> Tensor:
+        """Draws with their mirror images about the mean, where q is symmetric; points beside them."""
+        points = self.points()
+        drawn = torch.stack([self.weights.flatten(each) for each in self.objective.draw_weights(count)]).detach()
+        if self.objective.symmetric:
+            mean, half = self.moments()[0], drawn[: count // 2]
+            drawn = torch.cat([half, 2.0 * mean - half])
+        return torch.cat([drawn, points.to(drawn).expand(len(drawn), -1)], dim=1)
+
+    def log_density(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Of one batch on its own scale, without the prior."""
+        model, params = self.objective.model, self.layout.views(flat)
+        buffers = self.objective.net_buffers
+        if flat.dtype != model.dtype:
+            x, y = (each.to(flat.dtype) if each.is_floating_point() else each for each in (x, y))
+            buffers = {k: v.to(flat.dtype) if v.is_floating_point() else v for k, v in buffers.items()}
+        return model.score(model.forward(params, x, buffers=buffers), y, params).sum()
+
+    def log_prior(self, flat: Tensor) -> Tensor:
+        """Of weights and points, tempered as the objective asks; β and T count as in the ELBO over β T."""
+        objective, params = self.objective, self.layout.views(flat)
+        of_points = objective.log_prior_of_points({name: params[name] for name in objective.point_names})
+        whole = objective.model.log_prior(params)
+        return (whole - of_points) / objective.temperature + of_points / self._tempering
+
+    @property
+    def _tempering(self) -> float:
+        return self.objective.beta * self.objective.temperature
+
+    def gradient(self, flat: Tensor) -> Tensor:
+        """Of the whole log density at one vector, computed in double precision for few weights."""
+        return self._precisely(self._first, flat) if self.layout.size <= _DENSE_UP_TO else self._first(flat).double()
+
+    def _first(self, flat: Tensor) -> Tensor:
+        at = flat.detach().requires_grad_()
+        total = _gradient(self.log_prior(at), at)
+        for x, y in self.data:
+            value = self.log_density(at, x, y) / self._tempering
+            if not value.requires_grad:
+                raise Unsupported("The likelihood has no gradient in the weights.")
+            total = total + _gradient(value, at)
+        return total
+
+    def gradient_and_hessian(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with its Hessian."""
+        both = self._precisely(self._second, flat)
+        return both[0], both[1:]
+
+    def _precisely(self, function: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
+        """In double precision, where the network takes it."""
+        try:
+            return function(flat.double())
+        except RuntimeError:  # an operation or a constant of one precision only
+            return function(flat).double()
+
+    def _second(self, flat: Tensor) -> Tensor:
+        """The gradient, and below it the Hessian, ``(1 + D, D)``."""
+        at = flat.detach().requires_grad_()
+        total = _derivatives(self.log_prior(at), at)
+        for x, y in self.data:
+            total = total + _derivatives(self.log_density(at, x, y) / self._tempering, at)
+        return total
+
+    def elbo(self, seed: int) -> Tensor:
+        """The ELBO at each of some draws, ``(draws,)``, the same noise for the same seed; its constants count too."""
+        objective = self.objective
+        with torch.no_grad(), own_randomness(seed):
+            kl = objective.kl_divergence()
+            if objective.temperature != 1.0:
+                kl = kl - (objective.temperature - 1.0) * objective.entropy()
+            points = objective.point_params()
+            fixed = (objective.log_prior_of_points(points) / self._tempering) - kl / objective.temperature
+            flat = torch.stack([self.layout.flatten({**points, **each}) for each in objective.draw_weights(_COMPARED)])
+            fits = [sum(self.log_density(each, x, y) for x, y in self.data) for each in flat]
+        return torch.stack([torch.as_tensor(each) for each in fits]) / self._tempering + fixed
+
+
+def _derivatives(value: Tensor, at: Tensor) -> Tensor:
+    """Gradient and Hessian of a scalar, one below the other."""
+    gradient = _gradient(value, at, create_graph=True)
+    if not gradient.requires_grad:  # linear, or constant
+        return torch.cat([gradient.unsqueeze(0), at.new_zeros(len(at), len(at))])
+    rows = [torch.autograd.grad(each, at, retain_graph=True, materialize_grads=True)[0] for each in gradient.unbind()]
+    return torch.stack([gradient.detach(), *rows])
+
+
+def _gradient(value: Tensor, at: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Of a scalar, which may be a constant."""
+    if not value.requires_grad:
+        return torch.zeros_like(at)
+    return torch.autograd.grad(value, at, create_graph=create_graph, materialize_grads=True)[0]
