@@ -124,7 +124,7 @@ def describe_object(value: Any) -> Any:
     """A likelihood or prior as JSON: its class name and fields."""
     if not isinstance(value, Likelihood | Prior):
         return list(value) if isinstance(value, tuple) else value
-    if not is_dataclass(value):
+    if not is_dataclass(value) or vars(value).keys() - {f.name for f in fields(value)}:
         raise InvalidArgument(
             f"{type(value).__name__} cannot be saved: make it a frozen dataclass whose fields are plain numbers."
         )
