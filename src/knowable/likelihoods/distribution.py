@@ -219,7 +219,7 @@ class DistributionComponents(Components):
         count = max(64, math.ceil(_DRAWS / len(self.outputs)))
         with own_randomness(0), unchecked_distributions():
             drawn = [self._component(k).sample(torch.Size([count])) for k in range(len(self.outputs))]
-        return torch.stack(drawn).movedim(1, -1).sort(-1).values.to(self.outputs.dtype)
+        return torch.stack(drawn).movedim(1, -1).sort(-1).values.to(self.outputs.dtype).contiguous()
 
     def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """One outcome for each entry of ``index`` ``(n, batch, ...)``; all targets of a row are drawn together."""

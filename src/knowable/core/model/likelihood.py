@@ -26,7 +26,21 @@ LIKELIHOOD_PREFIX = "likelihood."
 
 
 class Likelihood(ABC):
-    """p(y | output, own parameters). Concrete likelihoods are frozen dataclasses whose fields are plain numbers.
+    """p(y | output, own parameters): what every likelihood can do, and what one of your own has to.
+
+    For a distribution that ``torch.distributions`` has, or that can be written as one,
+    :class:`~knowable.likelihoods.distribution.DistributionLikelihood` does all of it. A subclass of this class defines
+
+    - :meth:`check_target`, :meth:`log_prob` and :meth:`predict`: enough for every method but those below;
+    - :meth:`params` and :meth:`priors`, if it has parameters of its own, such as a noise scale. They are parameters of
+      the model called ``likelihood.<name>``: any real numbers (so a logarithm of a scale), learned with the weights;
+    - :meth:`information`, for ``Laplace`` with its default curvature;
+    - :meth:`align`, if targets do not have the shape of the outputs.
+
+    :meth:`log_prob` must do without branches on values, since samplers and ensembles run it under ``torch.func.vmap``.
+    Rows are independent: each has its own log probability. Concrete likelihoods are frozen dataclasses whose fields are
+    plain numbers, so that they can be saved; ``knowable.load(path, classes=[...])`` finds those that are yours.
+    ``MomentVI`` and ``ExactLinear`` know some likelihoods only, and say so.
 
     Attributes:
         noise_name: The own parameter, if there is one, that is the logarithm of the outputs' noise: their information

@@ -252,7 +252,8 @@ class Posterior(ABC):
         count, log_weights = self.draws_for_prediction(samples, seed)
         left = None if memory is None else memory - _bytes_to_export(self, x, count, memory)
         outputs = None if x is None else predict_outputs(self, x, samples, seed, left)[0]
-        return self.draw_block(0, count, samples, seed), outputs, log_weights
+        kept = self._kept is not None and self._kept[0] == hash((samples, seed))  # for the outputs, just now
+        return self._ordered(_block(self, 0, count, samples, seed, keep=kept)), outputs, log_weights
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
