@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -358,6 +359,18 @@ def test_a_saved_posterior_comes_back_with_its_likelihood(tmp_path):
         loaded = kn.load(tmp_path / str(number), classes=[type(likelihood)])
         assert loaded.model.likelihood == likelihood
         assert torch.equal(loaded.predict(x).log_prob(y), posterior.predict(x).log_prob(y))
+
+
+def test_a_name_that_a_built_in_likelihood_has_too_means_the_one_that_was_saved(tmp_path):
+    x, y = torch.randn(20, 2), torch.randn(20, 1)
+    for likelihood in (StudentT(), kn.StudentT()):
+        posterior = kn.MAP(epochs=2).fit(kn.Model(torch.nn.Linear(2, 1), likelihood), (x, y))
+        folder = tmp_path / type(likelihood).__module__
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", kn.NeedsClasses)
+            posterior.save(folder)
+        for classes in ([], [StudentT]):
+            assert type(kn.load(folder, classes=classes).model.likelihood) is type(likelihood)
 
 
 def test_settings_that_are_not_fields_are_not_lost_in_silence(tmp_path):
