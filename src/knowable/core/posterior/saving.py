@@ -141,9 +141,12 @@ def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> 
     if not isinstance(description, dict):
         return tuple(description) if isinstance(description, list) else description
     found = [cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)]
-    others = {cls.__name__: cls for cls in found if not _is_knowables(cls)}
     built_in = {cls.__name__: cls for cls in found if _is_knowables(cls)}
-    known = others if description.get("own") else {**others, **built_in}  # a name may be that of one of each
+    given = {cls.__name__: cls for cls in classes if issubclass(cls, base)}
+    if description.get("own"):  # a name may be that of a class of each kind
+        known = {cls.__name__: cls for cls in found if not _is_knowables(cls)}
+    else:
+        known = {**given, **built_in}
     name = description["name"]
     if name not in known:
         raise DamagedArtifact(
