@@ -43,12 +43,12 @@ MODEL: dict[str, Case] = {
     "likelihood is a loss": (
         lambda: kn.Model(nn.Linear(2, 1), nn.MSELoss()),
         kn.InvalidType,
-        r"likelihood must be a knowable likelihood .* got MSELoss\(\)",
+        r"got torch\'s MSELoss, a loss. Did you mean kn.Gaussian\(\)",
     ),
     "likelihood is missing": (
         lambda: kn.Model(nn.Linear(2, 1), None),
         kn.InvalidType,
-        "likelihood must be a knowable likelihood .* got None",
+        "likelihood is missing",
     ),
     "prior is a number": (
         lambda: linear_model(prior=1.0),

@@ -152,7 +152,8 @@ class FitJob:
         """Check the arguments of a fit."""
         if not isinstance(model, Model):
             raise InvalidType(
-                f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}."
+                f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}. Write "
+                f"kn.Model(net, kn.Gaussian()), or the likelihood that your targets have."
             )
         seed = check_count("seed", seed, at_least=0)
         own = method._model_for_data(model)
@@ -242,6 +243,8 @@ def _with_start(method: Method, start: Any) -> Method:
 
 def _unknown_setting(cls: type[Method], name: str, known: list[str]) -> str:
     says = f"{cls.__name__} has no setting {name!r}."
+    if "samples" in name and name not in cls.moved:
+        says += " Draws of a prediction: posterior.predict(x, samples=...)."
     name = _ELSEWHERE.get(name, name)
     if name in cls.moved:
         return f"{says} Write {cls.moved[name]}."

@@ -63,7 +63,7 @@ class Data:
 
     def __post_init__(self) -> None:
         source = self.source
-        if isinstance(source, TensorDataset | tuple | list) or _is_ours(source):
+        if isinstance(source, TensorDataset | tuple) or _is_ours(source):  # a list is one of batches
             source = _two(source, "data")
             object.__setattr__(self, "source", source)
         if self.size is None:
@@ -117,21 +117,20 @@ class Data:
         except TypeError:  # an iterable without a length
             return sum(1 for _ in self.source)
 
-    def some(self, most: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    def some(self, most: int, *, seed: int) -> Batch:
         """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
         if self.in_memory:
-            x, y = self.source
-            chosen = torch.randperm(len(x), generator=generator_for(seed, "statistics"))[:most].to(x.device)
-            return x[chosen], y[chosen]
+            whole = self.tensors
+            chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
+            return tuple(each[chosen] for each in whole)
         found, count = [], 0
         with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
             for batch in self.batches(most):
-                found.append(batch[:2])
+                found.append(batch)
                 count += len(batch[0])
                 if count >= most:
                     break
-        x, y = (torch.cat(each)[:most] for each in zip(*found, strict=True))
-        return x, y
+        return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
@@ -192,7 +191,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         weights = None if data.weights is None else data.weights.to(device=model.device, dtype=model.dtype)
         if data.class_weights is not None:
             by_class = _of_classes(data.class_weights, inner.source[1], model)
-            weights = by_class if weights is None else (weights.T * by_class).T
+            weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
@@ -229,6 +228,8 @@ def column_of(data: Any, place: int) -> Any:
     """
     if isinstance(data, Data):
         data = data.source
+        if isinstance(data, tuple):
+            return data[place]
     if isinstance(data, TensorDataset):
         return data.tensors[place] if place < len(data.tensors) else _no_targets(place)
     if isinstance(data, Dataset):
@@ -356,13 +357,21 @@ def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tenso
 def _cast(x: Tensor, model: Model) -> Tensor:
     """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings)."""
     x = x.to(model.device)
-    if not x.is_floating_point():
+    if x.is_floating_point():
+        return x.to(model.dtype)
+    params, buffers = model.network_params(model.params()), model.buffers()
+    try:
+        model.network.probe(x, params, buffers)
+        return x
+    except InvalidData as refused:
+        cast = x.to(model.dtype)
         try:
-            model.network.probe(x, model.network_params(model.params()), model.buffers())
-            return x
+            model.network.probe(cast, params, buffers)
         except InvalidData:
-            pass
-    return x.to(model.dtype)
+            if "embedding" in str(refused):  # an index out of range, and not a number of another kind
+                raise refused from None
+            raise
+        return cast
 
 
 def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:

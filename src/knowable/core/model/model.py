@@ -302,7 +302,6 @@ class Model:
         x, stack = as_input(x, self), self.prior_draws(samples, generator=generator)
         network, count = self.network_params(stack), sum(value.numel() for value in self._start.values())
         with torch.no_grad():
-            self.network.probe(x, index_params(network, 0), self._buffers)
             blocks = [
                 torch.cat([
                     self.network.over_draws(

@@ -78,7 +78,10 @@ def _complaint(path: str, layer: nn.Module, given: Tensor, x: Tensor, rows: Tens
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return _unknown_index(name, layer.num_embeddings, given, x, rows)
     wanted, got = _features(layer, given)
-    return [f"{name} expects {wanted} features, got {got}."] if wanted is not None and wanted != got else []
+    if wanted is None or wanted == got:
+        return []
+    what = "channel" if isinstance(layer, _ConvNd) else "feature"
+    return [f"{name} expects {wanted} {what}{'s' if wanted != 1 else ''}, got {got}."]
 
 
 def _features(layer: nn.Module, given: Tensor) -> tuple[int | None, int]:

@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -97,6 +98,8 @@ def arguments_named(others: Mapping[str, str], *, too_many: str = "") -> Callabl
                 if name not in names:
                     near = [others[name]] if name in others else difflib.get_close_matches(name, names, n=1)
                     hint = f"Did you mean {near[0]!r}?" if near else f"Its arguments are {', '.join(names)}."
+                    if is_dataclass(self) and others.get(name, name) in [each.name for each in fields(self)]:
+                        hint = f"It is a setting of the method: {type(self).__name__}({others.get(name, name)}=...)."
                     raise InvalidType(f"{function.__name__}() has no argument {name!r}. {hint}")
             if len(args) > most:
                 first = f"{function.__name__}() takes {most} arguments without a name, got {len(args)}."
