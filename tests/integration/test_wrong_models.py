@@ -248,9 +248,9 @@ PARTS: dict[str, Case] = {
         "seconds must be a finite number >= 0, got -1",
     ),
     "size of a data set is unknown": (
-        lambda: kn.Data((X, Y), size=None),
-        kn.InvalidType,
-        "size must be a whole number, got NoneType",
+        lambda: kn.Data(iter(())),
+        kn.InvalidArgument,
+        "size must be given: the number of rows of a tuple_iterator is not known",
     ),
 }
 
