@@ -127,7 +127,7 @@ SHARED = {
     "interrupted_fit_on_a_dataset_resumes_exactly", "interrupted_fit_resumes_exactly",
     "killed_fit_resumes_exactly", "loading_with_the_network_given",
     "memory_cap_changes_nothing", "model_can_be_fitted_again", "network_is_left_alone",
-    "network_that_cannot_be_rebuilt_is_asked_for", "streamed_prediction_is_the_prediction",
+    "network_that_cannot_be_rebuilt_is_asked_for", "row_weights_count", "streamed_prediction_is_the_prediction",
 }  # fmt: skip
 
 

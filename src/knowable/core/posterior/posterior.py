@@ -23,9 +23,12 @@ from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import check_count, check_generator
+from knowable.core.support.checks import arguments_named, check_count, check_generator
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
+
+# Names of arguments in other libraries.
+_ELSEWHERE: dict[str, str] = dict.fromkeys(("n_samples", "num_samples", "draws", "n_draws", "mc_samples"), "samples")
 
 
 class Posterior(ABC):
@@ -166,6 +169,7 @@ class Posterior(ABC):
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
+    @arguments_named(_ELSEWHERE)
     def predict(
         self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str | None = None
     ) -> Prediction:
@@ -174,7 +178,8 @@ class Posterior(ABC):
         The same posterior gives the same prediction every time, unless a ``generator`` is passed.
 
         Args:
-            x: Inputs, one row each.
+            x: Inputs, one row each; or a Dataset or a DataLoader of inputs or pairs, all of whose rows are predicted
+                in the order of the data set, shuffled or not.
             samples: Number of posterior draws (a posterior of K atoms uses its atoms, at most this many).
             generator: Makes the draws new.
             max_memory: Bytes (or ``"500MB"``) the computation and its result may take.
@@ -188,10 +193,11 @@ class Posterior(ABC):
             outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
             return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
+    @arguments_named(_ELSEWHERE)
     def predict_stream(
         self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str = "1GB"
     ) -> Iterator[Prediction]:
-        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``."""
+        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``; see :meth:`predict`."""
         check_count("samples", samples)
         x = as_input(x, self.model)
         memory = parse_memory(max_memory)
