@@ -34,15 +34,15 @@ def draw(axes: Any, title: str, grid: torch.Tensor, prediction: Any, data: kn.da
     axes.plot(line, middle, color="black", lw=1.2, label="prediction")
     axes.plot(line, data.truth.mean(grid), color="black", lw=1, ls=":", label="truth")
     axes.plot(data.x, data.y, ".", color="gray", ms=4)
-    axes.set(title=title, ylim=(-2.5, 2.5), xticks=[], yticks=[])
+    axes.set(title=title, ylim=(-1.8, 1.8), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 
 
 def main() -> None:
     """Fit twice, draw side by side."""
-    data, grid = kn.datasets.sine_with_gap(), torch.linspace(-3.6, 3.6, 300).unsqueeze(1)
+    data, grid = kn.datasets.sine_with_gap(), torch.linspace(-3.2, 3.2, 300).unsqueeze(1)
     plt.rcParams |= {"svg.hashsalt": "knowable", "svg.fonttype": "path", "font.size": 9}
-    figure, both = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
+    figure, both = plt.subplots(1, 2, figsize=(9, 2.8), sharey=True, layout="constrained")
     for axes, (title, method) in zip(both, FITS.items(), strict=True):
         draw(axes, title, grid, fit(method, data).predict(grid, samples=256), data)
     figure.legend(*both[1].get_legend_handles_labels(), ncols=4, loc="outside lower center", frameon=False)

@@ -35,7 +35,8 @@ _NEXT = (
 _READING = (
     ("The methods", "Maximum likelihood takes the weights that fit best. MAP adds the prior. Laplace puts a "
      "normal distribution around the MAP weights. Mean-field variational inference learns an independent normal for "
-     "every weight. A deep ensemble averages networks from different random starts. Exact linear regression has a "
+     "every weight. A deep ensemble averages networks from different random starts. MC dropout "
+     "switches units off at random, in training and in prediction. Exact linear regression has a "
      "closed form and needs no approximation, but only a linear model."),
     ("What this is not", "Two small problems with few data, where uncertainty matters most and all of it runs in about "
      "a minute. With plenty of data the methods come closer to each other. On your own data: knowable compare."),

@@ -60,7 +60,7 @@ def methods(epochs: int | None) -> dict[str, Method]:
     return {
         PLAIN: kn.MaximumLikelihood(epochs=epochs),
         POINT: kn.MAP(epochs=epochs),
-        "Mean-field VI": kn.MeanFieldVI(epochs=epochs),
+        "MC dropout": kn.MCDropout(epochs=epochs),
         HERO: kn.DeepEnsemble(10, epochs=epochs),
     }
 
