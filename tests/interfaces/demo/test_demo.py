@@ -9,9 +9,15 @@ from knowable.interfaces.demo import run_demo
 from knowable.report import Report
 
 
+FEW = {"Maximum likelihood", "MAP", "Laplace", "Deep ensemble"}
+
+
 @pytest.fixture
 def tiny(monkeypatch):
-    """Make both sizes so small that they take a second or two."""
+    """Make both sizes and the lists of methods so small that they take a second or two."""
+    for problem in (run.motorcycle, run.digits):
+        few = {name: each for name, each in problem.methods(2).items() if name in FEW}
+        monkeypatch.setattr(problem, "methods", lambda epochs, few=few: few)
     monkeypatch.setattr(run, "FULL", run.Size(folds=2, motorcycle_epochs=3, digits_epochs=2))
     monkeypatch.setattr(run, "QUICK", run.Size(folds=2, motorcycle_epochs=2, digits_epochs=2))
 
