@@ -85,7 +85,7 @@ def choose(
         >>> choose(300, 6, 500, "regression").method
         MCLMC(chains=8, draws=120, warmup=300, adjusted=False)
         >>> choose(50_000, 20, 4_000, "classification").method
-        DeepEnsemble(epochs=18, batch_size=128)
+        DeepEnsemble(epochs=17, batch_size=128)
     """
     check_count("rows", rows)
     check_count("inputs", inputs)

@@ -150,7 +150,7 @@ class _Checked:
 
     def _checked(self, loader: Any) -> Iterator[Batch]:
         for batch in loader:
-            yield _checked_pair(*_pair(batch), self.model, self.name)
+            yield checked_pair(*_pair(batch), self.model, self.name)
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -190,7 +190,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{len(data)} items" if isinstance(data, tuple | list) else type(data).__name__
         raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.")
-    x, y = _checked_pair(data[0], data[1], model, name)
+    x, y = checked_pair(data[0], data[1], model, name)
     return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 
 
@@ -244,7 +244,8 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     return batch[0], batch[1]
 
 
-def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tensor, Tensor]:
+def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
+    """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
     of = "" if name == "data" else f" of {name}"
     x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
     check_rows(x, f"x{of}")

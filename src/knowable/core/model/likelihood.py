@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
-from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.components import NormalOutputs, root_of
 from knowable.core.prediction.prediction import Prediction, align_target
 from knowable.errors import Unsupported
 
@@ -25,7 +26,21 @@ LIKELIHOOD_PREFIX = "likelihood."
 
 
 class Likelihood(ABC):
-    """p(y | output, own parameters). Concrete likelihoods are frozen dataclasses whose fields are plain numbers.
+    """p(y | output, own parameters): what every likelihood can do, and what one of your own has to.
+
+    For a distribution that ``torch.distributions`` has, or that can be written as one,
+    :class:`~knowable.likelihoods.distribution.DistributionLikelihood` does all of it. A subclass of this class defines
+
+    - :meth:`check_target`, :meth:`log_prob` and :meth:`predict`: enough for every method but those below;
+    - :meth:`params` and :meth:`priors`, if it has parameters of its own, such as a noise scale. They are parameters of
+      the model called ``likelihood.<name>``: any real numbers (so a logarithm of a scale), learned with the weights;
+    - :meth:`information`, for ``Laplace`` with its default curvature;
+    - :meth:`align`, if targets do not have the shape of the outputs.
+
+    :meth:`log_prob` must do without branches on values, since samplers and ensembles run it under ``torch.func.vmap``.
+    Rows are independent: each has its own log probability. Concrete likelihoods are frozen dataclasses whose fields are
+    plain numbers, so that they can be saved; ``knowable.load(path, classes=[...])`` finds those that are yours.
+    ``MomentVI`` and ``ExactLinear`` know some likelihoods only, and say so.
 
     Attributes:
         noise_name: The own parameter, if there is one, that is the logarithm of the outputs' noise: their information
@@ -235,6 +250,40 @@ class SoftmaxInformation(OutputInformation):
     def total(self, dim: int) -> Tensor:
         probs = self.probs.movedim(1, -1).flatten(0, -2)  # (rows and positions, classes)
         return probs.sum(0).diag() - probs.T @ probs
+
+
+@dataclass(frozen=True)
+class DenseInformation(OutputInformation):
+    """Outputs of a row that may all be coupled: a matrix for each row."""
+
+    matrix: Tensor  # one for each row's flattened outputs, (batch, outputs, outputs), positive semi-definite
+    output_shape: torch.Size  # of the batch of outputs
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.output_shape
+
+    def root(self, values: Tensor) -> Tensor:
+        return self._product(self._factor, values)
+
+    def times(self, values: Tensor) -> Tensor:
+        return self._product(self.matrix, values)
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.shape)
+
+    def couples_only(self, dim: int) -> bool:
+        return len(self.shape) == 2 and dim % 2 == 1
+
+    def total(self, dim: int) -> Tensor:
+        return self.matrix.sum(0)
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        return root_of(self.matrix)
+
+    def _product(self, matrix: Tensor, values: Tensor) -> Tensor:
+        return (matrix @ values.reshape(len(matrix), -1, 1)).reshape(self.shape)
 
 
 @dataclass(frozen=True)

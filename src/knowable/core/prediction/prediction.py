@@ -334,6 +334,7 @@ def log_mixed(log_values: Sequence[Tensor], log_weights: Tensor) -> Tensor:
 
 def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) -> Tensor:
     """Bisection for the smallest y with cdf(y) >= q, everywhere at once."""
+    mean = torch.where(torch.isfinite(mean), mean, torch.zeros_like(mean))  # a Cauchy distribution has none
     width = torch.where(torch.isfinite(std), std, torch.ones_like(std)).clamp_min(1e-12) + 1.0 * discrete
     low, high = mean - width, mean + width
     for _ in range(200):  # widen until the quantile is inside, doubling each time

@@ -229,7 +229,7 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
     if not names:
         return {}
     points = {name: start[name].double().clone().requires_grad_() for name in names}
-    options = {"max_iter": 200, "tolerance_grad": 1e-9, "line_search_fn": "strong_wolfe"}
+    options = {"max_iter": 200, "tolerance_grad": 1e-9, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
     optimiser = torch.optim.LBFGS(list(points.values()), **options)
 
     def loss() -> Tensor:
