@@ -8,7 +8,6 @@ from knowable.interfaces.demo import demo as run
 from knowable.interfaces.demo import run_demo
 from knowable.report import Report
 
-
 FEW = {"Maximum likelihood", "MAP", "Laplace", "Deep ensemble"}
 
 
