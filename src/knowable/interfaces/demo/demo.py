@@ -39,7 +39,9 @@ _READING = (
      "switches units off at random, in training and in prediction. Exact linear regression has a "
      "closed form and needs no approximation, but only a linear model."),
     ("What this is not", "Two small problems with few data, where uncertainty matters most and all of it runs in about "
-     "a minute. With plenty of data the methods come closer to each other. On your own data: knowable compare."),
+     "a minute. Networks, sizes and methods were chosen to show it, after looking at such scores: this is an "
+     "illustration, not a benchmark. With more data, or with training that is stopped early, the methods come closer "
+     "to each other. On your own data: knowable compare."),
 )  # fmt: skip
 
 
