@@ -8,10 +8,10 @@ density at a draw, the ELBO's gradient in the mean is :math:`E[g]`, and in the l
 
 exactly that for independent normals and a normal target whose weights are independent. Squares of means are estimated
 by products of different draws, which leaves no bias. Families that cannot stretch in each direction by itself are
-stretched in all at once. Where there are few weights, the
-expected Hessian is affordable as a whole, and the step goes to the member of the family that is nearest to the normal
-with that precision (variational Newton: Opper and Archambeau, 2009; Khan and Rue, 2023). It needs no learning rate,
-whatever the scale of the problem; each step is kept only where it raises the ELBO over draws that are common to both.
+stretched in all at once. Where there are few weights, the expected Hessian is affordable as a whole, and the step goes
+to the member of the family that is nearest to the normal with that precision (variational Newton: Opper and Archambeau,
+2009; Khan and Rue, 2023). It needs no learning rate, whatever the scale of the problem; each step is kept only where it
+raises the ELBO over draws that are common to both.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
         slopes = slopes.mean(1, keepdim=True).expand_as(slopes)
     if objective.symmetric:  # a draw and its mirror image are one observation
         gradients, slopes = (0.5 * (each[: len(draws) // 2] + each[len(draws) // 2 :]) for each in (gradients, slopes))
-    by_mean, by_scale = _gains_over_squares(slopes.mean(0))
+    known, noise = slopes.mean(0), slopes.std(0) / math.sqrt(len(slopes))
+    known = torch.minimum(known, (known - 2.0 * noise).clamp_min(0.0))  # near 1, noise alone would count for much
+    by_mean, by_scale = _gains_over_squares(known)
     parts = [gradients * by_mean.sqrt(), slopes * by_scale.sqrt()]
     value = _products_of_pairs(parts).mean().item()
     noise = _products_of_pairs([each - each.mean(0) for each in parts])  # what there would be without anything to gain
