@@ -82,7 +82,7 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     """What the ELBO could still gain, by gradients over all rows at some draws: a tenth of the passes of training."""
     exact = objective.exact_elbo(data)
     if exact is not None:
-        return _exact_rise(objective, exact)
+        return _exact_rise(objective, objective.get_parameter("q"), exact)
     count = int(min(_MOST, max(_FEWEST, 0.1 * epochs)))
     with own_randomness(derive_seed(seed, "possible rise")):
         target = Target(objective, data)
@@ -109,11 +109,11 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     return Rise(value, noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise)), target.size)
 
 
-def _exact_rise(objective: VariationalObjective, elbo: Tensor) -> Rise:
+def _exact_rise(objective: VariationalObjective, q: Tensor, elbo: Tensor) -> Rise:
     """The same from gradients without noise, of independent normals in one buffer of means and log scales."""
-    by_mean, slopes = torch.autograd.grad(elbo / (objective.beta * objective.temperature), objective.q)[0].double()
+    by_mean, slopes = torch.autograd.grad(elbo / (objective.beta * objective.temperature), q)[0].double()
     gains = _gains_over_squares(slopes)
-    value = (by_mean * objective.q[1].detach().double().exp()).square() @ gains[0] + slopes.square() @ gains[1]
+    value = (by_mean * q[1].detach().double().exp()).square() @ gains[0] + slopes.square() @ gains[1]
     return Rise(value.item(), 0.0, len(slopes))
 
 
