@@ -49,6 +49,7 @@ LIKELIHOODS = {
     ),
     "classification": ("categorical", "bernoulli"),
 }  # fmt: skip
+_WIDENED = 5.0  # the prior of networks that stop early: rows held out keep them from following the noise
 FEWEST_STEPS = 100  # of training, or gradients of chains, that a time limit must leave
 UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
 
@@ -126,8 +127,8 @@ class BayesianEstimator(BaseEstimator):
             X: Rows: an array, a data frame of pandas or polars, or anything else that
                 :func:`~knowable.tabular.reading.read_table` takes.
             y: Targets ``(rows,)`` (of numbers also ``(rows, outputs)``), or the name of a column of ``X``.
-            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are supported
-                by methods that train networks.
+            sample_weight: How much each row counts: a row of weight 2 as two rows. For classes that count the same,
+                ``sklearn.utils.class_weight.compute_sample_weight("balanced", y)``.
         """
         self._fit(X, y, sample_weight)
         return self
@@ -151,13 +152,14 @@ class BayesianEstimator(BaseEstimator):
         self.schema_ = columns.predicting(self._learn_targets(y, names, classes))
         self.input_names_ = table.names
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.choice_ = self._choose(y, updates=updates, weighted=weights is not None)
+        self.choice_ = self._choose(y, updates=updates)
         self.method_ = self.choice_.method
         likelihood = self._make_likelihood(self.method_, y)
         linear = isinstance(self.method_, ExactLinear)
         net = self._make_network(likelihood, len(table), linear=linear)
         ours = self.network is None and not linear
-        self.model_ = Model(net, likelihood, default_prior(net) if self.prior is None and ours else self.prior)
+        widened = _WIDENED if self._trains_networks and weights is None else 1.0
+        self.model_ = Model(net, likelihood, default_prior(net, widened) if self.prior is None and ours else self.prior)
         self.posterior_ = self._run(table, y, weights, started)
 
     def _update(self, X: Any, y: Any, sample_weight: Any) -> None:
@@ -171,29 +173,16 @@ class BayesianEstimator(BaseEstimator):
     def _run(self, table: Table, y: np.ndarray, weights: np.ndarray | None, started: float) -> Posterior:
         x, target = torch.from_numpy(self.schema_.encode(table)), torch.from_numpy(self._scaled(y))
         data = Data((x, target), len(x), None if weights is None else torch.from_numpy(weights).to(self.model_.dtype))
-        try:
-            with time_limit(self._seconds_left(started)), few_threads(self._weights):
-                training, held_out = self._divided(data)
-                found = self.method_.fit(
-                    self.model_,
-                    training,
-                    validation=held_out,
-                    seed=self.seed_,
-                    progress=None if self.verbose else False,
-                )
-        except Unsupported as error:
-            if weights is None:
-                raise
-            raise Unsupported(
-                f"{type(self.method_).__name__} cannot take weights that are not whole numbers ({error}) Round "
-                f"sample_weight, or choose method='ensemble'."
-            ) from error
+        with time_limit(self._seconds_left(started)), few_threads(self._weights):
+            training, held_out = self._divided(data)
+            progress = None if self.verbose else False
+            found = self.method_.fit(self.model_, training, validation=held_out, seed=self.seed_, progress=progress)
         self._refuse_few_steps(found)
         return found
 
     def _divided(self, data: Data) -> tuple[Data, Data | None]:
         """Rows to train on, and a tenth to stop early by where networks that were not asked for are trained."""
-        if self.method != "auto" or not isinstance(self.method_, DeepEnsemble) or data.weights is not None:
+        if not self._trains_networks or data.weights is not None:
             return data, None
         order = torch.randperm(data.size, generator=generator_for(self.seed_, "held out"))
         held, kept = order[: data.size // 10].sort().values, order[data.size // 10 :].sort().values
@@ -203,10 +192,9 @@ class BayesianEstimator(BaseEstimator):
         return first, second
 
     @property
-    def _learns_gain(self) -> bool:
-        """Whether the size of logits is learned: where it is averaged over, or networks stop early."""
-        method = vars(self).get("method_")
-        return isinstance(method, Sampler) or (self.method == "auto" and isinstance(method, DeepEnsemble))
+    def _trains_networks(self) -> bool:
+        """Whether networks are trained that were not asked for."""
+        return self.method == "auto" and isinstance(vars(self).get("method_"), DeepEnsemble)
 
     @property
     def _weights(self) -> int:
@@ -270,7 +258,7 @@ class BayesianEstimator(BaseEstimator):
     def _make_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
         return self.likelihood if isinstance(self.likelihood, Likelihood) else self._default_likelihood(method, y)
 
-    def _choose(self, y: np.ndarray, *, updates: bool, weighted: bool) -> Choice:
+    def _choose(self, y: np.ndarray, *, updates: bool) -> Choice:
         rows = len(y)
         if isinstance(self.method, Method):
             return Choice(self.method, "it was asked for")
@@ -280,7 +268,7 @@ class BayesianEstimator(BaseEstimator):
         likelihood = self._make_likelihood(None, y)
         size = sum(value.numel() for value in self._make_network(likelihood, rows).parameters())
         inputs = len(self.schema_.feature_names)
-        return choose(rows, inputs, size, self.task, self.budget, updates=updates, weighted=weighted)
+        return choose(rows, inputs, size, self.task, self.budget, updates=updates)
 
     def _make_network(self, likelihood: Likelihood, rows: int, *, linear: bool = False) -> nn.Module:
         if isinstance(self.network, nn.Module):
@@ -291,11 +279,12 @@ class BayesianEstimator(BaseEstimator):
                 return self.network(inputs, outputs)
             if linear:
                 return nn.Linear(inputs, outputs).to(PRECISIONS[self.precision])
-            groups = self.schema_.groups
+            groups, method = self.schema_.groups, vars(self).get("method_")
             categories = [groups[each.name] for each in self.schema_.columns if isinstance(each, CategoricalColumn)]
             return default_network(
                 inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision],
-                gain=self.task == "classification" and self._learns_gain,
+                gain=self.task == "classification" and (self._trains_networks or isinstance(method, Sampler)),
+                activation="relu" if self._trains_networks else "tanh",
             )  # fmt: skip
 
     def _check_settings(self) -> None:

@@ -66,11 +66,8 @@ class Objective(nn.Module, ABC):
         return sum(value.numel() for value in self.parameters() if value.requires_grad)
 
     @abstractmethod
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch (a scalar), and its named terms on the full-data scale.
-
-        An objective that supports row weights takes them as a third argument.
-        """
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch (a scalar), and its named terms on the full-data scale; ``weights`` are the rows'."""
 
     @abstractmethod
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:

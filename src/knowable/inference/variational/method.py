@@ -41,6 +41,7 @@ class VariationalMethod(Trained, Method):
         = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
     """
 
+    supports_row_weights = True
     says_rise: ClassVar[bool] = False  # whether the fit ends with a check of how far the ELBO could still rise
 
     beta: float = 1.0
@@ -313,7 +314,8 @@ def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
     model = objective.model
     params = {**objective.point_params(), **objective.draw_weights(1)[0]}
     return sum(
-        model.score(model.forward(params, x, buffers=objective.net_buffers), y, params).sum().item() for x, y in data
+        model.score(model.forward(params, x, buffers=objective.net_buffers), y, params, *weights).sum().item()
+        for x, y, *weights in data
     )
 
 

@@ -240,14 +240,14 @@ class Target:
             drawn = torch.cat([half, 2.0 * mean - half])
         return torch.cat([drawn, points.to(drawn).expand(len(drawn), -1)], dim=1)
 
-    def log_density(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def log_density(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Of one batch on its own scale, without the prior."""
         model, params = self.objective.model, self.params(flat)
         buffers = self.objective.net_buffers
         if flat.dtype != model.dtype:
             x, y = (each.to(flat.dtype) if each.is_floating_point() else each for each in (x, y))
             buffers = {k: v.to(flat.dtype) if v.is_floating_point() else v for k, v in buffers.items()}
-        return model.score(model.forward(params, x, buffers=buffers), y, params).sum()
+        return model.score(model.forward(params, x, buffers=buffers), y, params, weights).sum()
 
     def log_prior(self, flat: Tensor) -> Tensor:
         """Of weights and points, tempered as the objective asks; β and T count as in the ELBO over β T."""
@@ -267,8 +267,8 @@ class Target:
     def _first(self, flat: Tensor) -> Tensor:
         at = flat.detach().requires_grad_()
         total = _gradient(self.log_prior(at), at)
-        for x, y in self.data:
-            value = self.log_density(at, x, y) / self._tempering
+        for batch in self.data:
+            value = self.log_density(at, *batch) / self._tempering
             if not value.requires_grad:
                 raise Unsupported("The likelihood has no gradient in the weights.")
             total = total + _gradient(value, at)
@@ -290,8 +290,8 @@ class Target:
         """The gradient, and below it the Hessian, ``(1 + D, D)``."""
         at = flat.detach().requires_grad_()
         total = _derivatives(self.log_prior(at), at)
-        for x, y in self.data:
-            total = total + _derivatives(self.log_density(at, x, y) / self._tempering, at)
+        for batch in self.data:
+            total = total + _derivatives(self.log_density(at, *batch) / self._tempering, at)
         return total
 
     def elbo(self, seed: int) -> Tensor:
@@ -308,7 +308,7 @@ class Target:
             points = objective.point_params()
             fixed = (objective.log_prior_of_points(points) / self._tempering) - kl / objective.temperature
             flat = torch.stack([self.layout.flatten({**points, **each}) for each in objective.draw_weights(_COMPARED)])
-            fits = [sum(self.log_density(each, x, y) for x, y in self.data) for each in flat]
+            fits = [sum(self.log_density(each, *batch) for batch in self.data) for each in flat]
         return torch.stack([torch.as_tensor(each) for each in fits]) / self._tempering + fixed
 
 

@@ -100,14 +100,14 @@ class VariationalObjective(Objective):
         """What every posterior is given: point estimates and buffers, and ``common``."""
         return {"points": self.point_params(), "buffers": self.net_buffers, **common}
 
-    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log likelihood of each row of a batch, in training mode, ``(batch,)``."""
+    def log_likelihood(self, x: Tensor, y: Tensor, params: Params, weights: Tensor | None = None) -> Tensor:
+        """Log likelihood of each row of a batch (times its weight), in training mode, ``(batch,)``."""
         if not self.recording:
             output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
         else:  # a recording takes no tensor subclasses
             with PairRules(params) as rules:
                 output = self.model.forward(rules.params, x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params)
+        return self.model.score(output, y, params, weights)
 
     def log_prior_of_points(self, points: Params) -> Tensor:
         """Log prior of the point estimates, and hyperprior of the prior's own scales."""
@@ -129,10 +129,15 @@ class VariationalObjective(Objective):
 
 
 def expected_log_likelihood(
-    objective: VariationalObjective, x: Tensor, y: Tensor, points: Params, draws: Sequence[Params]
+    objective: VariationalObjective,
+    x: Tensor,
+    y: Tensor,
+    points: Params,
+    draws: Sequence[Params],
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""The mean log likelihood of a row over draws :math:`\theta \sim q`, through which its gradient passes."""
-    each = [objective.log_likelihood(x, y, {**points, **draw}).mean() for draw in draws]
+    each = [objective.log_likelihood(x, y, {**points, **draw}, weights).mean() for draw in draws]
     return sum(each[1:], each[0]) / len(each)
 
 

@@ -122,14 +122,15 @@ class MomentObjective(FlatNormalDistribution, VariationalObjective):
         normals = replace(by_weights, drawn=Layout.of({}), local=by_weights.layout)  # no weight is drawn
         self.hold(normals, first, initial_scale)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms: no weight is drawn."""
         points = self.point_params()
         kl, loc, variance, _ = self.normals.draw(self.q, self.q.new_empty((1, 0)))
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
         output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
         own, y = likelihood_moments(self.model, params), self.model.align(y, output.mean)
-        log_likelihood = expected_log_likelihood(self.model.likelihood, output, y, own).mean()
+        each = expected_log_likelihood(self.model.likelihood, output, y, own)
+        log_likelihood = (each if weights is None else weights * each).mean()
         if self.normals.others:
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
         return negative_elbo(self, log_likelihood, kl, points)
