@@ -90,6 +90,7 @@ class MixtureVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "several mean-field normals, each around its own mode, trained together"
     aliases = ("mixture",)
     references = ("jaakkola1998", "bishop1998", "gershman2012")
@@ -121,6 +122,7 @@ class MixtureVI(VariationalMethod):
             options = {**job.options, "identity": {**job.identity, "engine": repr(engine)}}
             result = train(objective, rows, self.training_settings(), **options)
         trained: Sequence[MeanFieldObjective] = list(objective.components)  # type: ignore[arg-type]
+        result, rise = self._settle(trained, rows, seed, result)
         evidence, terms, each = mixture_elbo(trained, rows, seed)
         points = trained[0].point_params()
         members = [
@@ -132,7 +134,7 @@ class MixtureVI(VariationalMethod):
         ]  # fmt: skip
         mixture = Mixture(model, members, points=points, seed=seed, log_evidence=evidence)
         notes = self._notes(model, rows.size, result)
-        mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), terms, notes)
+        mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), {**terms, **rise}, notes)
         return mixture
 
     def _single(self) -> MeanFieldVI:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.posterior import Posterior
@@ -75,6 +76,10 @@ class VariationalObjective(Objective):
             precision: ``(D, D)``, positive definite.
         """
         raise Unsupported(f"{type(self).__name__} has no rule for the distribution nearest to a normal.")
+
+    def exact_elbo(self, data: Data) -> Tensor | None:
+        """The ELBO over all rows without noise, differentiable, where the method maximises one like that; else None."""
+        return None
 
     # --- what the parts of the ELBO need -----------------------------------------------------------------------------
 
