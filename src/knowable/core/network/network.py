@@ -22,12 +22,16 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
+from knowable.core.network.recomputation import recomputed_by
 from knowable.core.network.refusals import rows_to_try, why_refused
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 
 _ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
 _STATISTICS_BATCH = 256  # rows whose statistics are taken together
+
+_Held = list[tuple[dict[str, Any], str, Any]]
+"""Tensors and their places: in a module's parameters or buffers, by the name there."""
 
 
 class Network:
@@ -173,30 +177,47 @@ def _draws_in_turn(network: Network, stack: Params, x: Tensor, shared: Buffers) 
 class _Swappable:
     """A module that runs with other tensors in the places of its own, and has its own back afterwards.
 
-    What ``torch.func.functional_call`` does, with the places looked up once and not at every call.
+    What ``torch.func.functional_call`` does, with the places looked up once and not at every call. Blocks that are
+    checkpointed see the same tensors when the backward pass runs them once more.
     """
 
     def __init__(self, module: nn.Module):
         self.module = module
         first: dict[int, str] = {}  # a tied tensor goes by the name of its first use
-        self._places: dict[str, list[tuple[dict[str, Any], str, Any]]] = {}
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for path, owner in module.named_modules():
             for store in (owner._parameters, owner._buffers):
                 for key, value in store.items():
                     if value is not None:
                         name = first.setdefault(id(value), f"{path}.{key}" if path else key)
-                        self._places.setdefault(name, []).append((store, key, value))
+                        self._places.setdefault(name, []).append((store, key))
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        try:
-            for name, value in tensors.items():
-                for store, key, _ in self._places[name]:
-                    store[key] = value
+        held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
+        with self._holding(held):
             return self.module(x)
+
+    @contextmanager
+    def _holding(self, tensors: _Held) -> Iterator[None]:
+        before = [(store, key, store[key]) for store, key, _ in tensors]
+        try:
+            for store, key, value in tensors:
+                store[key] = value
+            with recomputed_by(self._with_these):
+                yield
         finally:
-            for name in tensors:
-                for store, key, own in self._places.get(name, ()):
-                    store[key] = own
+            for store, key, value in before:
+                store[key] = value
+
+    def _with_these(self, block: Callable[..., Any]) -> Callable[..., Any]:
+        """``block`` with the tensors that the module has now, whenever it is called."""
+        now = [(store, key, store[key]) for places in self._places.values() for store, key in places]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._holding(now):
+                return block(*args, **kwargs)
+
+        return run
 
 
 def check_module(net: nn.Module) -> None:
