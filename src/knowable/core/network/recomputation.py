@@ -19,7 +19,6 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 Block = Callable[..., Any]
 """What is checkpointed: a module or a function."""
@@ -58,12 +57,12 @@ def _reentrant(block: Block, preserve_rng_state: bool, *args: Any) -> Any:
 
 
 def _is_watched() -> bool:
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    inside: Any = torch._C
     modes = _get_current_function_mode_stack()
     return (
-        functorch.peek_interpreter_stack() is not None
+        inside._functorch.peek_interpreter_stack() is not None
         or any(not isinstance(mode, DeviceContext) for mode in modes)
-        or _len_torch_dispatch_stack() > 0
+        or inside._len_torch_dispatch_stack() > 0
     )
 
 

@@ -1,0 +1,108 @@
+"""Tests of what networks of other libraries do, and small networks in tests seldom."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import knowable as kn
+from knowable.inference.point.point import fresh_start, nearby_start, warn_of_replaced_weights
+from tests.core.cases import mlp
+from tests.integration.networks import Conv1D, LoRALinear, TinyGPT
+
+# --- adapters on a frozen base ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [kn.MAP(epochs=20), kn.MeanFieldVI(epochs=20), kn.Laplace(epochs=20)], ids=repr)
+def test_a_glob_of_adapters_leaves_the_base_frozen(method):
+    net = nn.Sequential(LoRALinear(3, 4), nn.Tanh(), LoRALinear(4, 1))
+    base = {name: value.clone() for name, value in net.named_parameters() if "base" in name}
+    model = kn.Model(net, kn.Gaussian(0.1), random="*lora*")
+    assert sorted(model.random_names) == sorted(name for name, _ in net.named_parameters() if "lora" in name)
+    assert model.point_names == [] and base.keys() <= model.frozen_names
+    x = torch.randn(30, 3)
+    posterior = method.fit(model, (x, x.sum(1)))
+    assert all(torch.equal(value, net.get_parameter(name)) for name, value in base.items())
+    assert not base.keys() & posterior.sample(1).keys()
+    assert posterior.mean()["0.lora_B.default.weight"].abs().max() > 0
+
+
+# --- ensembles of networks that are trained or that cannot reset themselves ------------------------------------------
+
+
+def test_the_second_factor_of_an_adapter_stays_zero_in_a_fresh_start():
+    net = nn.Sequential(LoRALinear(3, 40), nn.Tanh(), LoRALinear(40, 1))
+    start = fresh_start(kn.Model(net, kn.Gaussian(0.1)), 0, 1)[0]
+    assert not start["0.lora_B.default.weight"].any() and not start["2.lora_B.default.weight"].any()
+    assert not torch.equal(start["0.lora_A.default.weight"], net[0].lora_A["default"].weight)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(kn.Model(net, kn.Gaussian(0.1)).forward(start, x, buffers={}), net(x))
+
+
+def test_weights_that_no_module_resets_begin_anew_with_the_spread_they_had():
+    net = nn.Sequential(Conv1D(50, 40), nn.Tanh(), Conv1D(1, 50))
+    start = fresh_start(kn.Model(net, kn.Gaussian(0.1)), 0, 1)[0]
+    weight = start["0.weight"]
+    error = 0.02 / (2 * weight.numel()) ** 0.5  # standard error of a standard deviation
+    spread = net[0].weight.std().item()
+    assert abs(weight.std().item() - spread) < 5 * error and abs(weight.mean().item()) < 10 * error
+    assert abs(torch.corrcoef(torch.stack([weight.flatten(), net[0].weight.detach().flatten()]))[0, 1]) < 5 / 2000**0.5
+    assert not start["0.bias"].any()
+
+
+def test_a_network_of_constants_begins_with_noise():
+    net = nn.Linear(3, 2)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    start = fresh_start(kn.Model(net, kn.Gaussian(0.1)), 0, 1)[0]
+    assert start["weight"].all() and start["bias"].all()
+
+
+@pytest.mark.parametrize("method", [kn.DeepEnsemble(2, epochs=1), kn.EnsembleOf(kn.MAP(epochs=1), 2)], ids=repr)
+def test_an_ensemble_that_replaces_trained_weights_warns(method):
+    net, x = nn.Sequential(mlp(outputs=64, width=64), nn.Tanh(), nn.Linear(64, 1)), torch.randn(60, 2)
+    model, data = kn.Model(net, kn.Gaussian(0.1)), (x, x.prod(1))
+    method.fit(model, data)  # new weights, and no warning
+    trained = kn.MAP(epochs=200).fit(model, data).mean()
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            value.copy_(trained[name])
+    with pytest.warns(kn.ModelWarning, match=r"not like those with which the layers begin.*start='network'"):
+        method.fit(kn.Model(net, kn.Gaussian(0.1)), data)
+
+
+def test_an_ensemble_of_a_network_with_weights_as_in_gpt_warns():
+    model = kn.Model(TinyGPT(), kn.Categorical())
+    with pytest.warns(kn.ModelWarning, match=r"wte\.weight"):
+        warn_of_replaced_weights(model, 0, "")
+
+
+def test_new_networks_are_rarely_taken_for_trained_ones(seed):
+    """By chance once in a million parameters."""
+    nets = [mlp(width=50), nn.LSTM(3, 8), nn.Conv2d(3, 8, 3), nn.BatchNorm1d(40), nn.Embedding(30, 4), nn.LayerNorm(40)]
+    nets.append(nn.TransformerEncoderLayer(16, 2, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for net in nets:
+            warn_of_replaced_weights(kn.Model(net, kn.Gaussian(0.1)), seed, "")
+
+
+def test_members_of_a_trained_network_begin_near_it_and_stay_there():
+    net, x = mlp(width=40), torch.randn(60, 2)
+    with torch.no_grad():
+        for value in net.parameters():
+            value.mul_(3.0)  # as training might
+    model, data = kn.Model(net, kn.Gaussian(0.1)), (x, x.prod(1))
+    posterior = kn.DeepEnsemble(3, epochs=1, learning_rate=1e-6, batch_size=16, start="network").fit(model, data)
+    for name, value in net.named_parameters():
+        away = (posterior.stack[name] - value.detach()).flatten(1)
+        assert away[0].abs().max() < 1e-4  # the first is the network
+        if value.numel() > 1:
+            noise = away[1:] / value.detach().std(correction=0)
+            # a root mean square of n numbers has the relative standard error 1 / √(2n)
+            assert abs(noise.square().mean().sqrt().item() - 0.01) < 0.01 * (5 / (2 * noise.numel()) ** 0.5 + 0.1)
+    assert "in turn" in posterior.diagnostics.message
+    assert not nearby_start(kn.Model(LoRALinear(3, 4), kn.Gaussian(0.1)), 0, 1)[0]["lora_B.default.weight"].any()
