@@ -106,3 +106,17 @@ def test_members_of_a_trained_network_begin_near_it_and_stay_there():
             assert abs(noise.square().mean().sqrt().item() - 0.01) < 0.01 * (5 / (2 * noise.numel()) ** 0.5 + 0.1)
     assert "in turn" in posterior.diagnostics.message
     assert not nearby_start(kn.Model(LoRALinear(3, 4), kn.Gaussian(0.1)), 0, 1)[0]["lora_B.default.weight"].any()
+
+
+# --- compiled modules ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_module_is_fitted_as_the_module_it_was_made_from(whole):
+    plain = mlp()
+    compiled = torch.compile(plain, backend="eager") if whole else nn.Sequential(torch.compile(plain, backend="eager"))
+    x = torch.randn(20, 2)
+    method, data = kn.MeanFieldVI(epochs=5), (x, x.sum(1))
+    wanted, found = (method.fit(kn.Model(net, kn.Gaussian(0.3)), data) for net in (plain, compiled))
+    for mine, own in zip(found.loc.values(), wanted.loc.values(), strict=True):
+        assert torch.equal(mine, own)  # also the same estimator of the gradient, and so the same noise

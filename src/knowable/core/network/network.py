@@ -12,6 +12,7 @@ buffers as they are. A module whose parameters are all frozen stays in evaluatio
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -248,16 +249,27 @@ def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
     """A copy of the module tree that shares the memory of every parameter and buffer with the original.
 
     The copies' parameters want no gradient: frozen ones are not differentiated, and nothing is left on the original's.
+    Of modules that ``torch.compile`` made, the copy runs the original code.
     """
     shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
     for name, param in net.named_parameters():
         shared[id(param)] = nn.Parameter(held.get(name, param).detach(), requires_grad=False)
     try:
-        return copy.deepcopy(net, dict(shared))
+        made = copy.deepcopy(net, dict(shared))
     except Exception as error:
         raise InvalidArgument(
             f"net cannot be copied ({error}). Remove open files, locks or generators from it."
         ) from error
+    for module in made.modules():
+        if isinstance(module, _compiled_modules()):
+            module.forward = module._orig_mod.__call__  # type: ignore[union-attr]
+    return made
+
+
+def _compiled_modules() -> tuple[type[nn.Module], ...]:
+    """The class that ``torch.compile`` wraps a module in, if it is loaded: what it calls, no function mode sees."""
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    return () if loaded is None else (loaded.OptimizedModule,)
 
 
 def _hold_frozen_modules_in_evaluation(net: nn.Module, frozen: Collection[str]) -> None:

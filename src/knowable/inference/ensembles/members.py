@@ -38,8 +38,8 @@ _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster t
 class Members:
     """The training of ``count`` networks; the ensemble is atoms of equal weight.
 
-    The first member begins at the network's own weights, the others at new ones or nearby. Rows may have weights, the same for
-    all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
+    The first member begins at the network's own weights, the others at new ones or nearby. Rows may have weights, the
+    same for all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
     """
 
     job: FitJob
