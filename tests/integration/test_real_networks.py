@@ -6,9 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import knowable as kn
+from knowable.core.network.network import Network
 from knowable.inference.point.point import fresh_start, nearby_start, warn_of_replaced_weights
 from tests.core.cases import mlp
 from tests.integration.networks import Conv1D, LoRALinear, TinyGPT
@@ -120,3 +121,54 @@ def test_a_compiled_module_is_fitted_as_the_module_it_was_made_from(whole):
     wanted, found = (method.fit(kn.Model(net, kn.Gaussian(0.3)), data) for net in (plain, compiled))
     for mine, own in zip(found.loc.values(), wanted.loc.values(), strict=True):
         assert torch.equal(mine, own)  # also the same estimator of the gradient, and so the same noise
+
+
+# --- buffers that the network's code assigns -------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """Keeps a moving average of its inputs by assignment, uses it, and lets gradients flow past the new value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("m", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.linear(x * (1 + self.m))
+        if self.training:
+            self.m = 0.9 * self.m + 0.1 * x.mean(0) + 0.0 * output.mean()
+        return output
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MAP(epochs=30),
+        kn.MeanFieldVI(epochs=30),
+        kn.MeanFieldVI(epochs=30, estimator="weight"),
+        kn.DeepEnsemble(2, epochs=30),
+        kn.MCDropout(epochs=30),
+        kn.SWAG(epochs=20, snapshots=10, batch_size=1000),
+    ],
+    ids=repr,
+)
+def test_buffers_that_forward_assigns_are_updated_in_a_fit(method):
+    net, x = Centred(), torch.randn(20, 2) + 3
+    posterior = method.fit(kn.Model(net, kn.Gaussian(0.1)), (x, x.sum(1)))
+    expected = (1 - 0.9**30) * x.mean(0)  # after 30 steps on all rows
+    torch.testing.assert_close(posterior.buffers["m"], expected)
+    assert not net.m.any()
+    before = posterior.buffers["m"].clone()
+    posterior.predict(x)
+    assert torch.equal(posterior.buffers["m"], before)
+
+
+def test_assigned_buffers_are_those_of_the_modules_own_training():
+    net, x = Centred(), torch.randn(20, 2)
+    network = Network(net)
+    buffers = network.buffers()
+    for rows in x.split(5):
+        network(network.params(), rows, buffers=buffers, training=True).sum()
+        net(rows)
+    torch.testing.assert_close(buffers["m"], net.m.detach())

@@ -5,7 +5,7 @@ tensors (nothing is duplicated in memory), so switching mode touches neither the
 is using.
 
 What happens to running statistics: in training, batch normalisation uses the statistics of the batch and updates the
-buffers it is handed, which belong to the fit; in evaluation, and so in every prediction and under ``vmap``, it uses the
+buffers it is handed, which belong to the fit, and so does code that assigns a buffer (``self.m = ...``); in evaluation, and so in every prediction and under ``vmap``, it uses the
 buffers as they are. A module whose parameters are all frozen stays in evaluation mode during training too.
 """
 
@@ -72,7 +72,7 @@ class Network:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
         try:
-            return swappable({**params, **buffers} if buffers else params, x)
+            return swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
         except ValueError as error:
             if training and "more than 1 value per channel" in str(error):
                 raise InvalidData(
@@ -193,10 +193,16 @@ class _Swappable:
                         name = first.setdefault(id(value), f"{path}.{key}" if path else key)
                         self._places.setdefault(name, []).append((store, key))
 
-    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, updated: Buffers | None = None) -> Tensor:
+        """Run the module; buffers that its code assigns anew are put into ``updated``, by the names there."""
         held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
         with self._holding(held):
-            return self.module(x)
+            output = self.module(x)
+            for name in updated or ():
+                store, key = self._places[name][0]
+                if updated is not None and store[key] is not updated[name]:
+                    updated[name] = _of_this_call(name, store[key])
+            return output
 
     @contextmanager
     def _holding(self, tensors: _Held) -> Iterator[None]:
@@ -219,6 +225,14 @@ class _Swappable:
                 return block(*args, **kwargs)
 
         return run
+
+
+def _of_this_call(name: str, value: Tensor) -> Tensor:
+    """The new value of a buffer, to be kept."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    if functorch.is_functorch_wrapped_tensor(value):  # one value for each draw; an error that asks for a loop
+        raise RuntimeError(f"The network assigns its buffer {name!r}, which cannot be done for several draws at once.")
+    return value.detach().clone()
 
 
 def check_module(net: nn.Module) -> None:
