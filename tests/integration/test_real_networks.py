@@ -172,3 +172,34 @@ def test_assigned_buffers_are_those_of_the_modules_own_training():
         network(network.params(), rows, buffers=buffers, training=True).sum()
         net(rows)
     torch.testing.assert_close(buffers["m"], net.m.detach())
+
+
+# --- networks that work in place on their input ----------------------------------------------------------------------
+
+
+class Doubled(nn.Module):
+    """Doubles its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mul_(2))
+
+
+IN_PLACE = {
+    "operation": Doubled,
+    "activation": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 1)),
+    "dropout": lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1)),  # in training alone
+}
+
+
+@pytest.mark.parametrize("method", [kn.MAP(epochs=3), kn.MeanFieldVI(epochs=3), kn.Laplace(epochs=3)], ids=repr)
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_inputs_are_not_changed_by_networks_that_work_in_place(kind, method):
+    x = torch.randn(20, 2)
+    before, y = x.clone(), x.sum(1)
+    posterior = method.fit(kn.Model(IN_PLACE[kind](), kn.Gaussian(0.3)), (x, y), validation=(x, y))
+    first, again = (posterior.predict(x, generator=torch.Generator().manual_seed(0)).mean for _ in range(2))
+    assert torch.equal(x, before) and torch.equal(first, again)

@@ -5,8 +5,9 @@ tensors (nothing is duplicated in memory), so switching mode touches neither the
 is using.
 
 What happens to running statistics: in training, batch normalisation uses the statistics of the batch and updates the
-buffers it is handed, which belong to the fit, and so does code that assigns a buffer (``self.m = ...``); in evaluation, and so in every prediction and under ``vmap``, it uses the
-buffers as they are. A module whose parameters are all frozen stays in evaluation mode during training too.
+buffers it is handed, which belong to the fit, and so does code that assigns a buffer (``self.m = ...``); in evaluation,
+and so in every prediction and under ``vmap``, the buffers stay as they are. A module whose parameters are all frozen
+stays in evaluation mode during training too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.network.recomputation import recomputed_by
@@ -184,6 +186,7 @@ class _Swappable:
 
     def __init__(self, module: nn.Module):
         self.module = module
+        self._spares_input = False  # whether it was seen not to work in place on its input; until then it gets a copy
         first: dict[int, str] = {}  # a tied tensor goes by the name of its first use
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for path, owner in module.named_modules():
@@ -196,8 +199,11 @@ class _Swappable:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, updated: Buffers | None = None) -> Tensor:
         """Run the module; buffers that its code assigns anew are put into ``updated``, by the names there."""
         held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
+        given = x if self._spares_input else tree_map_only(Tensor, torch.clone, x)
         with self._holding(held):
-            output = self.module(x)
+            before = _versions(given)
+            output = self.module(given)
+            self._spares_input = before is not None and _versions(given) == before
             for name in updated or ():
                 store, key = self._places[name][0]
                 if updated is not None and store[key] is not updated[name]:
@@ -227,10 +233,22 @@ class _Swappable:
         return run
 
 
+def _versions(x: Any) -> list[int] | None:
+    """How often each tensor was changed in place; None where torch does not count it."""
+    tensors = [each for each in tree_leaves(x) if isinstance(each, Tensor)]
+    uncounted = any(each.is_inference() or _is_wrapped(each) for each in tensors)
+    return None if uncounted else [each._version for each in tensors]
+
+
+def _is_wrapped(value: Tensor) -> bool:
+    """Whether a tensor belongs to a running ``vmap`` or derivative of ``torch.func``."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    return functorch.is_functorch_wrapped_tensor(value)
+
+
 def _of_this_call(name: str, value: Tensor) -> Tensor:
     """The new value of a buffer, to be kept."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    if functorch.is_functorch_wrapped_tensor(value):  # one value for each draw; an error that asks for a loop
+    if _is_wrapped(value):  # one value for each draw; an error that asks for a loop
         raise RuntimeError(f"The network assigns its buffer {name!r}, which cannot be done for several draws at once.")
     return value.detach().clone()
 
