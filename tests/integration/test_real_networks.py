@@ -203,3 +203,25 @@ def test_inputs_are_not_changed_by_networks_that_work_in_place(kind, method):
     posterior = method.fit(kn.Model(IN_PLACE[kind](), kn.Gaussian(0.3)), (x, y), validation=(x, y))
     first, again = (posterior.predict(x, generator=torch.Generator().manual_seed(0)).mean for _ in range(2))
     assert torch.equal(x, before) and torch.equal(first, again)
+
+
+# --- padding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [kn.MeanFieldVI(epochs=5), kn.Laplace(epochs=5), kn.SGLD(draws=3, warmup=3, start="network")], ids=repr
+)
+@pytest.mark.filterwarnings("ignore::knowable.errors.ConvergenceWarning")
+def test_padding_is_the_networks_own_vector_in_every_draw(method):
+    """The sum over tokens relies on it that padding is zero; nothing in the data says what it is."""
+    net = nn.Sequential(nn.Embedding(6, 3, padding_idx=0), Summed(), nn.Linear(3, 1))
+    ids = torch.randint(1, 6, (20, 4))
+    posterior = method.fit(kn.Model(net, kn.Gaussian(0.3)), (ids, ids.sum(1).float() / 6))
+    padded = torch.cat([ids, torch.zeros(20, 7, dtype=torch.long)], 1)
+    short, long = (posterior.predict(x, generator=torch.Generator().manual_seed(0)).samples for x in (ids, padded))
+    torch.testing.assert_close(long, short)
+
+
+class Summed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1)

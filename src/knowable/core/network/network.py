@@ -16,6 +16,7 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -295,7 +296,16 @@ def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
     for module in made.modules():
         if isinstance(module, _compiled_modules()):
             module.forward = module._orig_mod.__call__  # type: ignore[union-attr]
+        elif type(module) is nn.Embedding and module.padding_idx is not None:
+            own = module.weight.detach()[module.padding_idx].clone()
+            module.forward = partial(_embedding_with_own_padding, module, own)  # type: ignore[method-assign]
     return made
+
+
+def _embedding_with_own_padding(module: nn.Embedding, own: Tensor, indices: Tensor) -> Tensor:
+    """Padding stays the network's own vector: no data informs it, and draws from its prior would be noise."""
+    padding = (indices == module.padding_idx).unsqueeze(-1)
+    return torch.where(padding, own.to(module.weight.dtype), nn.Embedding.forward(module, indices))
 
 
 def _compiled_modules() -> tuple[type[nn.Module], ...]:
