@@ -225,3 +225,99 @@ def test_padding_is_the_networks_own_vector_in_every_draw(method):
 class Summed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(1)
+
+
+# --- sparse gradients, tensors kept from earlier calls, dtypes -------------------------------------------------------
+
+
+def _sparse() -> nn.Module:
+    return nn.Sequential(nn.Embedding(6, 3, sparse=True), Summed(), nn.Linear(3, 1))
+
+
+def _dense() -> nn.Module:
+    return nn.Sequential(nn.Embedding(6, 3), Summed(), nn.Linear(3, 1))
+
+
+def _kept() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    net[0].register_forward_hook(_keep)
+    net(torch.randn(2, 4))
+    return net
+
+
+def _keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    module.kept = {"output": output}  # type: ignore[assignment]
+
+
+def _weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.Tanh(), nn.Linear(3, 1))
+
+
+def _parametrised() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.Tanh(), nn.Linear(3, 1))
+
+
+PAIRS = {"sparse": (_sparse, _dense), "weight_norm": (_weight_norm, _parametrised)}
+
+
+@pytest.mark.parametrize("method", [kn.MAP(epochs=4), kn.MeanFieldVI(epochs=4), kn.Laplace(epochs=4)], ids=repr)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_older_forms_are_fitted_as_the_newer_ones(kind, method):
+    older, newer = (make() for make in PAIRS[kind])
+    for mine, own in zip(older.parameters(), newer.parameters(), strict=True):
+        mine.data = own.data.clone()
+    x = torch.randint(0, 6, (20, 4)) if kind == "sparse" else torch.randn(20, 4)
+    data = (x, x.sum(1).float() / 4)
+    found, wanted = (
+        method.fit(kn.Model(net, kn.Gaussian(0.3)), data).predict(x, generator=torch.Generator().manual_seed(0)).mean
+        for net in (older, newer)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_that_keeps_tensors_of_an_earlier_call_is_fitted():
+    net, x = _kept(), torch.randn(20, 4)
+    before = net[0].kept["output"]
+    posterior = kn.DeepEnsemble(2, epochs=200).fit(kn.Model(net, kn.Gaussian(0.1)), (x, x[:, 0]))
+    assert (posterior.predict(x).mean.flatten() - x[:, 0]).square().mean() < 0.1
+    assert net[0].kept["output"] is before and before.grad_fn is not None
+
+
+class MixedPrecision(nn.Module):
+    """A backbone in bfloat16 with a head in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(3, 8).bfloat16(), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x.bfloat16()).float().tanh())
+
+
+@pytest.mark.parametrize("method", [kn.MAP(epochs=50), kn.MeanFieldVI(epochs=50), kn.Laplace(epochs=50)], ids=repr)
+def test_the_models_dtype_is_that_of_the_parameters_which_are_not_frozen(method):
+    net, x = MixedPrecision(), torch.randn(40, 3)
+    net.backbone.requires_grad_(False)
+    model = kn.Model(net, kn.Gaussian())
+    assert model.dtype == torch.float32 and model.frozen_params()["backbone.weight"].dtype == torch.bfloat16
+    features = net.backbone(x.bfloat16()).float().tanh().detach()
+    head = nn.Linear(8, 1)
+    head.load_state_dict(net.head.state_dict())
+    y = features.sum(1)
+    found = method.fit(model, (x, y)).predict(x, generator=torch.Generator().manual_seed(0)).mean
+    alone = method.fit(kn.Model(head, kn.Gaussian()), (features, y))
+    wanted = alone.predict(features, generator=torch.Generator().manual_seed(0)).mean
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_dtypes_that_cannot_be_trained_are_refused_by_name():
+    with pytest.raises(
+        kn.InvalidArgument, match=r"mixes parameter dtypes.*bfloat16 in backbone.bias, torch.float32 in head"
+    ):
+        kn.Model(MixedPrecision(), kn.Gaussian())
+    net = nn.Linear(3, 1)
+    net.filter = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+    with pytest.raises(kn.InvalidArgument, match=r"complex64 in 'filter'.*view_as_complex"):
+        kn.Model(net, kn.Gaussian())

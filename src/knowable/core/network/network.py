@@ -255,22 +255,19 @@ def _of_this_call(name: str, value: Tensor) -> Tensor:
 
 
 def check_module(net: nn.Module) -> None:
-    """Refuse what is not a network of finite, real parameters of one dtype."""
+    """Refuse what is not a network of finite, real parameters."""
     if not isinstance(net, nn.Module):
         raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
     params = dict(net.named_parameters())
     lazy = [name for name, value in params.items() if isinstance(value, nn.parameter.UninitializedParameter)]
     if lazy:
         raise InvalidArgument(f"net has lazy parameters without a shape yet ({lazy[0]}). Run it once on a batch first.")
-    dtypes = {value.dtype for value in params.values()}
-    if len(dtypes) > 1:
-        example = {str(value.dtype): name for name, value in params.items()}
+    unreal = [name for name, value in params.items() if not value.is_floating_point()]
+    if unreal:
+        hint = " Hold its real and imaginary part: torch.view_as_complex in forward." * params[unreal[0]].is_complex()
         raise InvalidArgument(
-            f"net mixes parameter dtypes ({', '.join(f'{d} in {n}' for d, n in example.items())}). "
-            f"Convert it with net.float() or net.double()."
+            f"net's parameters must be real floating point, got {params[unreal[0]].dtype} in {unreal[0]!r}.{hint}"
         )
-    if dtypes and not next(iter(dtypes)).is_floating_point:
-        raise InvalidArgument(f"net's parameters must be real floating point, got {next(iter(dtypes))}.")
     for name, value in params.items():
         if not torch.isfinite(value).all():
             raise InvalidArgument(
@@ -287,19 +284,31 @@ def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
     shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
     for name, param in net.named_parameters():
         shared[id(param)] = nn.Parameter(held.get(name, param).detach(), requires_grad=False)
-    try:
-        made = copy.deepcopy(net, dict(shared))
-    except Exception as error:
-        raise InvalidArgument(
-            f"net cannot be copied ({error}). Remove open files, locks or generators from it."
-        ) from error
+    made = copy_module(net, shared)
     for module in made.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # sparse gradients are for torch's own optimisers
         if isinstance(module, _compiled_modules()):
             module.forward = module._orig_mod.__call__  # type: ignore[union-attr]
         elif type(module) is nn.Embedding and module.padding_idx is not None:
             own = module.weight.detach()[module.padding_idx].clone()
             module.forward = partial(_embedding_with_own_padding, module, own)  # type: ignore[method-assign]
     return made
+
+
+def copy_module(net: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+    """A deep copy, which shares what is in ``shared`` by the id of the original.
+
+    Tensors that the module keeps of an earlier call (by a hook, or ``weight_norm``) are copied without their graph.
+    """
+    kept = [value for module in net.modules() for value in tree_leaves(list(vars(module).values()))]
+    known = {id(value): value.detach() for value in kept if isinstance(value, Tensor) and not value.is_leaf}
+    try:
+        return copy.deepcopy(net, {**known, **(shared or {})})
+    except Exception as error:
+        raise InvalidArgument(
+            f"net cannot be copied ({error}). Remove open files, locks or generators from it."
+        ) from error
 
 
 def _embedding_with_own_padding(module: nn.Embedding, own: Tensor, indices: Tensor) -> Tensor:
@@ -329,7 +338,7 @@ def _keeps_statistics(module: nn.Module) -> bool:
 def _counting_copy(training: nn.Module) -> nn.Module:
     """A copy in which only the layers that keep statistics are in training mode, and average all batches alike."""
     shared: dict[int, Any] = {id(value): value for value in (*training.parameters(), *training.buffers())}
-    made = copy.deepcopy(training, shared)
+    made = copy_module(training, shared)
     counted = [module for module in made.modules() if _keeps_statistics(module)]
     made.eval()
     for module in counted:

@@ -207,7 +207,8 @@ def kfac_update(
     network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G.
     Positions of a sequence on which no output depends (padding that the network masks) do not count.
     """
-    expansion, acting = sums.expansion, [None for _ in sums.layers]
+    expansion = sums.expansion
+    acting: list[Tensor | None] = [None for _ in sums.layers]
     for group, information in enumerate(expansion.informations(jacobian.output, y, weights)):
         heads = [head_use(jacobian, layer, information) for layer in sums.layers]
         for use, total in zip(heads, sums.outputs, strict=True):

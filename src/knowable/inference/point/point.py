@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from knowable.core.method import FitJob, Method
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.model.prior import HYPER_PREFIX
+from knowable.core.network.network import copy_module
 from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
@@ -362,7 +362,7 @@ def warn_of_replaced_weights(model: Model, seed: int, advice: str) -> None:
 
 def _reset_values(model: Model) -> dict[str, Tensor]:
     """Parameters and buffers of the modules that can reset themselves, after they have."""
-    net = copy.deepcopy(model.net)
+    net = copy_module(model.net)
     done: set[str] = set()
     for path, module in net.named_modules():
         own = {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
