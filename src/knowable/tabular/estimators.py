@@ -49,6 +49,7 @@ LIKELIHOODS = {
     ),
     "classification": ("categorical", "bernoulli"),
 }  # fmt: skip
+_WIDENED = 5.0  # the prior of networks that stop early: rows held out keep them from following the noise
 FEWEST_STEPS = 100  # of training, or gradients of chains, that a time limit must leave
 UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
 
@@ -157,7 +158,8 @@ class BayesianEstimator(BaseEstimator):
         linear = isinstance(self.method_, ExactLinear)
         net = self._make_network(likelihood, len(table), linear=linear)
         ours = self.network is None and not linear
-        self.model_ = Model(net, likelihood, default_prior(net) if self.prior is None and ours else self.prior)
+        widened = _WIDENED if self._trains_networks and weights is None else 1.0
+        self.model_ = Model(net, likelihood, default_prior(net, widened) if self.prior is None and ours else self.prior)
         self.posterior_ = self._run(table, y, weights, started)
 
     def _update(self, X: Any, y: Any, sample_weight: Any) -> None:
@@ -193,7 +195,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _divided(self, data: Data) -> tuple[Data, Data | None]:
         """Rows to train on, and a tenth to stop early by where networks that were not asked for are trained."""
-        if self.method != "auto" or not isinstance(self.method_, DeepEnsemble) or data.weights is not None:
+        if not self._trains_networks or data.weights is not None:
             return data, None
         order = torch.randperm(data.size, generator=generator_for(self.seed_, "held out"))
         held, kept = order[: data.size // 10].sort().values, order[data.size // 10 :].sort().values
@@ -203,10 +205,9 @@ class BayesianEstimator(BaseEstimator):
         return first, second
 
     @property
-    def _learns_gain(self) -> bool:
-        """Whether the size of logits is learned: where it is averaged over, or networks stop early."""
-        method = vars(self).get("method_")
-        return isinstance(method, Sampler) or (self.method == "auto" and isinstance(method, DeepEnsemble))
+    def _trains_networks(self) -> bool:
+        """Whether networks are trained that were not asked for."""
+        return self.method == "auto" and isinstance(vars(self).get("method_"), DeepEnsemble)
 
     @property
     def _weights(self) -> int:
@@ -291,11 +292,12 @@ class BayesianEstimator(BaseEstimator):
                 return self.network(inputs, outputs)
             if linear:
                 return nn.Linear(inputs, outputs).to(PRECISIONS[self.precision])
-            groups = self.schema_.groups
+            groups, method = self.schema_.groups, vars(self).get("method_")
             categories = [groups[each.name] for each in self.schema_.columns if isinstance(each, CategoricalColumn)]
             return default_network(
                 inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision],
-                gain=self.task == "classification" and self._learns_gain,
+                gain=self.task == "classification" and (self._trains_networks or isinstance(method, Sampler)),
+                activation="relu" if self._trains_networks else "tanh",
             )  # fmt: skip
 
     def _check_settings(self) -> None:

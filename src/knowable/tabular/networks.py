@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.prior import Prior
-from knowable.core.support.checks import check_count
+from knowable.core.support.checks import check_choice, check_count
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.priors import Normal
 
@@ -18,6 +18,7 @@ _NARROWEST, _WIDEST = 16, 128
 _EMBEDDED_FROM = 8  # categories
 _DEEP_FROM = 5_000  # rows
 _GAIN = math.sqrt(2.0)
+_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
 
 def default_network(
@@ -27,6 +28,7 @@ def default_network(
     *,
     categorical: Sequence[slice] = (),
     gain: bool = False,
+    activation: str = "tanh",
     dtype: torch.dtype = torch.float64,
 ) -> nn.Module:
     """A network sized to the data: a :class:`ResidualMLP` beside a linear map of the inputs.
@@ -40,6 +42,8 @@ def default_network(
         rows: Training rows.
         categorical: Which of the inputs are the categories of one column, for each such column.
         gain: Whether the size of the outputs is learned, as logits need it.
+        activation: ``"tanh"``, whose smooth densities chains follow well, or ``"relu"``, which bends where trained
+            networks need it.
         dtype: Precision of the weights.
     """
     check_count("inputs", inputs)
@@ -49,18 +53,24 @@ def default_network(
     return ResidualMLP(
         inputs, outputs, width=min(_WIDEST, max(_NARROWEST, round(math.sqrt(rows)))),
         depth=2 if rows >= _DEEP_FROM else 1, embedded=embedded, skip=True, gain=gain,
+        activation=activation,
     ).to(dtype)  # fmt: skip
 
 
-def default_prior(net: nn.Module) -> dict[str, Prior]:
+def default_prior(net: nn.Module, widened: float = 1.0) -> dict[str, Prior]:
     r"""The prior for a network of ours: :math:`w \sim \mathcal{N}(0, 2 / \text{inputs of its layer})`, others N(0, 1).
 
     The linear map beside the layers has half of that variance. Functions drawn from the prior are then of about the
     size of standardised targets, whatever the widths (Neal, 1996). With N(0, 1) on every weight they would grow with
     the widths, and networks would be free to follow the noise.
+
+    Args:
+        net: The network.
+        widened: Factor on the standard deviations of the weights in its layers, not of the linear map beside them: for
+            networks that rows held out keep from following the noise.
     """
     layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
-    gains = {name: 1.0 if name == "skip" else _GAIN for name, _ in layers}
+    gains = {name: 1.0 if name == "skip" else _GAIN * widened for name, _ in layers}
     scales = {name: float(f"{gains[name] / math.sqrt(layer.in_features):.4g}") for name, layer in layers}
     return {**{f"{name}.weight": Normal(scale) for name, scale in scales.items()}, "*": Normal(1.0)}
 
@@ -75,6 +85,7 @@ class ResidualMLP(nn.Module):
     map of the numbers that are 1 for the category of the row and 0 elsewhere, so that every method which knows linear
     layers knows it. The linear map V is there with ``skip``: a linear relation then needs no hidden layer. The gains g
     are there with ``gain``, else zero: with them, the scales of the priors of W and V are learned like any weight.
+    The activation σ is the hyperbolic tangent, or max(0, ·).
 
     Args:
         inputs: Numbers in a row.
@@ -84,6 +95,7 @@ class ResidualMLP(nn.Module):
         embedded: First input and the one after the last, of each column of categories that is to be embedded.
         skip: Whether a linear map of the inputs is added to the outputs.
         gain: Whether the size of both parts is learned.
+        activation: ``"tanh"`` or ``"relu"``.
     """
 
     def __init__(
@@ -96,8 +108,10 @@ class ResidualMLP(nn.Module):
         embedded: Sequence[tuple[int, int]] = (),
         skip: bool = False,
         gain: bool = False,
+        activation: str = "tanh",
     ):
         super().__init__()
+        self.activation = check_choice("activation", activation, _ACTIVATIONS)
         self.inputs, self.outputs, self.width, self.depth = inputs, outputs, width, depth
         self.embedded = [(int(first), int(last)) for first, last in embedded]
         if any(not 0 <= first < last <= inputs for first, last in self.embedded):
@@ -117,11 +131,12 @@ class ResidualMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows ``(batch, inputs)`` to ``(batch, outputs)``."""
+        bent = _ACTIVATIONS[self.activation]
         parts = [embed(x[:, first:last]) for embed, (first, last) in zip(self.embeddings, self.embedded, strict=True)]
         hidden = self.first(torch.cat([x[:, self.plain], *parts], dim=1) if self.embedded else x)
         for inner, outer in zip(self.inner, self.outer, strict=True):
-            hidden = hidden + outer(torch.tanh(inner(hidden)))
-        outputs = [self.last(torch.tanh(hidden))]
+            hidden = hidden + outer(bent(inner(hidden)))
+        outputs = [self.last(bent(hidden))]
         if self.skip is not None:
             outputs.append(self.skip(x))
         if self.gain is not None:
@@ -134,6 +149,7 @@ class ResidualMLP(nn.Module):
             "inputs": self.inputs, "outputs": self.outputs, "width": self.width, "depth": self.depth,
             "embedded": [list(each) for each in self.embedded],
             "skip": self.skip is not None, "gain": self.gain is not None,
+            "activation": self.activation,
         }  # fmt: skip
 
 
@@ -159,7 +175,7 @@ def network_from_json(saved: Mapping[str, Any] | None) -> nn.Module | None:
         return ResidualMLP(
             saved["inputs"], saved["outputs"], width=saved["width"], depth=saved["depth"],
             embedded=[(first, last) for first, last in saved["embedded"]], skip=saved.get("skip", False),
-            gain=saved.get("gain", False),
+            gain=saved.get("gain", False), activation=saved.get("activation", "tanh"),
         ).to(dtype)  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DamagedArtifact(f"The saved network cannot be made: {error!r}. Pass network= instead.") from None
