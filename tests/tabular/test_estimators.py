@@ -329,7 +329,7 @@ def test_networks_that_stop_early_have_a_wider_prior_and_bend_sharply(weighted: 
     weights = np.linspace(0.5, 1.5, 60) if weighted else None  # with them, no rows are held out
     model = kn.BayesianRegressor(random_state=0).fit(X, y, sample_weight=weights)
     assert model.model_.net.activation == "relu"
-    assert model.model_.prior.prior_of("first.weight") == kn.Normal(0.5 if weighted else 2.5)
+    assert model.model_.prior.prior_of("first.weight") == kn.Normal(0.5 if weighted else 5.0)
     validated = "validation_log_likelihood" in model.posterior_.diagnostics.history[-1]
     assert validated is not weighted
 

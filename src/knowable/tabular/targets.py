@@ -178,7 +178,7 @@ def recognise(y: np.ndarray, x: np.ndarray) -> str:
     repeats = 2 < len(values) <= len(y) / 2
     if repeats and y.min() == 0 and (y == y.round()).all() and y.mean() <= _LARGEST_MEAN:
         return "zero_inflated" if (y == 0).mean() > _MANY_ZEROS else "count"
-    if 1 < len(values) and times.max() > _ONE_VALUE * len(y):
+    if len(values) > 1 and times.max() > _ONE_VALUE * len(y):
         return "gaussian"
     if y.min() <= 0 or len(values) == 1:
         return "number"
