@@ -35,6 +35,7 @@ STUDIES = (
     "laplace_limits",
     "compare_concrete",
     "variational_families",
+    "variational_optimum",
     "in_between",
     "empirical_bayes",
     "trained_networks",

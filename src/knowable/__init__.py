@@ -23,6 +23,7 @@ from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.chains.settings import ChainStorage
 from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import Data
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.network.gates import Gates, gated
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
@@ -68,6 +69,7 @@ from knowable.inference.variational import *
 from knowable.likelihoods import (
     Bernoulli,
     Categorical,
+    DistributionLikelihood,
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticStudentT,
@@ -109,6 +111,8 @@ __all__ = [
     "Bernoulli",
     "NegativeBinomial",
     "Poisson",
+    "DistributionLikelihood",
+    "Likelihood",
     # priors
     "Normal",
     "LaplacePrior",

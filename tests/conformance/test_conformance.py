@@ -18,6 +18,7 @@ NO_MOMENTS = frozenset(NETWORKS) - {"linear", "mlp", "frozen_backbone", "last_la
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
 LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
+TREES = {"max_depth": 2, "mass": "diagonal"}
 STEPS = {"step_size": 0.1, "length": 0.2}
 BATCHES = {"batch_size": 8, "steps": 2}
 SNAPSHOTS = {"snapshots": 3, "rank": 2}
@@ -63,7 +64,7 @@ SUBJECTS = {
     # it takes no gradients, which the suite counts to stop a fit: tests/inference/sampling/test_resuming.py does
     "metropolis": Subject(kn.Metropolis(**CHAINS, steps=2), iterates=False),
     "hmc": Subject(kn.HMC(**CHAINS, steps=2), longer=kn.HMC(**LONG_CHAINS, steps=2)),
-    "nuts": Subject(kn.NUTS(**CHAINS, max_depth=2), longer=kn.NUTS(**LONG_CHAINS, max_depth=2)),
+    "nuts": Subject(kn.NUTS(**CHAINS, **TREES), longer=kn.NUTS(**LONG_CHAINS, **TREES)),
     "mclmc": Subject(kn.MCLMC(**CHAINS, **STEPS), longer=kn.MCLMC(**LONG_CHAINS, **STEPS)),
     "simulated_annealing": Subject(
         kn.SimulatedAnnealing(**{**CHAINS, "draws": 10}, steps=2), longer=kn.SimulatedAnnealing(**LONG_CHAINS, steps=2)
@@ -126,7 +127,7 @@ SHARED = {
     "interrupted_fit_on_a_dataset_resumes_exactly", "interrupted_fit_resumes_exactly",
     "killed_fit_resumes_exactly", "loading_with_the_network_given",
     "memory_cap_changes_nothing", "model_can_be_fitted_again", "network_is_left_alone",
-    "network_that_cannot_be_rebuilt_is_asked_for", "streamed_prediction_is_the_prediction",
+    "network_that_cannot_be_rebuilt_is_asked_for", "row_weights_count", "streamed_prediction_is_the_prediction",
 }  # fmt: skip
 
 

@@ -176,12 +176,10 @@ def test_two_priors_made_of_different_posteriors_have_different_identities(gener
 # --- weights on rows -------------------------------------------------------------------------------------------------
 
 
-def test_row_weights_reach_a_method_that_supports_them_and_are_refused_by_others():
+def test_row_weights_reach_the_job():
     x, y = linear_data()
     weighted = kn.Data((x, y), 20, torch.ones(20))
     assert FitJob.of(kn.MAP(), linear_model(), weighted).rows.weights.shape == (20,)
-    with pytest.raises(kn.Unsupported, match="MeanFieldVI does not support row weights"):
-        kn.MeanFieldVI(epochs=1).fit(linear_model(), weighted)
 
 
 def test_weights_for_several_networks_and_of_held_out_rows_are_refused():

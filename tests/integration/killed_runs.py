@@ -64,4 +64,5 @@ def save_without_end(artifact: str) -> None:
         number += 1
         start = model.params()
         filled = {name: torch.full_like(value, float(number)) for name, value in start.items()}
-        kn.DiagonalNormal(model, filled, {k: torch.ones_like(v) for k, v in filled.items()}, seed=number).save(artifact)
+        posterior = kn.DiagonalNormal(model, filled, {k: torch.ones_like(v) for k, v in filled.items()}, seed=number)
+        posterior.save(artifact, overwrite=True)

@@ -43,12 +43,12 @@ MODEL: dict[str, Case] = {
     "likelihood is a loss": (
         lambda: kn.Model(nn.Linear(2, 1), nn.MSELoss()),
         kn.InvalidType,
-        r"likelihood must be a knowable likelihood .* got MSELoss\(\)",
+        r"got torch\'s MSELoss, a loss. Did you mean kn.Gaussian\(\)",
     ),
     "likelihood is missing": (
         lambda: kn.Model(nn.Linear(2, 1), None),
         kn.InvalidType,
-        "likelihood must be a knowable likelihood .* got None",
+        "likelihood is missing",
     ),
     "prior is a number": (
         lambda: linear_model(prior=1.0),
@@ -248,9 +248,9 @@ PARTS: dict[str, Case] = {
         "seconds must be a finite number >= 0, got -1",
     ),
     "size of a data set is unknown": (
-        lambda: kn.Data((X, Y), size=None),
-        kn.InvalidType,
-        "size must be a whole number, got NoneType",
+        lambda: kn.Data(iter(())),
+        kn.InvalidArgument,
+        "size must be given: the number of rows of a tuple_iterator is not known",
     ),
 }
 

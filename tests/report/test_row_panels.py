@@ -33,7 +33,7 @@ def test_of_many_rows_some_are_drawn_evenly_and_those_asked_for_always(generator
 def test_the_error_of_the_rows_kept_ends_at_the_error_of_all():
     fitted = linear_fit()
     prediction, y = fitted.predict(fitted.inputs), fitted.y
-    panel = certainty_panel(prediction, y)
+    panel = certainty_panel({"error": prediction}, y)
     line = panel.lines[0]
     assert line.x[-1] == 1.0
     assert line.y[-1] == pytest.approx(math.sqrt(((prediction.mean.flatten() - y) ** 2).mean().item()), rel=1e-6)
@@ -41,7 +41,7 @@ def test_the_error_of_the_rows_kept_ends_at_the_error_of_all():
 
 def test_the_share_of_wrong_labels_among_the_surest_rows_is_the_slow_count(generator):
     prediction, y = class_prediction(40, generator=generator), torch.arange(40) % 3
-    line = certainty_panel(prediction, y).lines[0]
+    line = certainty_panel({"error": prediction}, y).lines[0]
     order = prediction.total.double().argsort()
     wrong = (prediction.labels != y)[order].double()
     for share, error in zip(line.x, line.y, strict=True):

@@ -55,10 +55,6 @@ def test_a_posterior_that_is_to_be_updated_has_a_density():
     assert isinstance(choose(300, 6, 500, "regression", updates=True).method, kn.MeanFieldVI)
 
 
-def test_weights_that_are_not_whole_go_to_networks_that_are_trained():
-    assert isinstance(choose(300, 6, 500, "regression", weighted=True).method, kn.DeepEnsemble)
-
-
 def test_a_choice_says_what_and_why():
     choice = choose(300, 6, 500, "regression")
     assert str(choice) == f"MCLMC(chains=8, draws=120, warmup=300, adjusted=False): {choice.why}"

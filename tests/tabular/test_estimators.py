@@ -426,10 +426,12 @@ def test_other_weights_count_as_they_should():
     np.testing.assert_allclose(found, expected[:, 0], atol=1e-4)
 
 
-def test_a_method_that_does_not_heed_weights_is_named():
+@pytest.mark.parametrize("method", ["mean_field_vi", "nuts"])
+def test_weights_that_are_not_whole_go_to_every_method(method: str):
     X, y = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
-    with pytest.raises(kn.Unsupported, match="MeanFieldVI cannot take weights that are not whole numbers"):
-        kn.BayesianRegressor(QUICK["mean_field_vi"], network=small_network).fit(X, y, sample_weight=np.full(20, 0.5))
+    model = kn.BayesianRegressor(QUICK[method], network=small_network, random_state=0)
+    light, plain = (clone(model).fit(X, y, sample_weight=np.full(20, each)).predict(X) for each in (0.5, 1.0))
+    assert np.isfinite(light).all() and (light != plain).any()
 
 
 # --- scikit-learn's tools --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
-from knowable.core.support.checks import check_count
+from knowable.core.support.checks import arguments_named, check_count
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -71,6 +71,7 @@ class Method(ABC):
         return super().__new__(cls)
 
     @final
+    @arguments_named(_ELSEWHERE, too_many="Pass inputs and targets as a pair: fit(model, (X, Y)).")
     def fit(
         self,
         model: Model,
@@ -151,7 +152,8 @@ class FitJob:
         """Check the arguments of a fit."""
         if not isinstance(model, Model):
             raise InvalidType(
-                f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}."
+                f"model must be a knowable Model (network, likelihood, prior), got {type(model).__name__}. Write "
+                f"kn.Model(net, kn.Gaussian()), or the likelihood that your targets have."
             )
         seed = check_count("seed", seed, at_least=0)
         own = method._model_for_data(model)
@@ -159,7 +161,7 @@ class FitJob:
         held_out = None if validation is None else as_data(validation, own, name="validation")
         if rows.weights is not None and rows.weights.dim() != 1:
             raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(rows.weights.shape)}.")
-        if held_out is not None and held_out.weights is not None:
+        if held_out is not None and held_out.weighted:
             raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
         job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
         job = job.for_method(method)
@@ -174,10 +176,10 @@ class FitJob:
                 f"{type(method).__name__} does not support parameters that are 0 or 1 ({', '.join(binary[:5])}). "
                 f"Use DiscreteVI, or freeze them."
             )
-        if self.rows.weights is not None and not method.supports_row_weights:
+        if self.rows.weighted and not method.supports_row_weights:
             raise Unsupported(
-                f"{type(method).__name__} does not support row weights. Use a method that trains networks, such as "
-                f"MAP, or drop the weights."
+                f"{type(method).__name__} does not support row weights: its class does not say that it counts them "
+                f"(supports_row_weights = True). All methods of knowable do."
             )
         return replace(self, method=method)
 
@@ -241,6 +243,8 @@ def _with_start(method: Method, start: Any) -> Method:
 
 def _unknown_setting(cls: type[Method], name: str, known: list[str]) -> str:
     says = f"{cls.__name__} has no setting {name!r}."
+    if "samples" in name and name not in cls.moved:
+        says += " Draws of a prediction: posterior.predict(x, samples=...)."
     name = _ELSEWHERE.get(name, name)
     if name in cls.moved:
         return f"{says} Write {cls.moved[name]}."

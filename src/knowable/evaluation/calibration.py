@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.plots import binned
 from knowable.core.prediction.prediction import Prediction, RegressionPrediction, align_target
 from knowable.core.support.checks import check_count, check_number
 from knowable.errors import InvalidData, InvalidType
@@ -112,12 +113,7 @@ def reliability_curve(prediction: Prediction | Array, y: Array, bins: int = 15) 
     table, observed = classes_and_target(prediction, y)
     confidence = table.probs.gather(-1, table.labels.unsqueeze(-1)).flatten()
     right = (table.labels == observed).double().flatten()
-    edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64, device=confidence.device)
-    index = torch.bucketize(confidence, edges[1:-1])  # (lower, upper]
-    count = torch.bincount(index, minlength=bins)
-    mean_confidence = torch.bincount(index, confidence, minlength=bins) / count
-    mean_accuracy = torch.bincount(index, right, minlength=bins) / count
-    return ReliabilityCurve(edges.cpu(), mean_confidence.cpu(), mean_accuracy.cpu(), count.cpu())
+    return ReliabilityCurve(*(each.cpu() for each in binned(confidence, right, bins)))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from knowable.core.model.data import column_of
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
 from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
@@ -80,7 +81,7 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
 
     Args:
         prediction: What ``posterior.predict(x)`` returned.
-        y: What was observed at the same inputs.
+        y: What was observed at the same inputs; or the Dataset or DataLoader of pairs that was predicted.
 
     Returns:
         The scores, always in this order.
@@ -89,6 +90,7 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
         InvalidType: If ``prediction`` is not a Prediction.
         InvalidData: If ``y`` does not fit it, is empty, or has missing values.
     """
+    y = column_of(y, 1)
     if isinstance(prediction, RegressionPrediction):
         per_row = {
             "nll": nll_rows(prediction, y),

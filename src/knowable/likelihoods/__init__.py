@@ -2,6 +2,7 @@
 
 from knowable.likelihoods.bernoulli import Bernoulli
 from knowable.likelihoods.categorical import Categorical
+from knowable.likelihoods.distribution import DistributionLikelihood
 from knowable.likelihoods.gaussian import Gaussian
 from knowable.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
 from knowable.likelihoods.heteroscedastic_student_t import HeteroscedasticStudentT
@@ -21,4 +22,6 @@ __all__ = [
     # labels
     "Bernoulli",
     "Categorical",
+    # any other
+    "DistributionLikelihood",
 ]

@@ -31,6 +31,8 @@ class Bernoulli(Likelihood):
     .. math:: p(y = 1 \mid f) = \frac{1}{1 + e^{-f}}
     """
 
+    labels = True
+
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
         return check_binary(y, output, output.shape[1:], name=name)
 

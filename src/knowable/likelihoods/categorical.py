@@ -37,6 +37,8 @@ class Categorical(Likelihood):
     extra dimensions) with labels ``(batch, height, width)``. Labels count from 0.
     """
 
+    labels = True
+
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         return align_target(y.long(), output.shape[2:])
 

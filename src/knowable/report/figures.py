@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from knowable.core.prediction.plots import DATA, MEAN, MODEL_BAND, NOISE_BAND
 from knowable.core.support.figure import COLOURS, GRID, INK, MUTED
 from knowable.report.panels import (
     BandPanel,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 WIDTH = 5.4  # inches; narrow enough to stay readable on a phone
 POINTS = 72  # to an inch: an SVG file counts in these
 EPISTEMIC = COLOURS[1]  # vermilion: uncertainty of the model
-ALEATORIC_BAND, EPISTEMIC_BAND = "#c1e2f7", "#f0a878"  # pale, behind lines and points
-MEAN, DATA = "#0b3d62", "#333333"
 SERIES = tuple(
     # told apart without colour too
     zip((*COLOURS[:5], DATA), ("-", "--", "-.", ":", "-", "--"), ("o", "s", "^", "D", "v", "P"), strict=True)
@@ -72,10 +71,10 @@ def _band(panel: BandPanel) -> Figure:
     figure = new_figure()
     axes = figure.add_subplot()
     share = f"{panel.level:.0%}"
-    axes.fill_between(panel.x, panel.low, panel.high, color=ALEATORIC_BAND, lw=0, label=f"total, {share}")
+    axes.fill_between(panel.x, panel.low, panel.high, color=NOISE_BAND, lw=0, label=f"total, {share}")
     if any(high > low for low, high in zip(panel.epistemic_low, panel.epistemic_high, strict=True)):
         axes.fill_between(
-            panel.x, panel.epistemic_low, panel.epistemic_high, color=EPISTEMIC_BAND, lw=0, label=f"epistemic, {share}"
+            panel.x, panel.epistemic_low, panel.epistemic_high, color=MODEL_BAND, lw=0, label=f"epistemic, {share}"
         )
     if panel.truth:
         axes.plot(panel.x, panel.truth, color=INK, ls="--", lw=1.2, label="truth")
@@ -191,10 +190,10 @@ def _dependence(panel: DependencePanel) -> Figure:
 def _numbers(panel: DependencePanel, above: Axes, beneath: Axes) -> None:
     if panel.low:
         label = f"total, {panel.level:.0%}"
-        above.fill_between(panel.x, panel.low, panel.high, color=ALEATORIC_BAND, lw=0, label=label)
+        above.fill_between(panel.x, panel.low, panel.high, color=NOISE_BAND, lw=0, label=label)
     for number, response in enumerate(panel.responses):
         colour, dash, _ = SERIES[number % len(SERIES)] if not panel.low else (MEAN, "-", "")
-        band = EPISTEMIC_BAND if panel.low else colour
+        band = MODEL_BAND if panel.low else colour
         label = f"epistemic, {panel.level:.0%}" if panel.low else None
         above.fill_between(
             panel.x, response.low, response.high, color=band, alpha=None if panel.low else 0.2, lw=0, label=label
@@ -213,8 +212,8 @@ def _categories(panel: DependencePanel, above: Axes, beneath: Axes) -> None:
         colour, _, marker = SERIES[number % len(SERIES)]
         x = [place + 0.12 * (number - (count - 1) / 2) for place in panel.x]
         if panel.low:
-            above.vlines(x, panel.low, panel.high, color=ALEATORIC_BAND, lw=7, label=f"total, {panel.level:.0%}")
-            above.vlines(x, response.low, response.high, color=EPISTEMIC_BAND, lw=4, label="epistemic")
+            above.vlines(x, panel.low, panel.high, color=NOISE_BAND, lw=7, label=f"total, {panel.level:.0%}")
+            above.vlines(x, response.low, response.high, color=MODEL_BAND, lw=4, label="epistemic")
         else:
             above.vlines(x, response.low, response.high, color=colour, lw=3, alpha=0.4)
         above.plot(x, response.mean, marker, color=MEAN if panel.low else colour, label=_short(response.name))

@@ -54,27 +54,33 @@ def truth_panel(
     )
 
 
-def certainty_panel(prediction: Prediction, y: Tensor) -> LinesPanel:
-    """The error among the rows the model is most certain of, as more and more of them are kept."""
-    curve = risk_coverage(prediction, y)
-    numbers = isinstance(prediction, RegressionPrediction)
-    error = curve.risk.sqrt() if numbers else curve.risk
-    first = min(len(error) - 1, max(4, len(error) // 50))  # an average over a handful of rows says nothing
-    places = [place for place in _evenly(len(error), (), most=100) if place >= first] or [len(error) - 1]
-    line = Line("error", tuple(curve.coverage[places].tolist()), tuple(error[places].tolist()))
+def certainty_panel(predictions: Mapping[str, Prediction], y: Tensor) -> LinesPanel:
+    """The error among the rows that each prediction is most certain of, as more and more of them are kept."""
+    lines = tuple(_certainty_line(name, prediction, y) for name, prediction in predictions.items())
+    numbers = all(isinstance(prediction, RegressionPrediction) for prediction in predictions.values())
     what = "root mean square error" if numbers else "error rate"
+    said = (
+        f"{line.name}: {line.y[0]:.4g} for the surest {line.x[0]:.0%}, {line.y[len(line.y) // 2]:.4g} for "
+        f"{line.x[len(line.x) // 2]:.0%}, {line.y[-1]:.4g} for all."
+        for line in lines
+    )
     return LinesPanel(
         title="Error against certainty (risk-coverage curve)",
         caption="Rows are kept from the most certain on. If the uncertainty is informative, the curve rises: certain "
         "rows have smaller errors.",
-        alt=(
-            f"{what.capitalize()} among the most certain rows: {line.y[0]:.4g} for the surest {line.x[0]:.0%}, "
-            f"{line.y[len(line.y) // 2]:.4g} for {line.x[len(line.x) // 2]:.0%}, {line.y[-1]:.4g} for all."
-        ),
+        alt=f"{what.capitalize()} among the most certain rows. {' '.join(said)}",
         axes=Axes("share of rows kept, most certain first", what),
-        lines=(line,),
+        lines=lines,
         percent=True,
     )
+
+
+def _certainty_line(name: str, prediction: Prediction, y: Tensor) -> Line:
+    curve = risk_coverage(prediction, y)
+    error = curve.risk.sqrt() if isinstance(prediction, RegressionPrediction) else curve.risk
+    first = min(len(error) - 1, max(4, len(error) // 50))  # an average over a handful of rows says nothing
+    places = [place for place in _evenly(len(error), (), most=100) if place >= first] or [len(error) - 1]
+    return Line(name, tuple(curve.coverage[places].tolist()), tuple(error[places].tolist()))
 
 
 def extreme_rows(prediction: Prediction, count: int = 5) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from knowable.core.support.checks import check_choice
 from knowable.errors import InvalidArgument
 
 _MOST_DECIMALS = 6
+_LARGE = 1e7  # from which on numbers are written in powers of ten
 _TIES = "± is one standard error; ★ marks the best of a column, a light tint those within one standard error of it."
 
 
@@ -176,7 +177,9 @@ def shown(value: float, error: float = math.nan) -> str:
     if not math.isfinite(value):
         return "–" if math.isnan(value) else ("∞" if value > 0 else "-∞")
     if not math.isfinite(error) or error <= 0:
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+        return f"{value:.0f}" if 10_000 <= abs(value) < _LARGE else f"{value:.4g}"
+    if _in_powers(value, error):
+        return f"{value:.{max(0, _exponent(value) - _exponent(error) + 1)}e}"
     return f"{value:.{_decimals(error)}f}"
 
 
@@ -187,7 +190,18 @@ def with_error(value: float, error: float, *, sign: bool = False) -> str:
         text = f"+{text}"
     if not math.isfinite(value) or not math.isfinite(error):
         return text
-    return f"{text} ± {error:.{_decimals(error)}f}" if error > 0 else f"{text} ± 0"
+    if error <= 0:
+        return f"{text} ± 0"
+    return f"{text} ± {error:.1e}" if _in_powers(value, error) else f"{text} ± {error:.{_decimals(error)}f}"
+
+
+def _in_powers(value: float, error: float) -> bool:
+    """Whether a number is so large, or its error so small, that powers of ten are easier to read."""
+    return max(abs(value), error) >= _LARGE or error < 10.0**-_MOST_DECIMALS
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value))) if value else 0
 
 
 def _decimals(error: float) -> int:

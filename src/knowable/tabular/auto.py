@@ -64,7 +64,6 @@ def choose(
     budget: str = "normal",
     *,
     updates: bool = False,
-    weighted: bool = False,
 ) -> Choice:
     """Choose a method and its number of gradients.
 
@@ -79,13 +78,12 @@ def choose(
         task: ``"regression"`` or ``"classification"``.
         budget: ``"quick"``, ``"normal"`` or ``"thorough"``.
         updates: Whether the posterior is to become the prior of rows to come.
-        weighted: Whether rows have weights that are not whole numbers.
 
     Example:
         >>> choose(300, 6, 500, "regression").method
         MCLMC(chains=8, draws=120, warmup=300, adjusted=False)
         >>> choose(50_000, 20, 4_000, "classification").method
-        DeepEnsemble(epochs=18, batch_size=128)
+        DeepEnsemble(epochs=17, batch_size=128)
     """
     check_count("rows", rows)
     check_count("inputs", inputs)
@@ -98,12 +96,12 @@ def choose(
     if updates:
         return Choice(MeanFieldVI(), f"its posterior can be the prior of the rows to come ({size})")
     gradients = _GRADIENTS * (effort.warmup + effort.draws)
-    if not weighted and gradients * (_OVERHEAD + 6.0 * _CHAINS * rows * parameters) <= effort.operations:
+    if gradients * (_OVERHEAD + 6.0 * _CHAINS * rows * parameters) <= effort.operations:
         chains = MCLMC(chains=_CHAINS, adjusted=False, warmup=effort.warmup, draws=effort.draws)
         return Choice(chains, f"{size} are few enough for chains that draw from the posterior within {within}")
-    why = "weights on rows that are not whole numbers" if weighted else f"chains would need more work than {within} has"
+    why = f"chains would need more work than {within} has"
     epochs, batch = training_length(rows, inputs, budget)
-    if parameters <= _LARGE or weighted:
+    if parameters <= _LARGE:
         return Choice(DeepEnsemble(members=_MEMBERS, epochs=epochs, batch_size=batch), f"{size}: {why}")
     return Choice(
         Laplace(epochs=epochs, batch_size=batch), f"{size}: {why}, and several such networks are slow to train"

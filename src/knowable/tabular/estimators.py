@@ -127,8 +127,8 @@ class BayesianEstimator(BaseEstimator):
             X: Rows: an array, a data frame of pandas or polars, or anything else that
                 :func:`~knowable.tabular.reading.read_table` takes.
             y: Targets ``(rows,)`` (of numbers also ``(rows, outputs)``), or the name of a column of ``X``.
-            sample_weight: How often each row counts. Whole numbers mean the same to every method; others are supported
-                by methods that train networks.
+            sample_weight: How much each row counts: a row of weight 2 as two rows. For classes that count the same,
+                ``sklearn.utils.class_weight.compute_sample_weight("balanced", y)``.
         """
         self._fit(X, y, sample_weight)
         return self
@@ -152,7 +152,7 @@ class BayesianEstimator(BaseEstimator):
         self.schema_ = columns.predicting(self._learn_targets(y, names, classes))
         self.input_names_ = table.names
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.choice_ = self._choose(y, updates=updates, weighted=weights is not None)
+        self.choice_ = self._choose(y, updates=updates)
         self.method_ = self.choice_.method
         likelihood = self._make_likelihood(self.method_, y)
         linear = isinstance(self.method_, ExactLinear)
@@ -173,23 +173,10 @@ class BayesianEstimator(BaseEstimator):
     def _run(self, table: Table, y: np.ndarray, weights: np.ndarray | None, started: float) -> Posterior:
         x, target = torch.from_numpy(self.schema_.encode(table)), torch.from_numpy(self._scaled(y))
         data = Data((x, target), len(x), None if weights is None else torch.from_numpy(weights).to(self.model_.dtype))
-        try:
-            with time_limit(self._seconds_left(started)), few_threads(self._weights):
-                training, held_out = self._divided(data)
-                found = self.method_.fit(
-                    self.model_,
-                    training,
-                    validation=held_out,
-                    seed=self.seed_,
-                    progress=None if self.verbose else False,
-                )
-        except Unsupported as error:
-            if weights is None:
-                raise
-            raise Unsupported(
-                f"{type(self.method_).__name__} cannot take weights that are not whole numbers ({error}) Round "
-                f"sample_weight, or choose method='ensemble'."
-            ) from error
+        with time_limit(self._seconds_left(started)), few_threads(self._weights):
+            training, held_out = self._divided(data)
+            progress = None if self.verbose else False
+            found = self.method_.fit(self.model_, training, validation=held_out, seed=self.seed_, progress=progress)
         self._refuse_few_steps(found)
         return found
 
@@ -271,7 +258,7 @@ class BayesianEstimator(BaseEstimator):
     def _make_likelihood(self, method: Method | None, y: np.ndarray) -> Likelihood:
         return self.likelihood if isinstance(self.likelihood, Likelihood) else self._default_likelihood(method, y)
 
-    def _choose(self, y: np.ndarray, *, updates: bool, weighted: bool) -> Choice:
+    def _choose(self, y: np.ndarray, *, updates: bool) -> Choice:
         rows = len(y)
         if isinstance(self.method, Method):
             return Choice(self.method, "it was asked for")
@@ -281,7 +268,7 @@ class BayesianEstimator(BaseEstimator):
         likelihood = self._make_likelihood(None, y)
         size = sum(value.numel() for value in self._make_network(likelihood, rows).parameters())
         inputs = len(self.schema_.feature_names)
-        return choose(rows, inputs, size, self.task, self.budget, updates=updates, weighted=weighted)
+        return choose(rows, inputs, size, self.task, self.budget, updates=updates)
 
     def _make_network(self, likelihood: Likelihood, rows: int, *, linear: bool = False) -> nn.Module:
         if isinstance(self.network, nn.Module):

@@ -254,7 +254,7 @@ def _quality_section(run: FittedRun) -> Section:
             ),
             quantile_panel("Calibration curve: quantiles", {name: (run.prediction, run.y)}, caption=_QUANTILES),
             truth_panel(run.target, run.prediction, run.y, run.lines, always=[*most, *least]),
-            certainty_panel(run.prediction, run.y),
+            certainty_panel({"error": run.prediction}, run.y),
         )
     else:
         assert isinstance(run.prediction, ClassPrediction)
@@ -262,7 +262,7 @@ def _quality_section(run: FittedRun) -> Section:
             reliability_panel(
                 "Calibration curve: accuracy against confidence", {name: (run.prediction, run.y)}, caption=_RELIABILITY
             ),
-            certainty_panel(run.prediction, run.y),
+            certainty_panel({"error": run.prediction}, run.y),
         )
         confusion = quality.confusion_matrix(run.prediction, run.y, run.classes)
         listings = (confusion,) if confusion else ()

@@ -34,8 +34,7 @@ def checked_weights(weights: Any, rows: int) -> np.ndarray | None:
 def weighed(table: Table, y: np.ndarray, weights: np.ndarray | None) -> tuple[Table, np.ndarray, np.ndarray | None]:
     """Rows as often as they count: those of weight 0 left out, those of weight 2 twice.
 
-    So whole weights mean the same to every method. Weights that are not whole stay weights, which only some methods
-    support.
+    Weights that are not whole stay weights.
     """
     if weights is None:
         return table, y, None

@@ -66,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
         networks.check_point_parameters_do_not_vary,
         inputs.check_arrays_and_tensor_datasets_are_tensors,
         inputs.check_datasets_and_loaders_are_read,
+        inputs.check_row_weights_count,
         inputs.check_unusable_data_is_refused,
         inputs.check_labels_out_of_range_are_refused,
         inputs.check_wrong_types_are_refused,

@@ -138,11 +138,12 @@ def test_few_draws_of_a_prediction_come_from_all_chains_alike():
     assert found.flatten().tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_arviz_gets_weights_or_functions():
+def test_arviz_gets_weights_and_functions():
     pytest.importorskip("arviz_base")
     posterior = chain_posterior(info={"energy": torch.randn(CHAINS, DRAWS)})
     x = torch.randn(3, 2, dtype=DTYPE)
     weights, functions = posterior.to_arviz(), posterior.to_arviz(x)
     np.testing.assert_array_equal(weights["posterior"]["weight"].values, posterior.draws["weight"].numpy())
-    np.testing.assert_array_equal(functions["posterior"]["f"].values, posterior.function_draws(x).numpy())
+    np.testing.assert_array_equal(functions["posterior"]["weight"].values, posterior.draws["weight"].numpy())
+    np.testing.assert_allclose(functions["posterior"]["f"].values, posterior.function_draws(x).numpy(), rtol=1e-10)
     assert weights["sample_stats"]["energy"].shape == (CHAINS, DRAWS)

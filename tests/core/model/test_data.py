@@ -304,10 +304,15 @@ def test_a_masked_array_is_not_taken_for_complete():
         as_data((masked, Y))
 
 
-@pytest.mark.parametrize("size", [0, -3, 2.5, None])
+@pytest.mark.parametrize("size", [0, -3, 2.5])
 def test_the_size_of_data_is_checked(size):
     with pytest.raises(kn.KnowableError, match="size must be a whole number"):
         Data((X, Y), size)
+
+
+def test_the_size_of_data_is_found():
+    assert Data((X, Y)).size == Data((X.numpy(), Y.tolist())).size == Data(TensorDataset(X, Y)).size == 10
+    assert Data(DataLoader(TensorDataset(X, Y), batch_size=3)).size == 10
 
 
 def test_the_second_batch_of_a_loader_is_checked_too():

@@ -70,6 +70,28 @@ def test_columns_make_up_the_matrix(make, shape):
     assert len(columns) <= information.shape[1:].numel()
 
 
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("shape", [SHAPE, (3, 4, 2, 2)])
+def test_weights_are_factors_of_the_rows_matrices(make, shape):
+    weights = torch.tensor([0.0, 2.0, 0.5], dtype=torch.float64)
+    plain = make(shape)
+    information = plain.weighted(weights / 2).weighted(torch.full_like(weights, 2.0))
+    expected = weights.view(-1, 1, 1) * dense(plain)
+    values = torch.randn(shape, dtype=torch.float64)
+    products = torch.einsum("nij,nj->ni", expected, values.flatten(1))
+    torch.testing.assert_close(information.times(values).flatten(1), products)
+    torch.testing.assert_close(information.diagonal().flatten(1), expected.diagonal(dim1=1, dim2=2))
+    columns = [each.flatten(1) for each in information.columns(100, torch.Generator().manual_seed(0))]
+    torch.testing.assert_close(sum(each.unsqueeze(2) * each.unsqueeze(1) for each in columns), expected)
+    if plain.couples_only(1):
+        each = torch.stack([type(plain)(row.unsqueeze(0)).total(1) for row in _held(plain)])
+        torch.testing.assert_close(information.total(1), (weights.view(-1, 1, 1) * each).sum(0))
+
+
+def _held(information: OutputInformation) -> Tensor:
+    return information.probs if isinstance(information, SoftmaxInformation) else information.values
+
+
 @pytest.mark.parametrize("make", [_diagonal, _softmax])
 def test_random_columns_make_it_up_on_average(make, generator):
     # the mean of n independent estimates errs by their standard deviation over sqrt(n): 5 of those

@@ -12,9 +12,8 @@ import knowable as kn
 from knowable.core.compiling.engine import Engine
 from knowable.core.compiling.recorder import traced
 from knowable.core.model.data import as_data
-from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
 from knowable.core.training.loop import train
-from knowable.core.training.objective import Objective
+from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.inference.point.point import PointObjective
 from knowable.inference.variational.mean_field import MeanFieldObjective
 from tests.core.cases import batch_norm_net, linear_data, mlp

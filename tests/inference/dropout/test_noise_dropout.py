@@ -199,7 +199,7 @@ def test_signal_in_the_variance_alone_is_found(seed):
 
 def test_zero_mean_is_a_choice_among_the_noisy_weights():
     model = kn.Model(digits_network(), kn.Categorical())
-    data = torch.zeros(4, 64), torch.zeros(4, dtype=torch.long)
+    data = torch.zeros(10, 64), torch.arange(10)
     for method in (kn.GaussianDropout(zero_mean="2.bias"), kn.GaussianDropout(zero_mean="2.weight", where="0.weight")):
         with pytest.raises(kn.InvalidArgument, match=r"zero_mean='2.(bias|weight)' matches no parameter"):
             method.fit(model, data)

@@ -17,7 +17,7 @@ SHORT = {"epochs": 20, "batch_size": 8}
 METHODS = {
     "points": kn.MAP(**SHORT),
     "normals": kn.MeanFieldVI(**SHORT),
-    "swag": kn.SWAG(**SHORT, snapshots=4, rank=2),
+    "swag": kn.SWAG(**SHORT, snapshots=4, rank=2, rate=0.01),
     "chains": kn.HMC(chains=2, draws=3, warmup=4, start="network", steps=2),
     "ensembles": kn.DeepEnsemble(2, **SHORT),
 }

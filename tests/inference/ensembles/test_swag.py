@@ -39,7 +39,7 @@ def _quadratic(start: Tensor) -> kn.Model:
 
 
 def _model(net: nn.Module | None = None, **settings) -> kn.Model:
-    return kn.Model((net or mlp()).to(DTYPE), kn.Gaussian(), **settings)
+    return kn.Model((net or mlp()).to(DTYPE), kn.Gaussian(0.5), **settings)
 
 
 def _covariance(posterior: kn.LowRankNormal) -> Tensor:

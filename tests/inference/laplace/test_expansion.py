@@ -43,7 +43,7 @@ def test_the_log_likelihood_has_the_gradient_of_autograd(name):
 def test_a_sweep_over_the_data_sums_up_the_log_likelihood_too(monkeypatch):
     swept, plain = case_expansion("batchnorm_cnn"), case_expansion("batchnorm_cnn")
     seen = []
-    swept.sweep(lambda jacobian, y, number: seen.append((len(jacobian.x), len(y), number)))
+    swept.sweep(lambda jacobian, number, y: seen.append((len(jacobian.x), len(y), number)))
     assert seen == [(5, 5, 0)]
     expected = plain.log_likelihood()
     monkeypatch.setattr(module.ExpansionPoint, "sweep", None)  # not a second time

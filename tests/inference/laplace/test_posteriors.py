@@ -215,7 +215,7 @@ def test_a_head_over_pixels_has_exact_variances():
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_head_has_the_slow_covariance(structure, bias):
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=bias)).double()
-    x, y = torch.randn(8, 3, dtype=DTYPE), torch.randint(0, 4, (8,))
+    x, y = torch.randn(8, 3, dtype=DTYPE), torch.arange(8) % 4
     model = kn.Model(net, kn.Categorical(), random="last_layer")
     posterior = kn.Laplace(structure=structure, rank=4).fit(model, (x, y), start="network")
     assert isinstance(posterior, LaplacePosterior)
@@ -227,7 +227,7 @@ def test_a_head_has_the_slow_covariance(structure, bias):
 
 def test_many_outputs_under_low_rank_have_the_slow_covariance():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 20)).double()  # more than go together
-    x, y = torch.randn(6, 3, dtype=DTYPE), torch.randint(0, 20, (6,))
+    x, y = torch.randn(20, 3, dtype=DTYPE), torch.arange(20)
     posterior = kn.Laplace(structure="lowrank", rank=3).fit(kn.Model(net, kn.Categorical()), (x, y), start="network")
     assert isinstance(posterior, LaplacePosterior)
     expansion = expansion_of(posterior.model, (x, y))

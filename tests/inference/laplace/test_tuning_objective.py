@@ -64,9 +64,9 @@ def test_a_scale_moves_towards_its_best_value_but_not_too_far(monkeypatch):
     monkeypatch.setattr(tuning_objective, "_FIRST", 1)
     monkeypatch.setattr(tuning_objective, "_STEPS", 1)
     monkeypatch.setattr(tuning_objective, "_EPOCHS", 1)
-    objective, calls = make(target=0.2)  # from -1
+    objective, calls = make(target=1.2)  # from 0
     epochs(objective, 4, 1)
-    assert calls == [-1.0, -0.5, 0.0, 0.20000000298023224]
+    assert calls == [0.0, 0.5, 1.0, 1.2000000476837158]
 
 
 def test_training_does_not_settle_while_there_is_much_to_gain(monkeypatch):

@@ -127,7 +127,7 @@ def normal_divergence(loc: Tensor, covariance: Tensor, mean: Tensor, precision: 
 
 def dense_moments(posterior: kn.Posterior, layout: Layout) -> tuple[Tensor, Tensor]:
     """Mean and covariance of a normal posterior in the order of ``layout``."""
-    if isinstance(posterior, kn.DiagonalNormal):
+    if isinstance(posterior, kn.DiagonalNormal | kn.MomentNormal):
         return layout.flatten(posterior.loc), layout.flatten(posterior.scale).square().diag()
     joint = posterior.as_prior().joint_normal(layout)
     assert joint is not None

@@ -12,7 +12,9 @@ def test_a_self_contained_report_is_written(tmp_path):
     result = call("demo", "--quick", "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Motorcycle, 2-fold" in result.stdout and "Digits, 539 held out" in result.stdout
+    assert "Motorcycle, 40 measurements" in result.stdout and "Digits, 100 to learn from" in result.stdout
+    assert "To act on: Accept a label when the entropy is at most" in result.stdout
+    assert "knowable fit data.csv --target COLUMN" in result.stdout
     assert str(tmp_path / "out" / "report.html") in result.stdout
     assert "Mean-field VI" in page and "90% coverage" in page
     assert 'src="' not in page and 'href="http' not in page and page.count("<script") == 1

@@ -8,13 +8,17 @@ from knowable.interfaces.demo import demo as run
 from knowable.interfaces.demo import run_demo
 from knowable.report import Report
 
+FEW = {"Maximum likelihood", "MAP", "Laplace", "Deep ensemble"}
+
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Make both sizes so small that they take a second or two."""
-    size = run.Size(folds=2, motorcycle_epochs=3, digits_epochs=2, digits_rows=100)
-    monkeypatch.setattr(run, "FULL", size)
-    monkeypatch.setattr(run, "QUICK", run.Size(folds=2, motorcycle_epochs=2, digits_epochs=2, digits_rows=100))
+    """Make both sizes and the lists of methods so small that they take a second or two."""
+    for problem in (run.motorcycle, run.digits):
+        few = {name: each for name, each in problem.methods(2).items() if name in FEW}
+        monkeypatch.setattr(problem, "methods", lambda epochs, few=few: few)
+    monkeypatch.setattr(run, "FULL", run.Size(folds=2, motorcycle_epochs=3, digits_epochs=2))
+    monkeypatch.setattr(run, "QUICK", run.Size(folds=2, motorcycle_epochs=2, digits_epochs=2))
 
 
 @pytest.fixture
@@ -24,12 +28,14 @@ def no_fitting(monkeypatch):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_report_has_both_problems_the_reading_and_the_citations():
+def test_the_report_has_both_problems_what_to_do_the_reading_and_the_citations():
     report = run.make_report(seed=0, size=run.FULL, quiet=True)
-    assert [section.tables[0].title for section in report.sections] == [
-        "Motorcycle, 2-fold cross-validation, in units of g",
-        "Digits, 539 held out",
+    assert [section.tables[0].title for section in report.sections[:-1]] == [
+        "Motorcycle, 40 measurements to learn from, 93 held out, in units of g",
+        "Digits, 100 to learn from, 1,078 held out",
     ]
+    assert report.sections[-1].title == "What to do now"
+    assert "knowable fit data.csv --target COLUMN" in report.sections[-1].findings[-1]
     assert {"Aleatoric uncertainty", "Epistemic uncertainty"} <= {term for term, _ in report.reading}
     names = [citation.name for citation in report.citations]
     assert names[-2:] == ["The motorcycle data", "The digits data"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -10,10 +11,18 @@ from torch import Tensor
 from knowable.core.chains.diagnostics import ChainDiagnostics, moments_of
 from knowable.core.model.data import as_input
 from knowable.core.model.model import Model
-from knowable.core.network.params import Params, expand_params, number_of_draws, with_prefix, without_prefix
-from knowable.core.posterior.particles import Particles
+from knowable.core.network.params import (
+    Params,
+    expand_params,
+    index_params,
+    number_of_draws,
+    with_prefix,
+    without_prefix,
+)
+from knowable.core.posterior.arviz import data_tree
+from knowable.core.posterior.particles import Particles, normalised_log_weights
 from knowable.core.posterior.posterior import Posterior
-from knowable.errors import InvalidArgument, MissingExtra
+from knowable.errors import InvalidArgument
 
 _BLOCK = 64  # draws run through the network together
 
@@ -85,9 +94,16 @@ class ChainPosterior(Particles):
         some = self._atoms(torch.arange(first, min(last, len(self)), device=self.model.device))
         return self.model.network_params({**some, **expand_params(self.points, number_of_draws(some))})
 
-    def to_arviz(self, x: Any = None) -> Any:
-        """An ArviZ ``DataTree``: the weights, or the network's outputs ``f`` at ``x`` where that is given."""
-        return to_arviz(self.draws if x is None else {"f": self.function_draws(x)}, self.info)
+    def _draws_to_export(self, samples: int | None) -> tuple[Posterior, int, int, dict[str, Tensor]]:
+        """All draws, or as many of each chain, evenly spaced, as ``samples`` allows."""
+        length = len(self) // self.chains
+        kept = length if samples is None else min(length, max(1, samples // self.chains))
+        place = torch.arange(kept, device=self.model.device) * length // kept  # in each chain
+        chosen = (torch.arange(self.chains, device=place.device).unsqueeze(1) * length + place).flatten()
+        thinned = copy.copy(self)
+        thinned.stack, thinned._kept = index_params(self.stack, chosen), None
+        thinned.log_weights = normalised_log_weights(None, len(chosen), self.model)
+        return thinned, len(chosen), self.chains, {name: value[:, place] for name, value in self.info.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         kept = {**super()._tensors(), "chains": torch.tensor(self.chains)}
@@ -166,31 +182,9 @@ class Samples:
     def to_arviz(self) -> Any:
         """An ArviZ ``DataTree`` with the groups ``posterior`` and ``sample_stats``."""
         weights = {} if self.log_weights is None else {"log_weight": self.log_weights}
-        return to_arviz(self.draws, {"lp": self.log_density, **weights, **self.info})
+        return data_tree({"posterior": self.draws}, {"lp": self.log_density, **weights, **self.info})
 
     def __repr__(self) -> str:
         chains, count = next(iter(self.draws.values())).shape[:2]
         shapes = ", ".join(f"{name}{list(value.shape[2:]) or ''}" for name, value in self.draws.items())
         return f"Samples({chains} chains x {count} draws of {shapes}; {self.diagnostics.message})"
-
-
-_STATISTICS = {"acceptance": "acceptance_rate", "diverging": "diverging", "energy": "energy", "steps": "n_steps"}
-
-
-def to_arviz(draws: Params, info: dict[str, Tensor]) -> Any:
-    """Draws ``(chains, draws, *shape)`` and statistics ``(chains, draws)`` of them as an ArviZ ``DataTree``."""
-    try:
-        from arviz_base import from_dict
-    except ImportError:
-        raise MissingExtra("to_arviz needs ArviZ: pip install 'knowable[diag]'.") from None
-    groups = {"posterior": {name: _array(value) for name, value in draws.items()}}
-    statistics = {_STATISTICS.get(name, name): _array(value) for name, value in info.items()}
-    if "diverging" in statistics:
-        statistics["diverging"] = statistics["diverging"].astype(bool)
-    if statistics:
-        groups["sample_stats"] = statistics
-    return from_dict(groups)
-
-
-def _array(value: Tensor) -> Any:
-    return value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()

@@ -141,7 +141,7 @@ class ModelTarget(Target):
         self._prior = NormalDensity.of(model, self.layout)
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
         self.data = data
-        self._rows: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._rows: dict[int, list[Batch]] = {}
         self._stands_for = 1.0
         self._row_bytes: int | None = None
 
@@ -152,7 +152,7 @@ class ModelTarget(Target):
         return self._row_bytes
 
     def value_and_grad(self, position: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor]:
-        """See :class:`Target`; with a batch ``(x, y)`` of rows, which stands for all rows, an unbiased estimate."""
+        """See :class:`Target`; with a batch of rows, which stands for all rows, an unbiased estimate."""
         self._note(len(position))
         return self._tempered(*self._value_and_grad(position, batch))
 
@@ -177,9 +177,9 @@ class ModelTarget(Target):
         rows = self.rows(self.block_size(chains)) if batch is None else [batch]
         return (self._recorded, rows[0]) if len(rows) == 1 else None
 
-    def _recorded(self, position: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self.function.operations("gradient", position, x, y)
-        scale = self.size / len(x)
+    def _recorded(self, position: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.function.operations("gradient", position, *batch)
+        scale = self.size / len(batch[0])
         value, gradient = value * scale, gradient * scale
         if self._prior is not None:
             value, gradient = self._prior.added(position, value, gradient)
@@ -187,8 +187,8 @@ class ModelTarget(Target):
 
     def _block_gradient(self, block: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor]:
         value = gradient = None
-        for x, y in self.rows(len(block)) if batch is None else [batch]:
-            part, slope = self.function.value_and_grad(block, x, y)
+        for rows in self.rows(len(block)) if batch is None else [batch]:
+            part, slope = self.function.value_and_grad(block, *rows)
             value = part if value is None else value + part
             gradient = slope if gradient is None else gradient + slope
         assert value is not None and gradient is not None
@@ -198,26 +198,27 @@ class ModelTarget(Target):
         return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
 
     def _block_value(self, block: Tensor) -> Tensor:
-        value = sum(self.function.value(block, x, y) for x, y in self.rows(len(block)))
+        value = sum(self.function.value(block, *rows) for rows in self.rows(len(block)))
         assert isinstance(value, Tensor)
         value = value * self._stands_for
         return value if self._prior is None else value + self._prior.value(block)
 
-    def rows(self, chains: int) -> list[tuple[Tensor, Tensor]]:
-        """All rows, cut so that ``chains`` chains on one piece fit in memory."""
+    def rows(self, chains: int) -> list[Batch]:
+        """All rows, with their weights if they have any, cut so that ``chains`` chains on one piece fit in memory."""
         if chains not in self._rows:
-            x, y = self.data.tensors
+            whole = self.data.tensors
+            x = whole[0]
             pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row(x) * chains)))
             count = math.ceil(len(x) / pieces)
-            self._rows[chains] = list(zip(x.split(count), y.split(count), strict=True))
+            self._rows[chains] = list(zip(*(each.split(count) for each in whole), strict=True))
             self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
         return self._rows[chains]
 
-    def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Σ log p(y | x, θ) of these rows, and their share of log p(θ) where it has no closed form."""
         params = {**self.points, **self.layout.views(flat)}
         output = self.model.forward(params, x, buffers=self.buffers)
-        total = self.model.score(output, y, params).sum()
+        total = self.model.score(output, y, params, weights).sum()
         if self._prior is not None:
             return total
         return total + (len(x) / self.size) * self.model.log_prior(params)

@@ -27,7 +27,7 @@ class Engine:
             some seconds at the beginning and pays in long runs. ``"auto"``: samplers trace, and compile once the run is
             long; ensembles trained in one step trace; networks trained one at a time (``MAP``, ``MeanFieldVI``) run
             their own code. With ``"compiled"`` these also compile loss and gradient where possible: the step is the
-            same to rounding (see :mod:`~knowable.core.training.compiled_objective`).
+            same to rounding (see :mod:`~knowable.core.training.objective`).
     """
 
     precision: str = "full"

@@ -4,8 +4,8 @@ In-memory data is batched by index: one permutation an epoch and one ``index_sel
 overhead. The order of an epoch depends only on the seed and the epoch's number, so that a resumed fit sees the same
 batches.
 
-Rows may have weights. A batch is then ``(x, y, weights)`` and not ``(x, y)``: code that does not support weights fails
-to unpack it instead of silently ignoring them.
+Rows may have weights, their own or those of their classes. A batch is then ``(x, y, weights)`` and not ``(x, y)``: code
+that does not support weights fails to unpack it instead of silently ignoring them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from knowable.core.support.checks import check_count
+from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.tensors import check_finite, check_rows, to_tensor
-from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
@@ -34,29 +34,50 @@ _CHUNK = 4096  # rows per batch where no gradient is needed
 
 @dataclass(frozen=True)
 class Data:
-    """A data set of known size N.
+    """A data set of known size N, with weights of its rows or classes if they have any.
 
-    Wrap a loader that has no length: ``Data(loader, size=10_000)``. Wrap tensors to give rows weights:
-    ``Data((x, y), size=len(x), weights=w)``.
+    ``Data((x, y), weights=w)`` counts each row as often as its weight says, ``Data((x, y), class_weights="balanced")``
+    each class as much as the others; ``Data(loader, size=10_000)`` gives a loader without a length its size.
 
     Attributes:
-        source: ``(x, y)`` tensors in memory, or a DataLoader.
-        size: Number of examples N.
+        source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader.
+        size: Number of examples N; None where it can be found by itself.
         weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
             weight 2 counts as two rows. Only for data in memory. Where several networks are trained side by side, each
             may have its own: ``(N, members)``.
+        class_weights: How much the rows of each class count: a number for each class, as in
+            ``torch.nn.CrossEntropyLoss(weight=...)``, or ``"balanced"``: N / (classes x rows of the class), which sums
+            up to N. A factor on ``weights`` where both are given. The numbers count as they are, and not as shares of
+            their sum: twice as large, and the posterior is as sure as with twice the rows.
         target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``; None where it is not known.
+
+    >>> Data((torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])), class_weights="balanced").size
+    4
     """
 
     source: Any
-    size: int
+    size: int = None  # type: ignore[assignment]
     weights: Tensor | None = None
     target_shape: tuple[int, ...] | None = None
+    class_weights: Any = None
 
     def __post_init__(self) -> None:
+        source = self.source
+        if isinstance(source, TensorDataset | tuple) or _is_ours(source):  # a list is one of batches
+            source = _two(source, "data")
+            object.__setattr__(self, "source", source)
+        if self.size is None:
+            object.__setattr__(self, "size", _size_found(source))
         object.__setattr__(self, "size", check_count("size", self.size))
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked_weights(self.weights, self.size, self.in_memory))
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", _checked_class_weights(self.class_weights, self.in_memory))
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows or classes have weights."""
+        return self.weights is not None or self.class_weights is not None
 
     @property
     def in_memory(self) -> bool:
@@ -68,15 +89,14 @@ class Data:
         """All rows at once, with their weights if they have any; a loader is read through."""
         if self.in_memory:
             return self.source if self.weights is None else (*self.source, self.weights)
-        batches = list(self)
-        return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+        return tuple(torch.cat(each) for each in zip(*self, strict=True))
 
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
         """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
         if not self.in_memory:
             for number, batch in enumerate(self.source):
                 if number >= skip:
-                    yield _pair(batch)
+                    yield batch if isinstance(self.source, _Checked) else _pair(batch)
             return
         whole = self.tensors
         sizes = _batch_sizes(self.size, batch_size)
@@ -97,42 +117,40 @@ class Data:
         except TypeError:  # an iterable without a length
             return sum(1 for _ in self.source)
 
-    def some(self, most: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    def some(self, most: int, *, seed: int) -> Batch:
         """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
         if self.in_memory:
-            x, y = self.source
-            chosen = torch.randperm(len(x), generator=generator_for(seed, "statistics"))[:most].to(x.device)
-            return x[chosen], y[chosen]
+            whole = self.tensors
+            chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
+            return tuple(each[chosen] for each in whole)
         found, count = [], 0
         with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
             for batch in self.batches(most):
-                found.append(batch[:2])
+                found.append(batch)
                 count += len(batch[0])
                 if count >= most:
                     break
-        x, y = (torch.cat(each)[:most] for each in zip(*found, strict=True))
-        return x, y
+        return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
-            whole = self.source.whole() if isinstance(self.source, _Checked) else self.source
-            yield from map(_pair, whole)
+            yield from self.source.whole() if isinstance(self.source, _Checked) else map(_pair, self.source)
             return
         yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
 
     def __repr__(self) -> str:
+        weighted = ", weighted" if self.weighted else ""
         if not self.in_memory:
-            return f"Data({type(self.source).__name__}, size={self.size:,})"
-        weighted = "" if self.weights is None else ", weighted"
+            return f"Data({type(self.source).__name__}, size={self.size:,}{weighted})"
         return f"Data(x={tuple(self.source[0].shape)}, y={tuple(self.source[1].shape)}{weighted})"
 
 
 class _Checked:
     """A loader whose batches are cast and checked for the model as they come."""
 
-    def __init__(self, loader: Any, model: Model, name: str):
-        self.loader, self.model, self.name = loader, model, name
+    def __init__(self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None):
+        self.loader, self.model, self.name, self.class_weights = loader, model, name, class_weights
 
     def __iter__(self) -> Iterator[Batch]:
         return self._checked(self.loader)
@@ -142,15 +160,12 @@ class _Checked:
 
     def whole(self) -> Iterator[Batch]:
         """Every row once, in order: without shuffling and without dropping the last batch."""
-        loader = self.loader
-        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            rows = sorted(_sampler_of(loader))
-            loader = DataLoader(loader.dataset, loader.batch_size or _CHUNK, sampler=rows, collate_fn=loader.collate_fn)
-        return self._checked(loader)
+        return self._checked(_in_order(self.loader))
 
     def _checked(self, loader: Any) -> Iterator[Batch]:
         for batch in loader:
-            yield _checked_pair(*_pair(batch), self.model, self.name)
+            x, y = checked_pair(*_pair(batch), self.model, self.name)
+            yield (x, y) if self.class_weights is None else (x, y, _of_classes(self.class_weights, y, self.model))
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -164,15 +179,20 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     """
     if isinstance(data, Data):
         if not data.in_memory:
-            return _loaded(data.source, data.size, model, name)
+            source = data.source
+            if isinstance(source, Dataset):
+                source = DataLoader(source, batch_size=batch_size or 128, shuffle=True)
+            return _loaded(source, data.size, model, name, data.class_weights)
         inner = as_data(data.source, model, name=name, batch_size=batch_size)
         if inner.size != data.size:
             raise InvalidArgument(f"{name}.size is {data.size}, but its tensors have {inner.size} rows.")
-        if data.weights is None or model is None:
-            return replace(inner, weights=data.weights)
-        return replace(inner, weights=data.weights.to(device=model.device, dtype=model.dtype))
-    if isinstance(data, TensorDataset):
-        data = data.tensors
+        if model is None:
+            return replace(inner, weights=data.weights, class_weights=data.class_weights)
+        weights = None if data.weights is None else data.weights.to(device=model.device, dtype=model.dtype)
+        if data.class_weights is not None:
+            by_class = _of_classes(data.class_weights, inner.source[1], model)
+            weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
+        return replace(inner, weights=weights)
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):
@@ -185,18 +205,46 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             raise InvalidData(f"{name} is empty: it has no rows.")
         loader = DataLoader(data, batch_size=batch_size or 128, shuffle=True)
         return _loaded(loader, len(data), model, name)  # type: ignore[arg-type]
-    if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
-        data = data.x, data.y  # one of knowable.datasets
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        got = f"{len(data)} items" if isinstance(data, tuple | list) else type(data).__name__
-        raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.")
-    x, y = _checked_pair(data[0], data[1], model, name)
+    data = _two(data, name)
+    x, y = checked_pair(data[0], data[1], model, name)
     return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 
 
 def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
-    """Check inputs alone, as for a prediction."""
-    return _cast(check_finite(check_rows(to_tensor(x, name), name), name), model)
+    """Check inputs alone, as for a prediction; of a Dataset or a loader, all of its inputs in their order."""
+    x = column_of(x, 0)
+    pair = isinstance(x, tuple | list) and len(x) == 2 and all(getattr(each, "ndim", 0) for each in x)
+    if pair and x[0].shape != x[1].shape:
+        raise InvalidType(f"{name} must be the inputs alone, got a pair. Pass the x of (x, y).")
+    x = _cast(check_finite(check_rows(to_tensor(x, name), name), name), model)
+    model.network.probe(x, model.network_params(model.params()), model.buffers())
+    return x
+
+
+def column_of(data: Any, place: int) -> Any:
+    """Inputs (place 0) or targets (1) of a Dataset, a loader or Data, all rows in the order of the data set.
+
+    A loader's shuffling and ``drop_last`` do not count. Anything else is returned as it is.
+    """
+    if isinstance(data, Data):
+        data = data.source
+        if isinstance(data, tuple):
+            return data[place]
+    if isinstance(data, TensorDataset):
+        return data.tensors[place] if place < len(data.tensors) else _no_targets(place)
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=_CHUNK)
+    if _is_ours(data):
+        return (data.x, data.y)[place]
+    if not isinstance(data, DataLoader | _Checked):
+        return data
+    found = []
+    for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
+        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        found.append(to_tensor(parts[place] if place < len(parts) else _no_targets(place), "xy"[place]))
+    if not found:
+        raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
+    return torch.cat(found)
 
 
 def _batch_sizes(size: int, batch_size: int) -> list[int]:
@@ -210,12 +258,57 @@ def _batch_sizes(size: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def _loaded(loader: Any, size: int, model: Model | None, name: str) -> Data:
+def _loaded(loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None) -> Data:
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
         raise InvalidData(
             f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
         )
-    return Data(loader if isinstance(loader, _Checked) or model is None else _Checked(loader, model, name), size)
+    if model is not None and not isinstance(loader, _Checked):
+        loader = _Checked(loader, model, name, class_weights)
+    return Data(loader, size, class_weights=class_weights)
+
+
+def _in_order(loader: Any) -> Any:
+    """The same loader without shuffling and without dropping the last batch, where its rows can be told apart."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    rows = sorted(_sampler_of(loader))
+    return DataLoader(loader.dataset, loader.batch_size or _CHUNK, sampler=rows, collate_fn=loader.collate_fn)
+
+
+def _is_ours(data: Any) -> bool:
+    """Whether it is one of knowable.datasets."""
+    return isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor)
+
+
+def _two(data: Any, name: str) -> tuple[Any, Any]:
+    """Inputs and targets of data in memory."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if _is_ours(data):
+        return data.x, data.y
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1]
+    if isinstance(data, tuple | list):
+        got = f"{len(data)} items"
+        hint = " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
+    else:
+        got = f"{type(data).__name__}"
+        hint = " Put inputs and targets in parentheses: (x, y)." if getattr(data, "ndim", 0) else ""
+    raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.{hint}")
+
+
+def _size_found(source: Any) -> int:
+    if isinstance(source, tuple):
+        return len(to_tensor(source[0], "x"))
+    if isinstance(source, DataLoader):
+        return _size_of(source, "data")
+    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+        return len(source)  # type: ignore[arg-type]
+    raise InvalidArgument(
+        f"size must be given: the number of rows of a {type(source).__name__} is not known, and the posterior depends "
+        f"on it. Pass Data(loader, size=N)."
+    )
 
 
 def _size_of(loader: DataLoader, name: str) -> int:
@@ -240,11 +333,13 @@ def _sampler_of(loader: DataLoader) -> Any:
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {type(batch).__name__}.")
+        got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.")
     return batch[0], batch[1]
 
 
-def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tensor, Tensor]:
+def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
+    """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
     of = "" if name == "data" else f" of {name}"
     x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
     check_rows(x, f"x{of}")
@@ -263,18 +358,29 @@ def _checked_pair(x: Any, y: Any, model: Model | None, name: str) -> tuple[Tenso
 def _cast(x: Tensor, model: Model) -> Tensor:
     """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings)."""
     x = x.to(model.device)
-    if not x.is_floating_point():
+    if x.is_floating_point():
+        return x.to(model.dtype)
+    params, buffers = model.network_params(model.params()), model.buffers()
+    try:
+        model.network.probe(x, params, buffers)
+        return x
+    except InvalidData as refused:
+        cast = x.to(model.dtype)
         try:
-            model.network.probe(x, model.network_params(model.params()), model.buffers())
-            return x
+            model.network.probe(cast, params, buffers)
         except InvalidData:
-            pass
-    return x.to(model.dtype)
+            if "embedding" in str(refused):  # an index out of range, and not a number of another kind
+                raise refused from None
+            raise
+        return cast
 
 
 def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:
     if not in_memory:
-        raise InvalidArgument("weights go with rows in memory: pass Data((x, y), size=len(x), weights=weights).")
+        raise InvalidArgument(
+            "weights go with rows in memory: pass Data((x, y), weights=w). With a loader give class_weights=, or let a "
+            "WeightedRandomSampler draw the rows."
+        )
     weights = to_tensor(weights, "weights")
     if weights.dim() not in (1, 2) or weights.shape[0] != size:
         raise InvalidArgument(f"weights must have a number for each of {size} rows, got shape {tuple(weights.shape)}.")
@@ -282,3 +388,44 @@ def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:
     if (weights < 0).any() or not (weights.sum(0) > 0).all():
         raise InvalidArgument("weights must be 0 or above and not all 0.")
     return weights
+
+
+def _checked_class_weights(weights: Any, in_memory: bool) -> Any:
+    if isinstance(weights, str):
+        check_choice("class_weights", weights, ("balanced",))
+        if not in_memory:
+            raise InvalidArgument(
+                "class_weights='balanced' needs the number of rows of each class, which a loader does not say. Pass a "
+                "weight for each class: class_weights=[...]."
+            )
+        return weights
+    weights = check_finite(to_tensor(weights, "class_weights"), "class_weights")
+    if weights.dim() != 1 or len(weights) < 2 or (weights < 0).any() or not weights.any():
+        raise InvalidArgument(
+            f"class_weights must be a number for each class, 0 or above and not all 0, or 'balanced'; got {weights!r}."
+        )
+    return weights
+
+
+def _of_classes(weights: Any, y: Tensor, model: Model) -> Tensor:
+    """The weight of each row's class, ``(batch,)``."""
+    labels = y.reshape(len(y), -1)
+    if not model.likelihood.labels or labels.shape[1] != 1:
+        raise Unsupported(
+            f"class_weights need one label in each row, got y of shape {tuple(y.shape)} with "
+            f"{type(model.likelihood).__name__}(). Weigh rows themselves: kn.Data((x, y), weights=w)."
+        )
+    labels = labels[:, 0].long()
+    if isinstance(weights, str):
+        counts = torch.bincount(labels)
+        weights = len(labels) / (torch.count_nonzero(counts) * counts.clamp_min(1))
+    if labels.max() >= len(weights):
+        raise InvalidArgument(
+            f"class_weights has {len(weights)} numbers, for the labels 0 to {len(weights) - 1}, but y has the label "
+            f"{labels.max().item()}."
+        )
+    return weights.to(device=y.device, dtype=model.dtype)[labels]
+
+
+def _no_targets(place: int) -> Any:
+    raise InvalidData(f"The batches have no {'xy'[place]}: each must be a pair (x, y).")

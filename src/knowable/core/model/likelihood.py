@@ -6,10 +6,12 @@ parameters of the model like any other: they are passed in, they have priors, an
 
 from __future__ import annotations
 
+import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from knowable.core.model.prior import Prior
 from knowable.core.network.params import Params
-from knowable.core.prediction.components import NormalOutputs
+from knowable.core.prediction.components import NormalOutputs, root_of
 from knowable.core.prediction.prediction import Prediction, align_target
 from knowable.errors import Unsupported
 
@@ -25,14 +27,30 @@ LIKELIHOOD_PREFIX = "likelihood."
 
 
 class Likelihood(ABC):
-    """p(y | output, own parameters). Concrete likelihoods are frozen dataclasses whose fields are plain numbers.
+    """p(y | output, own parameters): what every likelihood can do, and what one of your own has to.
+
+    For a distribution that ``torch.distributions`` has, or that can be written as one,
+    :class:`~knowable.likelihoods.distribution.DistributionLikelihood` does all of it. A subclass of this class defines
+
+    - :meth:`check_target`, :meth:`log_prob` and :meth:`predict`: enough for every method but those below;
+    - :meth:`params` and :meth:`priors`, if it has parameters of its own, such as a noise scale. They are parameters of
+      the model called ``likelihood.<name>``: any real numbers (so a logarithm of a scale), learned with the weights;
+    - :meth:`information`, for ``Laplace`` with its default curvature;
+    - :meth:`align`, if targets do not have the shape of the outputs.
+
+    :meth:`log_prob` must do without branches on values, since samplers and ensembles run it under ``torch.func.vmap``.
+    Rows are independent: each has its own log probability. Concrete likelihoods are frozen dataclasses whose fields are
+    plain numbers, so that they can be saved; ``knowable.load(path, classes=[...])`` finds those that are yours.
+    ``MomentVI`` and ``ExactLinear`` know some likelihoods only, and say so.
 
     Attributes:
         noise_name: The own parameter, if there is one, that is the logarithm of the outputs' noise: their information
             is proportional to exp(-2 of it). One number, or one for each entry of the last dimension.
+        labels: Whether targets are labels, counted from 0, and not numbers: classes may then have weights.
     """
 
     noise_name: ClassVar[str | None] = None
+    labels: ClassVar[bool] = False
 
     def params(self) -> Params:
         """Initial values of the likelihood's own parameters, by short name (none by default)."""
@@ -103,6 +121,44 @@ class Likelihood(ABC):
         )
 
 
+_LOSSES = {  # of torch, and the likelihood whose negative logarithm each is, up to constants
+    "MSELoss": "Gaussian()",
+    "L1Loss": "StudentT()",
+    "SmoothL1Loss": "StudentT()",
+    "HuberLoss": "StudentT()",
+    "CrossEntropyLoss": "Categorical()",
+    "NLLLoss": "Categorical()",
+    "BCEWithLogitsLoss": "Bernoulli()",
+    "BCELoss": "Bernoulli(), with a network that ends before the sigmoid",
+    "PoissonNLLLoss": "Poisson()",
+    "GaussianNLLLoss": "HeteroscedasticGaussian()",
+}
+
+
+def no_likelihood(given: object) -> str:
+    """What to say about a thing that is not a likelihood."""
+    if isinstance(given, type) and issubclass(given, Likelihood):
+        return f"likelihood must be an instance: write {given.__name__}() with parentheses."
+    names = sorted(each.__name__ for each in Likelihood.__subclasses__() if each.__module__.startswith("knowable."))
+    if given is None:
+        return (
+            f"likelihood is missing: it says what the network's output means. Choose one of "
+            f"{', '.join(f'kn.{name}()' for name in names)}: Gaussian for numbers, Categorical for classes."
+        )
+    says = "likelihood must be one of knowable's, got"
+    loss = given if isinstance(given, type) else type(given)
+    if loss.__module__.startswith("torch") and loss.__name__ in _LOSSES:
+        weighs = getattr(given, "weight", None) is not None and loss.__name__ == "CrossEntropyLoss"
+        classes = " Weights of classes go with the data: kn.Data((x, y), class_weights=[...])." if weighs else ""
+        return f"{says} torch's {loss.__name__}, a loss. Did you mean kn.{_LOSSES[loss.__name__]}?{classes}"
+    if isinstance(given, str):
+        plain = {name.lower(): name for name in names}
+        near = difflib.get_close_matches(given.lower().replace("_", "").replace(" ", ""), plain, n=1)
+        if near:
+            return f"{says} the text {given!r}. Did you mean kn.{plain[near[0]]}()?"
+    return f"{says} {given!r}. Choose one of {', '.join(f'kn.{name}()' for name in names)}."
+
+
 class OutputInformation(ABC):
     r"""The Fisher information of each row of a batch in its outputs f: what a generalised Gauss-Newton matrix needs.
 
@@ -135,6 +191,10 @@ class OutputInformation(ABC):
     def total(self, dim: int) -> Tensor:
         """The sum of all blocks, ``(features, features)``, where :meth:`couples_only` holds of ``dim``."""
         raise NotImplementedError(f"{type(self).__name__} couples outputs across positions: there are no blocks.")
+
+    def weighted(self, weights: Tensor) -> OutputInformation:
+        """That of rows that count ``weights`` ``(batch,)`` times each."""
+        raise Unsupported(f"{type(self).__name__} has no weighted(), which rows with weights need. Define it.")
 
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Vectors v, each of the shape of the outputs, whose outer products row by row sum up to Λ.
@@ -182,6 +242,9 @@ class DiagonalInformation(OutputInformation):
     def total(self, dim: int) -> Tensor:
         return self.values.movedim(dim, -1).flatten(0, -2).sum(0).diag()
 
+    def weighted(self, weights: Tensor) -> DiagonalInformation:
+        return DiagonalInformation(_by_row(weights, self.values) * self.values)
+
     def of_group(self, group: int, groups: int) -> DiagonalInformation:
         """The part of the outputs whose index in the last dimension is ``group`` (of ``groups``); the rest is zero."""
         mask = torch.arange(groups, device=self.values.device) == group
@@ -196,6 +259,7 @@ class SoftmaxInformation(OutputInformation):
     """
 
     probs: Tensor  # probabilities, (batch, classes, ...)
+    weights: Tensor | None = None  # of the rows, (batch,); a factor of their matrices
 
     @property
     def shape(self) -> torch.Size:
@@ -203,14 +267,21 @@ class SoftmaxInformation(OutputInformation):
 
     def root(self, values: Tensor) -> Tensor:
         scaled = self.probs.sqrt() * values
-        return scaled - self.probs * scaled.sum(1, keepdim=True)
+        found = scaled - self.probs * scaled.sum(1, keepdim=True)
+        return found if self.weights is None else _by_row(self.weights.sqrt(), found) * found
 
     def times(self, values: Tensor) -> Tensor:
         scaled = self.probs * values
-        return scaled - self.probs * scaled.sum(1, keepdim=True)
+        return self._counted(scaled - self.probs * scaled.sum(1, keepdim=True))
 
     def diagonal(self) -> Tensor:
-        return self.probs * (1.0 - self.probs)
+        return self._counted(self.probs * (1.0 - self.probs))
+
+    def weighted(self, weights: Tensor) -> SoftmaxInformation:
+        return SoftmaxInformation(self.probs, self._counted(weights))
+
+    def _counted(self, values: Tensor) -> Tensor:
+        return values if self.weights is None else _by_row(self.weights, values) * values
 
     def couples_only(self, dim: int) -> bool:
         return dim % self.probs.dim() == 1
@@ -234,7 +305,42 @@ class SoftmaxInformation(OutputInformation):
 
     def total(self, dim: int) -> Tensor:
         probs = self.probs.movedim(1, -1).flatten(0, -2)  # (rows and positions, classes)
-        return probs.sum(0).diag() - probs.T @ probs
+        counted = self._counted(self.probs).movedim(1, -1).flatten(0, -2)
+        return counted.sum(0).diag() - probs.T @ counted
+
+
+@dataclass(frozen=True)
+class DenseInformation(OutputInformation):
+    """Outputs of a row that may all be coupled: a matrix for each row."""
+
+    matrix: Tensor  # one for each row's flattened outputs, (batch, outputs, outputs), positive semi-definite
+    output_shape: torch.Size  # of the batch of outputs
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.output_shape
+
+    def root(self, values: Tensor) -> Tensor:
+        return self._product(self._factor, values)
+
+    def times(self, values: Tensor) -> Tensor:
+        return self._product(self.matrix, values)
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.shape)
+
+    def couples_only(self, dim: int) -> bool:
+        return len(self.shape) == 2 and dim % 2 == 1
+
+    def total(self, dim: int) -> Tensor:
+        return self.matrix.sum(0)
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        return root_of(self.matrix)
+
+    def _product(self, matrix: Tensor, values: Tensor) -> Tensor:
+        return (matrix @ values.reshape(len(matrix), -1, 1)).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -258,6 +364,14 @@ class EmpiricalInformation(OutputInformation):
     def diagonal(self) -> Tensor:
         return self.gradient.square()
 
+    def weighted(self, weights: Tensor) -> EmpiricalInformation:
+        return EmpiricalInformation(_by_row(weights.sqrt(), self.gradient) * self.gradient)
+
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         """One column: the gradients."""
         yield self.gradient
+
+
+def _by_row(weights: Tensor, values: Tensor) -> Tensor:
+    """``weights`` ``(batch,)`` so that they multiply the rows of ``values``."""
+    return weights.view(-1, *(1,) * (values.dim() - 1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.data import as_input
-from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_likelihood
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
 from knowable.core.network.network import Network, check_module
@@ -49,18 +49,14 @@ class Model:
     def __init__(
         self,
         net: nn.Module,
-        likelihood: Likelihood,
+        likelihood: Likelihood = None,  # type: ignore[assignment]  # refused with a list of them
         prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None = None,
         *,
         random: str | Iterable[str] = "*",
         frozen: str | Iterable[str] = (),
     ):
-        if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
-            raise InvalidType(f"likelihood must be an instance: write {likelihood.__name__}() with parentheses.")
         if not isinstance(likelihood, Likelihood):
-            raise InvalidType(
-                f"likelihood must be a knowable likelihood such as Gaussian() or Categorical(), got {likelihood!r}."
-            )
+            raise InvalidType(no_likelihood(likelihood))
         own = likelihood.params()
         check_module(net)
         names = [name for name, _ in net.named_parameters()] + [LIKELIHOOD_PREFIX + name for name in own]
@@ -264,13 +260,14 @@ class Model:
             )
         return said
 
-    def score(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        """The log likelihood per example, for an output already computed.
+    def score(self, output: Tensor, y: Tensor, params: Params, weights: Tensor | None = None) -> Tensor:
+        """The log likelihood per example (times the row's weight), for an output already computed.
 
         Every objective and every sampler scores here, so that targets ``(batch,)`` never broadcast against outputs
-        ``(batch, 1)``.
+        ``(batch, 1)``, and weights count in one way.
         """
-        return self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
+        scores = self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
+        return scores if weights is None else weights * scores
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Targets with the shape and dtype in which they are scored against ``output``."""
@@ -282,10 +279,14 @@ class Model:
         """The log prior density log p(θ) of one draw of parameters."""
         return self.prior.log_prob(params)
 
-    def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int) -> Tensor:
-        """(size / batch) Σ log p(y | x, θ) + log p(θ): an unbiased estimate on the full-data scale from one batch."""
+    def log_joint(self, params: Params, x: Tensor, y: Tensor, size: int, *, weights: Tensor | None = None) -> Tensor:
+        """(size / batch) Σ log p(y | x, θ) + log p(θ): an unbiased estimate on the full-data scale from one batch.
+
+        ``weights`` are the rows', ``(batch,)``; None counts each once.
+        """
         check_count("size", size)
         log_likelihood = self.log_likelihood(params, x, y)
+        log_likelihood = log_likelihood if weights is None else log_likelihood * weights
         return log_likelihood.sum() * (size / log_likelihood.shape[0]) + self.log_prior(params)
 
     def prior_predict(self, x: Tensor, *, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
@@ -301,7 +302,6 @@ class Model:
         x, stack = as_input(x, self), self.prior_draws(samples, generator=generator)
         network, count = self.network_params(stack), sum(value.numel() for value in self._start.values())
         with torch.no_grad():
-            self.network.probe(x, index_params(network, 0), self._buffers)
             blocks = [
                 torch.cat([
                     self.network.over_draws(

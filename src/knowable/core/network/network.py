@@ -22,6 +22,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
+from knowable.core.network.refusals import rows_to_try, why_refused
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 
@@ -65,7 +66,15 @@ class Network:
     def __call__(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
-        return swappable({**params, **buffers} if buffers else params, x)
+        try:
+            return swappable({**params, **buffers} if buffers else params, x)
+        except ValueError as error:
+            if training and "more than 1 value per channel" in str(error):
+                raise InvalidData(
+                    "Batch normalisation needs at least 2 rows in every batch of training, and got one of 1 row: a "
+                    "single row has no variance. Use a larger batch_size, with a loader drop_last=True, or more rows."
+                ) from error
+            raise
 
     def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
@@ -124,25 +133,30 @@ class Network:
 
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
-        rows = x[:3]
+        rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():
-                output = self(params, rows, buffers=buffers)
+                output = self(params, x[rows], buffers=buffers)
         except KnowableError:  # a part of ours inside the network, which says what is wrong itself
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            why = why_refused(self._evaluating.module, lambda some: self(params, some, buffers=buffers), x, rows)
             raise InvalidData(
-                f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: {str(error).splitlines()[0]}"
+                f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: "
+                f"{why or str(error).splitlines()[0]}"
             ) from error
         if not isinstance(output, Tensor):
             raise InvalidType(
                 f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward "
                 f"picks the tensor that the likelihood needs."
             )
-        if output.dim() == 0 or output.shape[0] != rows.shape[0]:
+        if output.dim() == 0 or output.shape[0] != len(rows):
+            advice = "Batches come first (use batch_first=True in recurrent and attention layers)."
+            if x.dim() == 1:
+                advice = f"If x of shape {tuple(x.shape)} is one row, pass x.unsqueeze(0), or X[:1] and not X[0]."
             raise InvalidData(
-                f"The network's output must have one row per row of x: {rows.shape[0]} rows gave shape "
-                f"{tuple(output.shape)}. Batches come first (use batch_first=True in recurrent and attention layers)."
+                f"The network's output must have one row per row of x: {len(rows)} rows gave shape "
+                f"{tuple(output.shape)}. {advice}"
             )
         return output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,6 +104,23 @@ class Mixture(Posterior):
                 parts.append(self.members[k]._predict(x, count, derive_seed(seed, "member", k), budget))
         kept = log_weights[[k for k, count in enumerate(counts) if count]]
         return type(parts[0]).joined(parts, kept)
+
+    def _outputs_of_draws(
+        self, x: Tensor | None, samples: int, seed: int, memory: int | None
+    ) -> tuple[Params, Tensor | None, Tensor]:
+        """Of each member as many draws as its weight says, so that draws weigh the same."""
+        offset = torch.rand((), generator=generator_for(seed, "predict")).item()
+        counts = torch.bincount(systematic_indices(self.weights, samples, offset), minlength=len(self)).tolist()
+        parts = []
+        for k, count in enumerate(counts):
+            if count:
+                budget = None if memory is None else max(1, memory * count // samples)
+                found = self.members[k]._outputs_of_draws(x, count, derive_seed(seed, "member", k), budget)
+                parts.append((math.log(count / samples), found))
+        stack = {name: torch.cat([part[name] for _, (part, _, _) in parts]) for name in self.model.params()}
+        outputs = [part for _, (_, part, _) in parts if part is not None]
+        weights = torch.cat([share + own for share, (_, _, own) in parts])
+        return stack, torch.cat(outputs) if outputs else None, weights
 
     def _shares(self, samples: int, seed: int) -> tuple[list[int], Tensor]:
         """How many of the draws each member makes, and the members' log weights in the prediction.

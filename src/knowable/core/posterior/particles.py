@@ -100,6 +100,9 @@ class Particles(Posterior):
         )
         return chosen[start:stop].to(self.model.device)
 
+    def _draws_to_export(self, samples: int | None) -> tuple[Posterior, int, int, dict[str, Tensor]]:
+        return self, len(self) if samples is None else samples, 1, {}
+
     def _tensors(self) -> dict[str, Tensor]:
         stacks = {**with_prefix("stack.", self.stack), **with_prefix("buffers.", self.buffer_stack)}
         return {**stacks, "log_weights": self.log_weights}

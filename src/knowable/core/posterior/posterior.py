@@ -19,12 +19,16 @@ from knowable.core.model.data import as_input
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Buffers, Params, expand_params, index_params
+from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import check_count, check_generator
+from knowable.core.support.checks import arguments_named, check_count, check_generator
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
+
+# Names of arguments in other libraries.
+_ELSEWHERE: dict[str, str] = dict.fromkeys(("n_samples", "num_samples", "draws", "n_draws", "mc_samples"), "samples")
 
 
 class Posterior(ABC):
@@ -165,6 +169,7 @@ class Posterior(ABC):
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
+    @arguments_named(_ELSEWHERE)
     def predict(
         self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str | None = None
     ) -> Prediction:
@@ -173,7 +178,8 @@ class Posterior(ABC):
         The same posterior gives the same prediction every time, unless a ``generator`` is passed.
 
         Args:
-            x: Inputs, one row each.
+            x: Inputs, one row each; or a Dataset or a DataLoader of inputs or pairs, all of whose rows are predicted
+                in the order of the data set, shuffled or not.
             samples: Number of posterior draws (a posterior of K atoms uses its atoms, at most this many).
             generator: Makes the draws new.
             max_memory: Bytes (or ``"500MB"``) the computation and its result may take.
@@ -187,10 +193,11 @@ class Posterior(ABC):
             outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
             return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
+    @arguments_named(_ELSEWHERE)
     def predict_stream(
         self, x: Any, samples: int = 64, generator: torch.Generator | None = None, max_memory: int | str = "1GB"
     ) -> Iterator[Prediction]:
-        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``."""
+        """Predictions for consecutive blocks of rows, each small enough for ``max_memory``; see :meth:`predict`."""
         check_count("samples", samples)
         x = as_input(x, self.model)
         memory = parse_memory(max_memory)
@@ -203,6 +210,56 @@ class Posterior(ABC):
         if generator is None:
             return self.seed
         return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+    # --- for ArviZ ---------------------------------------------------------------------------------------------------
+
+    def to_arviz(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        samples: int | None = None,
+        generator: torch.Generator | None = None,
+        max_memory: int | str | None = None,
+    ) -> Any:
+        """An ArviZ ``DataTree`` of draws, all of the same weight; with data, ``arviz_stats.loo`` takes it.
+
+        The groups are ``posterior``, the random parameters; ``sample_stats``, what a sampler said of each draw. With
+        ``x`` the network's outputs ``f`` join the parameters, and ``posterior_predictive`` holds an outcome ``y`` of
+        each draw. With ``y`` there are also ``log_likelihood``, log p(y | x, θ) of each draw and row, and
+        ``observed_data``. Chains are chains there; draws of other posteriors are one chain.
+
+        Outputs are those that :meth:`predict` uses for its draws: of the linearised network for a ``Laplace`` posterior
+        that predicts so. Draws whose weights differ are resampled.
+
+        Args:
+            x: Inputs, one row each.
+            y: Their targets.
+            samples: Number of draws. None: every draw of chains, every atom of an ensemble, 1,000 draws of others.
+                Chains and ensembles give no more than they have.
+            generator: Makes the draws new.
+            max_memory: Bytes (or ``"500MB"``) that the draws and the result may take.
+
+        Raises:
+            MissingExtra: Without ArviZ; ``pip install 'knowable[diag]'``.
+        """
+        if samples is not None:
+            check_count("samples", samples)
+        return exported(self, x, y, samples, self._seed_from(generator), parse_memory(max_memory))
+
+    def _draws_to_export(self, samples: int | None) -> tuple[Posterior, int, int, dict[str, Tensor]]:
+        """The posterior whose draws these are, how many, of how many chains, and what is known of each draw."""
+        return self, samples or _DRAWS_TO_EXPORT, 1, {}
+
+    def _outputs_of_draws(
+        self, x: Tensor | None, samples: int, seed: int, memory: int | None
+    ) -> tuple[Params, Tensor | None, Tensor]:
+        """Draws of all parameters, the outputs of each at ``x`` as :meth:`predict` has them, and the log weights."""
+        count, log_weights = self.draws_for_prediction(samples, seed)
+        left = None if memory is None else memory - _bytes_to_export(self, x, count, memory)
+        outputs = None if x is None else predict_outputs(self, x, samples, seed, left)[0]
+        kept = self._kept is not None and self._kept[0] == hash((samples, seed))  # for the outputs, just now
+        return self._ordered(_block(self, 0, count, samples, seed, keep=kept)), outputs, log_weights
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
@@ -229,6 +286,7 @@ class Posterior(ABC):
 # batched call (their time is overhead); large ones draw by draw (their time is arithmetic, which batching cannot save).
 
 DRAWS_PER_BLOCK = 8
+_DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -271,6 +329,18 @@ def predict_outputs(
             outputs[start : start + budget.block, row : row + budget.rows] = out
     assert outputs is not None
     return outputs, {name: torch.cat([each[name] for each in own]) for name in own[0]}, log_weights
+
+
+def _bytes_to_export(posterior: Posterior, x: Tensor | None, draws: int, memory: int) -> int:
+    """Bytes of draws, and of an outcome and the log likelihoods of each; refuse a ``memory`` that is too small."""
+    parameters = sum(value.numel() * value.element_size() for value in posterior.mean().values())
+    each = parameters if x is None else parameters + 2 * len(x) * _Footprint(posterior, x).output
+    if draws * each > memory // 2:
+        raise InvalidArgument(
+            f"max_memory={memory:,} is too small: {draws:,} draws take {draws * each:,} bytes, and at most half may go "
+            f"into them. Ask for fewer samples, or give fewer rows."
+        )
+    return draws * each
 
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:

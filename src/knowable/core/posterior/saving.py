@@ -59,7 +59,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
     }
     tensors |= with_prefix("prior.", prior_tensors)
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
-    own = sorted({cls.__name__ for cls in _classes_of(model) if cls.__module__.partition(".")[0] != "knowable"})
+    own = sorted({cls.__name__ for cls in _classes_of(model) if not _is_knowables(cls)})
     if own:
         warnings.warn(
             f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
@@ -124,18 +124,29 @@ def describe_object(value: Any) -> Any:
     """A likelihood or prior as JSON: its class name and fields."""
     if not isinstance(value, Likelihood | Prior):
         return list(value) if isinstance(value, tuple) else value
-    if not is_dataclass(value):
+    if not is_dataclass(value) or vars(value).keys() - {f.name for f in fields(value)}:
         raise InvalidArgument(
             f"{type(value).__name__} cannot be saved: make it a frozen dataclass whose fields are plain numbers."
         )
-    return {"name": type(value).__name__, **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)}}  # type: ignore[arg-type]
+    own = {} if _is_knowables(type(value)) else {"own": True}
+    return {
+        "name": type(value).__name__,
+        **own,
+        **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)},
+    }  # type: ignore[arg-type]
 
 
 def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> Any:
     """The inverse of :func:`describe_object`; only known subclasses of ``base`` and the given ``classes`` are made."""
     if not isinstance(description, dict):
         return tuple(description) if isinstance(description, list) else description
-    known = {cls.__name__: cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)}
+    found = [cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)]
+    built_in = {cls.__name__: cls for cls in found if _is_knowables(cls)}
+    given = {cls.__name__: cls for cls in classes if issubclass(cls, base)}
+    if description.get("own"):  # a name may be that of a class of each kind
+        known = {cls.__name__: cls for cls in found if not _is_knowables(cls)}
+    else:
+        known = {**given, **built_in}
     name = description["name"]
     if name not in known:
         raise DamagedArtifact(
@@ -157,6 +168,10 @@ def _classes_of(model: Model) -> list[type]:
     for each in found:
         found += [value for value in vars(each).values() if isinstance(value, Prior)]
     return [type(each) for each in found]
+
+
+def _is_knowables(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "knowable"
 
 
 def _checked_classes(classes: Iterable[type]) -> list[type]:

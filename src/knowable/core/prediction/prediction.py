@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.plots import plot_classes, plot_numbers
 from knowable.core.support.checks import check_count, check_generator, check_number
 from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, Unsupported
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class Prediction(ABC):
@@ -284,6 +289,28 @@ class RegressionPrediction(Prediction):
             ShapedComponents(self.components, target_shape), self.log_weights, within=within, samples=samples
         )
 
+    def plot(self, x: Any = None, y: Any = None, *, ax: Axes | None = None, level: float = 0.9) -> Figure:
+        r"""Draw the prediction with its uncertainty.
+
+        Along ``x``, where that has one number in each row: the mean, the central interval, and inside it the epistemic
+        part, the mean :math:`\pm z` epistemic standard deviations with the normal quantile z of the level. Otherwise
+        predicted against observed, where ``y`` is given; or the rows sorted by their means. Several outputs have a plot
+        each.
+
+        Args:
+            x: Inputs that were predicted at, in any order; None, or inputs of several columns, for the other plots.
+            y: What was observed there.
+            ax: Axes of matplotlib to draw in; None makes a new figure.
+            level: Probability that the intervals hold.
+
+        Returns:
+            The figure; ``figure.savefig("prediction.png")`` writes it.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
+        """
+        return plot_numbers(self, x, y, ax, level)
+
     def _aligned(self, y: Tensor) -> Tensor:
         y = align_target(self._check_rows(y), self.components.mean.shape[2:])
         return check_finite_target(y.to(self.components.mean.dtype))
@@ -314,6 +341,26 @@ class ClassPrediction(Prediction):
         """Mutual information between label and weights: total entropy less expected entropy, never below zero."""
         return (self.total - self.aleatoric).clamp_min(0.0)
 
+    def plot(self, x: Any = None, y: Any = None, *, ax: Axes | None = None) -> Figure:
+        """Draw the probabilities of the first rows, or a reliability diagram where the labels are known.
+
+        Beside each row are its entropy and, in parentheses, the epistemic part of it, in nats. The reliability diagram
+        has accuracy against confidence in ten bins; grey bars are where a calibrated prediction would be, by two
+        standard errors.
+
+        Args:
+            x: Not used: a plot of numbers has it here.
+            y: Labels that were observed.
+            ax: Axes of matplotlib to draw in; None makes a new figure.
+
+        Returns:
+            The figure; ``figure.savefig("prediction.png")`` writes it.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
+        """
+        return plot_classes(self, y, ax)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(rows={len(self)}, outputs={tuple(self.probs.shape[1:])}, "
@@ -334,6 +381,7 @@ def log_mixed(log_values: Sequence[Tensor], log_weights: Tensor) -> Tensor:
 
 def _mixture_quantile(cdf, mean: Tensor, std: Tensor, q: float, discrete: bool) -> Tensor:
     """Bisection for the smallest y with cdf(y) >= q, everywhere at once."""
+    mean = torch.where(torch.isfinite(mean), mean, torch.zeros_like(mean))  # a Cauchy distribution has none
     width = torch.where(torch.isfinite(std), std, torch.ones_like(std)).clamp_min(1e-12) + 1.0 * discrete
     low, high = mean - width, mean + width
     for _ in range(200):  # widen until the quantile is inside, doubling each time

@@ -6,14 +6,20 @@ the same everywhere: the argument, what was expected, what came.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import numbers
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 
 from knowable.errors import InvalidArgument, InvalidType
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def check_number(
@@ -52,8 +58,6 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     choices = list(choices)
     if value in choices:
         return value
-    import difflib
-
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.{hint}")
@@ -73,6 +77,38 @@ def check_generator(value: Any) -> torch.Generator | None:
     raise InvalidType(
         f"generator must be a torch.Generator, got {_show(value)}. Write torch.Generator().manual_seed(0)."
     )
+
+
+def arguments_named(others: Mapping[str, str], *, too_many: str = "") -> Callable[[_Function], _Function]:
+    """Make a method refuse arguments that it does not have with an error that names those it has.
+
+    Args:
+        others: Names of arguments in other libraries, and what they are called here.
+        too_many: What to do, where there are more arguments without a name than it takes.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        known = list(inspect.signature(function).parameters.values())[1:]  # without self
+        names = [each.name for each in known]
+        most = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in known)
+
+        @functools.wraps(function)
+        def call(self: Any, *args: Any, **settings: Any) -> Any:
+            for name in settings:
+                if name not in names:
+                    near = [others[name]] if name in others else difflib.get_close_matches(name, names, n=1)
+                    hint = f"Did you mean {near[0]!r}?" if near else f"Its arguments are {', '.join(names)}."
+                    if is_dataclass(self) and others.get(name, name) in [each.name for each in fields(self)]:
+                        hint = f"It is a setting of the method: {type(self).__name__}({others.get(name, name)}=...)."
+                    raise InvalidType(f"{function.__name__}() has no argument {name!r}. {hint}")
+            if len(args) > most:
+                first = f"{function.__name__}() takes {most} arguments without a name, got {len(args)}."
+                raise InvalidType(f"{first} {too_many}".strip())
+            return function(self, *args, **settings)
+
+        return cast(_Function, call)
+
+    return decorate
 
 
 def _bounds(above: float | None, at_least: float | None, below: float | None, at_most: float | None) -> str:

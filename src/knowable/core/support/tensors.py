@@ -19,7 +19,13 @@ from knowable.errors import InvalidData, InvalidType
 def to_tensor(value: Any, name: str) -> Tensor:
     """A tensor from a tensor, an array, a data frame or nested lists of numbers."""
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise InvalidType(
+                f"{name} must be a dense tensor, got a sparse one ({value.layout}). Pass {name}.to_dense()."
+            )
         return value.detach()
+    if type(value).__module__.startswith("scipy.sparse"):
+        raise InvalidType(f"{name} must be dense, got a sparse {type(value).__name__}. Pass {name}.toarray().")
     if isinstance(value, np.ma.MaskedArray):
         value = np.ma.filled(value.astype(float), np.nan) if np.ma.is_masked(value) else value.data
     if type(value).__module__.partition(".")[0] == "pandas":

@@ -27,8 +27,7 @@ from knowable.core.support.progress import Bar, deferred_interrupts, progress_ba
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
-from knowable.core.training.compiled_objective import CompiledObjective, may_be_compiled
-from knowable.core.training.objective import Objective
+from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
 from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData

@@ -61,6 +61,7 @@ class MonteCarloBatchNorm(Trained, Method):
     summary = "a MAP fit whose batch normalisation sees random training batches in prediction"
     aliases = ("mcbn",)
     references = ("teye2018",)
+    supports_row_weights = True
 
     draws: int = 64
 

@@ -83,6 +83,7 @@ class MCDropout(Trained, Method):
     summary = "dropout in training and prediction: weights whose columns are dropped at random"
     aliases = ("dropout", "mcdropout")
     references = ("gal2016", "ghahramani2016", "hinton2012", "tompson2015")
+    supports_row_weights = True
 
     rate: float | None = field(default=None, kw_only=False)
     way: str = "activations"
@@ -142,6 +143,7 @@ class ConcreteDropout(Trained, Method):
     family = "dropout"
     summary = "dropout with a rate for every layer, learned with the weights"
     references = ("gal2017", "maddison2017", "williams1992")
+    supports_row_weights = True
 
     rate: float | None = field(default=None, kw_only=False)
     estimator: str = "concrete"
@@ -266,11 +268,11 @@ class DropoutObjective(Objective):
         """KL(q ‖ p), up to a constant; see :mod:`~knowable.inference.dropout.dropout_divergence`."""
         return self._divergence(params or self.params(), self.logits)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         params = self.params()
         rates = self.rates()  # as numbers, once a step
-        found = [self._masked_log_likelihood(x, y, params, rates) for _ in range(self.draws)]
+        found = [self._masked_log_likelihood(x, y, weights, params, rates) for _ in range(self.draws)]
         values = torch.stack([value for value, _ in found])  # (draws, rows)
         log_likelihood = values.mean()
         if self.estimator == "score":
@@ -283,12 +285,14 @@ class DropoutObjective(Objective):
             loss, terms["log_prior_of_points"] = loss - log_prior / self.size, log_prior.detach()
         return loss, terms
 
-    def _masked_log_likelihood(self, x: Tensor, y: Tensor, params: Params, rates: list[float]) -> tuple[Tensor, Tensor]:
+    def _masked_log_likelihood(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, params: Params, rates: list[float]
+    ) -> tuple[Tensor, Tensor]:
         """Log likelihood of each row under new masks, and the log probability of these masks (for the score)."""
         masks = [self._relaxed(k) if self.estimator == "concrete" else self._hard(k, p) for k, p in enumerate(rates)]
         given = masked_params(params, masks, by_example=self.way == "activations")
         output = self.network(self.model.network_params(given), x, buffers=self.net_buffers, training=True)
-        value = self.model.score(output, y, params)
+        value = self.model.score(output, y, params, weights)
         log_q = torch.zeros_like(value)
         for each, logit in zip(masks, self.logits, strict=True):
             if self.estimator == "score" and each.mask is not None:
@@ -316,20 +320,20 @@ class DropoutObjective(Objective):
         each = [self.log_likelihood_of_draw(x, y) for _ in range(_VALIDATION_DRAWS)]
         return torch.stack(each).logsumexp(0) - math.log(_VALIDATION_DRAWS)
 
-    def log_likelihood_of_draw(self, x: Tensor, y: Tensor) -> Tensor:
+    def log_likelihood_of_draw(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Log likelihood of each row with hard masks (of its own where that can be), in evaluation mode."""
         params = self.params()
         masks = [self._hard(index, rate, training=False) for index, rate in enumerate(self.rates())]
         given = masked_params(params, masks, by_example=True)
         output = self._evaluating(self.model.network_params(given), x, buffers=self.net_buffers)
-        return self.model.score(output, y, params)
+        return self.model.score(output, y, params, weights)
 
     def final_elbo(self, data: Data, seed: int) -> dict[str, float]:
         """The ELBO over all rows and its terms, up to a constant, with the standard error of Monte Carlo."""
         passes = range(passes_over(data.size))
         with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
             kl = self.divergence().item()
-            fits = [sum(self.log_likelihood_of_draw(x, y).sum().item() for x, y in data) for _ in passes]
+            fits = [sum(self.log_likelihood_of_draw(*batch).sum().item() for batch in data) for _ in passes]
         fit, error = mean_and_error(fits)
         return {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl, "elbo_standard_error": error}
 

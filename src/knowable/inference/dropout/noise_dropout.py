@@ -220,12 +220,12 @@ class NoiseObjective(VariationalObjective):
             self.without.flatten({k: _log_size(first[k]) for k in self.without.names}).to(like)
         )
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
         points, like = self.point_params(), next(self.parameters())
         noise = standard_noise(self.draws, self.drawn.size, like=like, recording=self.recording)
         thetas, kl = self.draw(noise), self.kl_divergence()
-        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
+        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas, weights), kl, points)
 
     def draw(self, noise: Tensor) -> list[Params]:
         """Draws of all weights; those of local layers are drawn by their outputs."""

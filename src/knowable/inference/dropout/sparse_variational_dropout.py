@@ -143,13 +143,13 @@ class SparseObjective(FlatNormalDistribution, VariationalObjective):
         first = first_values(model, start)
         self.hold(FlatNormals.of(model, x, first, "local"), first, initial_scale)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
         points = self.point_params()
         noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q, recording=self.recording)
         kl, loc, variance, draws = self.normals.draw(self.q, noise, recording=self.recording)
         thetas = [{**draw, **local_weights(loc, variance, local_rule, recording=self.recording)} for draw in draws]
-        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas), kl, points)
+        return negative_elbo(self, expected_log_likelihood(self, x, y, points, thetas, weights), kl, points)
 
     def posterior(self, **common: Any) -> NoisyWeights:
         """Independent normals, and the frames."""

@@ -191,13 +191,13 @@ class StructuredDropoutObjective(VariationalObjective):
             [nn.Parameter(torch.full_like(first[name], begin)) for name in self.random_names]
         )
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
         points, values = self.point_params(), self.means()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
             kl = self.kl_divergence()
             given = [self._under_noise(values) for _ in range(self.draws)]
-        log_likelihood = expected_log_likelihood(self, x, y, points, given)
+        log_likelihood = expected_log_likelihood(self, x, y, points, given, weights)
         fixed = {**points, **{name: value for name, value in values.items() if name not in self.random_names}}
         return negative_elbo(self, log_likelihood, kl, fixed)
 
@@ -212,10 +212,10 @@ class StructuredDropoutObjective(VariationalObjective):
         masks = [SiteMasks(site, noise.draw) for site, noise in zip(self.placement.sites, self.noises, strict=True)]
         return masked_params(given, masks, by_example=True)
 
-    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def log_likelihood(self, x: Tensor, y: Tensor, params: Params, weights: Tensor | None = None) -> Tensor:
         """Log likelihood of each row of a batch, in training mode, the network's own dropout layers off."""
         output = self.network(self.model.network_params(params), x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params)
+        return self.model.score(output, y, params, weights)
 
     def means(self) -> Params:
         """v, or its means, and the other random parameters of the model."""

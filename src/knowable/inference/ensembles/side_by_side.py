@@ -184,8 +184,7 @@ class EnsembleObjective(Objective):
     def _mean_score(self, flat: Tensor, x: Tensor, y: Tensor, *weights: Tensor) -> Tensor:
         """Mean over the rows of (weight times) log p(y | x, θ), for one member."""
         params = self._params(flat)
-        scores = self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params)
-        return (weights[0] * scores).mean() if weights else scores.mean()
+        return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params, *weights).mean()
 
     def _log_prior(self, flat: Tensor) -> Tensor:
         return self.model.log_prior(self._params(flat))

@@ -183,7 +183,7 @@ class SWAG(Trained, Method):
         loc, diagonal, factor = objective.moments()
         mean, inputs, buffers = objective.layout.views(loc), None, objective.net_buffers
         if given.network.statistics_names:  # rows to compute running statistics on, and those of the mean weights
-            inputs, _ = rows.some(_STATISTICS_ROWS, seed=seed)
+            inputs = rows.some(_STATISTICS_ROWS, seed=seed)[0]
             buffers = given.network.statistics(given.network_params(mean), inputs, buffers)
         normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
         return SWAGPosterior.of(

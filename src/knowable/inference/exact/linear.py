@@ -60,6 +60,7 @@ class ExactLinear(Method):
     summary = "closed-form posterior, prediction and evidence where the network is linear in its weights"
     aliases = ("exact", "blr")
     references = ("mackay1992", "bishop2006")
+    supports_row_weights = True
 
     max_parameters: int = 5_000
 
@@ -116,28 +117,30 @@ class _Statistics:
     gram: Tensor  # (outputs, D, D): Jᵀ J
     cross: Tensor  # (outputs, D): Jᵀ (y - f0)
     square: Tensor  # (outputs,): |y - f0|²
-    rows: int
+    rows: float  # the sum of their weights, times the outputs where these share a noise
 
     @classmethod
     def gather(cls, design: Design, data: Data, model: Model) -> _Statistics:
         separate = isinstance(model.likelihood, Gaussian) and model.likelihood.outputs > 1
         total: list[Tensor] | None = None
-        rows = 0
-        for x, y in data:
+        rows = 0.0
+        for x, y, *weights in data:
             if total is None:
                 design.check_linear(x)
             chunks = design.chunks(x)
-            for part, target in zip(chunks, y.split([len(each) for each in chunks]), strict=True):
+            counts = (weights[0] if weights else torch.ones(len(x), device=x.device)).double()
+            sizes = [len(each) for each in chunks]
+            for part, target, count in zip(chunks, y.split(sizes), counts.split(sizes), strict=True):
                 offset, matrix = design(part)  # (rows, outputs), (rows, outputs, D)
                 residual = target.double().flatten(1) - offset
                 sums = [
-                    torch.einsum("bod,boe->ode", matrix, matrix),
-                    torch.einsum("bod,bo->od", matrix, residual),
-                    residual.square().sum(0),
+                    torch.einsum("b,bod,boe->ode", count, matrix, matrix),
+                    torch.einsum("b,bod,bo->od", count, matrix, residual),
+                    count @ residual.square(),
                 ]
                 if not separate:
                     sums = [each.sum(0, keepdim=True) for each in sums]
-                rows += len(part) * (1 if separate else residual.shape[1])
+                rows += count.sum().item() * (1 if separate else residual.shape[1])
                 total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
         assert total is not None
         return cls(*total, rows=rows)
@@ -229,7 +232,7 @@ def _choose_points(model: Model, layout: Layout, statistics: _Statistics) -> Par
     if not names:
         return {}
     points = {name: start[name].double().clone().requires_grad_() for name in names}
-    options = {"max_iter": 200, "tolerance_grad": 1e-9, "line_search_fn": "strong_wolfe"}
+    options = {"max_iter": 200, "tolerance_grad": 1e-9, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
     optimiser = torch.optim.LBFGS(list(points.values()), **options)
 
     def loss() -> Tensor:

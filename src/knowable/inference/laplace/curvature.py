@@ -123,9 +123,9 @@ class _Sums:
         positions = 1 if self.layer is None else self.layer.positions
         return 4 * positions * self.expansion.layout.size * self.expansion.model.dtype.itemsize
 
-    def add(self, rows: BatchJacobian, y: Tensor, number: int) -> None:
+    def add(self, rows: BatchJacobian, number: int, y: Tensor, weights: Tensor | None = None) -> None:
         """Add a batch."""
-        for group, information in enumerate(self.expansion.informations(rows.output, y)):
+        for group, information in enumerate(self.expansion.informations(rows.output, y, weights)):
             head = None if self.layer is None else head_use(rows, self.layer, information)
             if self.layer is not None and head is not None:
                 self._add_head(rows, self.layer, head, self.sums[group], information)
@@ -164,14 +164,14 @@ def _hessian(expansion: ExpansionPoint) -> tuple[Tensor, tuple[str, ...]]:
     """The Hessian of -Σ log p(y | x, θ), with negative eigenvalues set to zero."""
     model, layout = expansion.model, expansion.layout
 
-    def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def loss(flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         params = {**expansion.params, **layout.views(flat)}
-        return -model.score(model.forward(params, x, buffers=expansion.buffers), y, params).sum()
+        return -model.score(model.forward(params, x, buffers=expansion.buffers), y, params, weights).sum()
 
     flat = layout.flatten(expansion.params)
     total = torch.zeros((layout.size, layout.size), dtype=torch.float64, device=flat.device)
-    for x, y in expansion.batches():
-        total += hessian(loss, flat, x, y)
+    for batch in expansion.batches():
+        total += hessian(loss, flat, *batch)
     values, vectors = torch.linalg.eigh(total)
     negative = int((values < -1e-6 * values.abs().max()).sum())
     if not negative:

@@ -66,10 +66,10 @@ class _Sums:
         others = sum(total[0].numel() for total in self.vectors.values())
         return 2 * self.expansion.model.dtype.itemsize * (max(formed, default=0) + others)
 
-    def add(self, jacobian: BatchJacobian, y: Tensor, number: int) -> None:
+    def add(self, jacobian: BatchJacobian, number: int, y: Tensor, weights: Tensor | None = None) -> None:
         """Add a batch."""
         layers = self.expansion.layers.layers
-        for group, information in enumerate(self.expansion.informations(jacobian.output, y)):
+        for group, information in enumerate(self.expansion.informations(jacobian.output, y, weights)):
             heads = [head_use(jacobian, layer, information) for layer in layers]
             for layer, use, a, total in zip(layers, heads, jacobian.activations, self.matrices, strict=True):
                 if use is not None:

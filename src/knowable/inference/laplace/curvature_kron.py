@@ -161,7 +161,7 @@ class KroneckerSums:
     Attributes:
         inputs: For each layer A, ``(in, in)``.
         outputs: For each layer G, ``(groups, out, out)``.
-        counts: For each layer M, the number of rows and positions.
+        counts: For each layer M, the number of rows (or the sum of their weights) and positions.
         vectors: For each other parameter its curvature, ``(groups, n, n)``, or the diagonal, ``(groups, n)``.
     """
 
@@ -170,7 +170,7 @@ class KroneckerSums:
         self.expansion, self.layers = expansion, expansion.layers.layers
         self.inputs = [torch.zeros((layer.width, layer.width), **like) for layer in self.layers]
         self.outputs = [torch.zeros((groups, layer.out, layer.out), **like) for layer in self.layers]
-        self.counts = [0 for _ in self.layers]
+        self.counts = [0.0 for _ in self.layers]
         sizes = {name: expansion.params[name].numel() for name in expansion.layers.others}
         shapes = {name: (size, size) if size <= _LARGEST_MATRIX else (size,) for name, size in sizes.items()}
         self.vectors = {name: torch.zeros((groups, *shape), **like) for name, shape in shapes.items()}
@@ -179,7 +179,7 @@ class KroneckerSums:
     def factors(self) -> list[Factors]:
         """The curvature of each layer and each other parameter."""
         layers = zip(self.layers, self.inputs, self.outputs, self.counts, strict=True)
-        found: list[Factors] = [LayerFactors(layer, a, g / max(1, count)) for layer, a, g, count in layers]
+        found: list[Factors] = [LayerFactors(layer, a, g / (count or 1.0)) for layer, a, g, count in layers]
         shapes = {name: self.expansion.params[name].shape for name in self.vectors}
         return found + [VectorFactors(name, shapes[name], total) for name, total in self.vectors.items()]
 
@@ -193,7 +193,9 @@ class KroneckerSums:
         )  # fmt: skip
 
 
-def kfac_update(sums: KroneckerSums, jacobian: BatchJacobian, y: Tensor, number: int) -> None:
+def kfac_update(
+    sums: KroneckerSums, jacobian: BatchJacobian, number: int, y: Tensor, weights: Tensor | None = None
+) -> None:
     r"""Add a batch to the Kronecker factors.
 
     .. math:: A \mathrel{+}= \sum_{n,t} a_{nt} a_{nt}^\top, \qquad
@@ -202,14 +204,19 @@ def kfac_update(sums: KroneckerSums, jacobian: BatchJacobian, y: Tensor, number:
 
     over rows n, positions t, and columns k of a root of the Fisher information in the outputs,
     :math:`\Lambda_{n,o} = \sum_k v_{nk} v_{nk}^\top`, for each noise scale o. Where the layer's outputs s are the
-    network's outputs f, G is the sum of the Λ, without a backward pass.
+    network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G.
     """
     expansion = sums.expansion
     for place, layer in enumerate(sums.layers):
+        if weights is not None:
+            a = jacobian.activations[place]  # (rows, positions, in)
+            sums.inputs[place] += second_moment(a * weights.sqrt().view(-1, 1, 1))
+            sums.counts[place] += weights.sum().item() * a.shape[1]
+            continue
         for use in (jacobian.trace.uses[each] for each in layer.uses):
             sums.inputs[place] += input_moment(use)
             sums.counts[place] += use.count
-    for group, information in enumerate(expansion.informations(jacobian.output, y)):
+    for group, information in enumerate(expansion.informations(jacobian.output, y, weights)):
         heads = [head_use(jacobian, layer, information) for layer in sums.layers]
         for use, total in zip(heads, sums.outputs, strict=True):
             if use is not None:

@@ -96,7 +96,7 @@ def _times(expansion: ExpansionPoint, group: int, directions: Tensor) -> Tensor:
     layout, total = expansion.layout, torch.zeros_like(directions)
     vectorise = layout.size < _VECTORISE_BELOW
     stack = layout.views(directions.T.to(expansion.model.dtype).contiguous())
-    for x, y in expansion.batches():
+    for x, y, *weights in expansion.batches():
         network = expansion.model.network_params(expansion.params)
         at = {name: network[name] for name in layout.names}
 
@@ -106,7 +106,7 @@ def _times(expansion: ExpansionPoint, group: int, directions: Tensor) -> Tensor:
         with torch.no_grad():
             output = outputs(at)
             pushed = jacobian_vector_products(outputs, at, stack, vectorise=vectorise)  # (k, rows, ...)
-        information: OutputInformation = expansion.informations(output, y)[group]
+        information: OutputInformation = expansion.informations(output, y, *weights)[group]
         for k, each in enumerate(pushed):
             total[:, k] += layout.flatten(vector_jacobian_product(outputs, at, information.times(each))).double()
     return total

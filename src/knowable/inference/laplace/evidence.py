@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from knowable.core.model.data import Batch
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
@@ -94,7 +95,7 @@ class Evidence:
         return log_likelihood_of(model, self._outputs, params)
 
     @cached_property
-    def _outputs(self) -> list[tuple[Tensor, Tensor]]:
+    def _outputs(self) -> list[Batch]:
         return outputs_of(self.expansion.model, self.expansion.data, self.expansion.params, self.expansion.buffers)
 
     def log_prior(self, settings: Params) -> Tensor:

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.likelihood import (
     LIKELIHOOD_PREFIX,
     DiagonalInformation,
@@ -27,7 +27,7 @@ from knowable.core.support.randomness import generator_for
 from knowable.errors import Unsupported
 
 CURVATURES = ("ggn", "empirical_fisher", "hessian")
-Visit = Callable[[BatchJacobian, Tensor, int], None]
+Visit = Callable[..., None]  # (jacobian, number of the batch, y, and the rows' weights if they have any)
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch
 
 
@@ -95,7 +95,7 @@ class ExpansionPoint:
         params = self.model.network_params(self.params)
         return BatchJacobian(self.model.network, self.layers, params, x, self.buffers)
 
-    def batches(self, extra: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, extra: int = 0) -> Iterator[Batch]:
         """All rows once, in batches of bounded working memory; ``extra`` bytes per row are added to what is known.
 
         What is known are the activations, their gradients, and the patches of convolutions.
@@ -104,27 +104,27 @@ class ExpansionPoint:
         activations = 2 * sum(sizes) * self.model.dtype.itemsize
         known = 3 * bytes_per_row(self.model, self.some_rows, self.buffers) + activations
         count = max(1, _BATCH_BYTES // (known + extra))
-        for x, y in self.data:
-            yield from zip(x.split(count), y.split(count), strict=True)
+        for batch in self.data:
+            yield from zip(*(each.split(count) for each in batch), strict=True)
 
     def sweep(self, visit: Visit, extra: int = 0) -> None:
-        """Call ``visit(jacobian, y, number)`` for each batch of :meth:`batches`, and sum up :meth:`log_likelihood`.
+        """Call ``visit(jacobian, number, y, *weights)`` for each of :meth:`batches`, and sum up :meth:`log_likelihood`.
 
         No batch is kept while the next one is computed.
         """
         like = {"dtype": torch.float64, "device": self.model.device}
         total, gradient = torch.zeros((), **like), torch.zeros(self.layout.size, **like)
-        for number, (x, y) in enumerate(self.batches(extra)):
-            part, slope = self._visited(visit, x, y, number)
+        for number, batch in enumerate(self.batches(extra)):
+            part, slope = self._visited(visit, number, *batch)
             total, gradient = total + part, gradient + slope
         self._likelihood = total, gradient
 
-    def _visited(self, visit: Visit, x: Tensor, y: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def _visited(self, visit: Visit, number: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         jacobian = self.jacobian(x)
-        visit(jacobian, y, number)
+        visit(jacobian, number, *rest)
         with torch.enable_grad():
             output = jacobian.output.requires_grad_()
-            value = self.model.score(output, y, self.params).double().sum()
+            value = self.model.score(output, rest[0], self.params, *rest[1:]).double().sum()
             (direction,) = torch.autograd.grad(value, output)
         gradient = self.layout.flatten(jacobian.trace.in_parameters(direction)).double()
         return value.detach(), gradient
@@ -132,14 +132,18 @@ class ExpansionPoint:
     def log_likelihood(self) -> tuple[Tensor, Tensor]:
         """The log likelihood log p(D | θ) and its gradient in the random weights, ``(D,)``, in double precision."""
         if self._likelihood is None:
-            self.sweep(lambda jacobian, y, number: None)
+            self.sweep(lambda *_: None)
         assert self._likelihood is not None
         return self._likelihood
 
     # --- the Fisher information in the outputs -----------------------------------------------------------------------
 
-    def informations(self, output: Tensor, y: Tensor) -> list[OutputInformation]:
-        """The Fisher information of each row's outputs, one for each noise scale."""
+    def informations(self, output: Tensor, y: Tensor, weights: Tensor | None = None) -> list[OutputInformation]:
+        """The Fisher information of each row's outputs (times its weight), one for each noise scale."""
+        found = self._informations(output, y)
+        return found if weights is None else [each.weighted(weights) for each in found]
+
+    def _informations(self, output: Tensor, y: Tensor) -> list[OutputInformation]:
         own = self.model.likelihood_params(self.params)
         if self.kind == "empirical_fisher":
             with torch.enable_grad():

@@ -106,6 +106,7 @@ class Laplace(Trained, Method):
     family = "laplace"
     summary = "a normal around the most probable weights, with the inverse curvature there as its covariance"
     references = ("mackay1992", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023")
+    supports_row_weights = True
 
     structure: str = "kron"
     curvature: str = "ggn"
@@ -388,7 +389,10 @@ def log_joint(expansion: ExpansionPoint) -> Tensor:
     """The log joint log p(D, θ) of all rows, in double precision."""
     model, params, buffers = expansion.model, expansion.params, expansion.buffers
     with torch.no_grad():
-        parts = [model.score(model.forward(params, x, buffers=buffers), y, params) for x, y in expansion.data]
+        parts = [
+            model.score(model.forward(params, x, buffers=buffers), y, params, *weights)
+            for x, y, *weights in expansion.data
+        ]
         return torch.cat(parts).double().sum() + model.log_prior(params)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Params
 
@@ -29,19 +29,19 @@ def in_double(params: Params) -> Params:
     return {name: value.double() for name, value in params.items()}
 
 
-def outputs_of(model: Model, rows: Data, params: Params, buffers: Buffers) -> list[tuple[Tensor, Tensor]]:
-    """The network's outputs with their targets, in double precision."""
+def outputs_of(model: Model, rows: Data, params: Params, buffers: Buffers) -> list[Batch]:
+    """The network's outputs with their targets, and the rows' weights if they have any, in double precision."""
     found = []
-    for x, y, *_ in rows:
+    for x, *rest in rows:
         with torch.no_grad():
             output = model.forward(params, x, buffers=buffers)
-        found.append((output.double(), y.double() if y.is_floating_point() else y))
+        found.append(tuple(each.double() if each.is_floating_point() else each for each in (output, *rest)))
     return found
 
 
-def log_likelihood_of(model: Model, outputs: list[tuple[Tensor, Tensor]], params: Params) -> Tensor:
+def log_likelihood_of(model: Model, outputs: list[Batch], params: Params) -> Tensor:
     """The log likelihood of outputs with their targets."""
-    return torch.stack([model.score(output, y, params).sum() for output, y in outputs]).sum()
+    return torch.stack([model.score(output, y, params, *weights).sum() for output, y, *weights in outputs]).sum()
 
 
 def with_priors(total: Tensor, model: Model, values: Params, params: Params) -> Tensor:

@@ -77,8 +77,7 @@ class PointObjective(Objective):
 
     def _mean_score(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
-        scores = self.model.score(output, y, params)
-        return scores.mean() if weights is None else (weights * scores).mean()
+        return self.model.score(output, y, params, weights).mean()
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density of held-out rows."""

@@ -43,6 +43,7 @@ class TrainedWeights:
     y: Tensor
     held_out: bool
     cost: float = 0.0  # nats by which a right posterior predicts these rows worse, having seen them
+    counts: Tensor | None = None  # the rows' weights
 
     @classmethod
     def of(cls, job: FitJob, point: Posterior, parameters: float = 0.0) -> TrainedWeights:
@@ -55,13 +56,13 @@ class TrainedWeights:
         rows = job.rows if job.validation is None else job.validation
         own = (LIKELIHOOD_PREFIX, *job.model.hyper_names)
         weights = {name: value for name, value in point.mean().items() if not name.startswith(own)}
-        x, y = rows.some(_ROWS, seed=job.seed)
+        x, y, *counts = rows.some(_ROWS, seed=job.seed)
         cost, held_out = 0.0, job.validation is not None
         if not held_out and job.model.likelihood.noise_name is not None:
             targets = y[0].numel()
             share = min(1.0, max(0.0, parameters / (job.rows.size * targets)))
             cost = 0.5 * targets * (math.log1p(share) - share * (1 - share) / (1 + share))
-        return cls(job.model, weights, point.buffers, x, y, held_out, cost)
+        return cls(job.model, weights, point.buffers, x, y, held_out, cost, *counts)
 
     @property
     def rows(self) -> str:
@@ -69,12 +70,13 @@ class TrainedWeights:
         return "validation rows" if self.held_out else "training rows"
 
     def losses(self, posterior: Posterior) -> tuple[Tensor, Tensor]:
-        """NLL of each row: the posterior's, and that of the weights."""
+        """NLL of each row (times its weight, of which the mean is 1): the posterior's, and that of the weights."""
         params = {**posterior.mean(), **self.weights}
         with torch.no_grad():
             output = posterior.model.forward(params, self.x, buffers=self.buffers)
             network = posterior.model.score(output, self.y, params)
-            return -posterior.predict(self.x).log_prob(self.y), -network
+            share = 1.0 if self.counts is None else self.counts / self.counts.mean()
+            return -share * posterior.predict(self.x).log_prob(self.y), -share * network
 
     def best(self, make: Callable[[float], Posterior], sizes: Sequence[float]) -> float:
         """Which of ``sizes``, from large to small, the posterior ``make(size)`` should have.

@@ -92,6 +92,7 @@ class ImportanceSampling(Method):
     summary = "weighted draws from the prior or an approximation, with a warning where the weights are unreliable"
     aliases = ("importance", "psis")
     references = ("vehtari2024",)
+    supports_row_weights = True
 
     draws: int = 4000
     proposal: str | Posterior = "laplace"
@@ -334,16 +335,16 @@ class JointDensity:
         network = self.model.network_params(stack)
         own = {name: value for name, value in stack.items() if name.startswith(LIKELIHOOD_PREFIX)}
         total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
-        for x, y in self._target.rows(self.block):
+        for x, y, *weights in self._target.rows(self.block):
             outputs = self.model.network.over_draws(network, x, buffers=self.start.buffers, vectorise=self._vectorise)
-            total += self._scores(outputs, y, own).double()
+            total += self._scores(outputs, y, own, *weights).double()
         return total
 
-    def _scores(self, outputs: Tensor, y: Tensor, own: Params) -> Tensor:
+    def _scores(self, outputs: Tensor, y: Tensor, own: Params, weights: Tensor | None = None) -> Tensor:
         """Σ log p(y | output, θ) for each draw's outputs ``(n, rows, ...)``."""
 
         def score(output: Tensor, params: Params) -> Tensor:
-            return self.model.score(output, y, params).sum()
+            return self.model.score(output, y, params, weights).sum()
 
         try:
             with no_hidden_loops():

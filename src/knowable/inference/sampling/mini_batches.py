@@ -112,7 +112,7 @@ class MiniBatches:
 
 def _independent(data: Data, rows: int, count: int, generator: torch.Generator, skip: int) -> Iterator[Batch]:
     """Batches of rows drawn with replacement, from batch number ``skip`` on."""
-    x, y = data.tensors
-    chosen = torch.randint(data.size, (count, rows), generator=generator).to(x.device)
+    whole = data.tensors
+    chosen = torch.randint(data.size, (count, rows), generator=generator).to(whole[0].device)
     for each in chosen[skip:]:
-        yield x.index_select(0, each), y.index_select(0, each)
+        yield tuple(part.index_select(0, each) for part in whole)

@@ -164,8 +164,8 @@ def _exact(target: Target, flat: Tensor) -> Tensor:
     if not isinstance(target, ModelTarget):
         return -hessian(target.function.function, flat)
     total = torch.zeros((len(flat), len(flat)), dtype=torch.float64, device=flat.device)
-    for x, y in target.rows(1):
-        total -= hessian(target.function.function, flat, x, y)
+    for batch in target.rows(1):
+        total -= hessian(target.function.function, flat, *batch)
     prior = NormalDensity.of(target.model, target.layout)
     return total if prior is None else total + prior.precision.double().diag()
 

@@ -48,6 +48,8 @@ _TIME_SHARE = 0.95  # of a time limit, for the chains
 class Sampler(ChainSettings, Method):
     """A method that runs chains. A concrete sampler defines its :meth:`kernel`."""
 
+    supports_row_weights = True
+
     default_warmup: ClassVar[int] = 500
     mixing: ClassVar[Mixing] = Mixing()
     network_mixing: ClassVar[Mixing] = Mixing(rhat=1.05, ess=200.0, first=250, most=1000)
@@ -63,7 +65,8 @@ class Sampler(ChainSettings, Method):
         rows = job.rows
         if not rows.in_memory:
             with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
-                rows = Data(rows.tensors, rows.size)
+                x, y, *weights = rows.tensors
+            rows = Data((x, y), rows.size, weights[0] if weights else None)
         job = replace(job, rows=rows)
         start = starting_points(job, self.start, self.chains)
         target = ModelTarget(

@@ -81,6 +81,7 @@ class InformationBottleneck(Trained, Method):
     summary = "a random code in the network that keeps of the input only what helps to predict"
     aliases = ("vib",)
     references = ("alemi2017", "alemi2018", "chechik2005")
+    supports_row_weights = True
 
     layer: str | None = field(default=None, kw_only=False)
     beta: float = 1e-3
@@ -168,8 +169,9 @@ class BottleneckObjective(PointObjective):
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms, rate and distortion among them in nats per example."""
         params = self.params()
-        x, y = (each.repeat(self.draws, *(1,) * (each.dim() - 1)) for each in (x, y))  # several codes: the rows again
-        log_likelihood, rates = self.fit_and_rate(params, x, y, training=True)
+        given = (x, y) if weights is None else (x, y, weights)
+        batch = (each.repeat(self.draws, *(1,) * (each.dim() - 1)) for each in given)  # several codes: the rows again
+        log_likelihood, rates = self.fit_and_rate(params, *batch, training=True)
         distortion, rate = -log_likelihood.mean(), rates.mean()
         log_prior = self.model.log_prior(params)
         terms = {
@@ -180,14 +182,16 @@ class BottleneckObjective(PointObjective):
         }
         return distortion + self.beta * rate - log_prior / self.size, terms
 
-    def fit_and_rate(self, params: Params, x: Tensor, y: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
-        """Log likelihood given a new code for each row, and the rate of each row, both ``(batch,)``."""
+    def fit_and_rate(
+        self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None = None, *, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log likelihood given a new code for each row, and the rate of each row (times its weight), ``(batch,)``."""
         tensors = self.code_tensors()
         with self.tap.drawing(tensors, torch.randn_like):
             output = self.model.forward(params, x, buffers=self.net_buffers, training=training)
             assert self.tap.moments is not None
             rate = rate_of(*self.tap.moments, tensors)
-        return self.model.score(output, y, params), rate
+        return self.model.score(output, y, params, weights), rate if weights is None else weights * rate
 
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log-mean-exp over a few codes, in evaluation mode."""
@@ -200,7 +204,7 @@ class BottleneckObjective(PointObjective):
         params, distortions, rate = self.params(), [], 0.0
         with torch.no_grad(), own_randomness(derive_seed(seed, "rate and distortion")):
             for _ in range(passes_over(data.size)):
-                found = [self.fit_and_rate(params, x, y, training=False) for x, y in data]
+                found = [self.fit_and_rate(params, *batch, training=False) for batch in data]
                 distortions.append(-sum(fit.sum().item() for fit, _ in found) / data.size)
                 rate = sum(each.sum().item() for _, each in found) / data.size  # in closed form: the same each time
         distortion, error = mean_and_error(distortions)

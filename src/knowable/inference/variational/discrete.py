@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.joint_normal import check_has
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
@@ -246,11 +246,11 @@ class DiscreteObjective(VariationalObjective):
         closed = sum(segment.value(*flat) for segment in self.segments)
         return closed + remaining_kl(self.model, self.others, *self.loc_and_scale(), self.point_params(), _PRIOR_DRAWS)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
         params = {**points, **self._weights()}
-        log_likelihood = self._expected_score(x, y, params)
+        log_likelihood = self._expected_score((x, y) if weights is None else (x, y, weights), params)
         kl, kl_of_gates = self.kl_of_weights(), self.kl_of_gates()
         loss, terms = negative_elbo(self, log_likelihood, kl + kl_of_gates, points)
         return loss, {**terms, "kl_of_gates": kl_of_gates.detach()}
@@ -259,42 +259,43 @@ class DiscreteObjective(VariationalObjective):
         """One reparameterised draw, which all settings of the gates share."""
         return self.layout.views(torch.addcmul(self.q[0], self.q[1].exp(), torch.randn_like(self.q[0])))
 
-    def _expected_score(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def _expected_score(self, batch: Batch, params: Params) -> Tensor:
         """Mean log likelihood over rows and settings; its gradient is that of the expectation, or estimates it."""
         if self.gates.size == 0:
-            return self._mean_score(x, y, params)
+            return self._mean_score(batch, params)
         if self.estimator == "enumerate":
-            return self._by_enumeration(x, y, params)
-        return self._by_score(x, y, params) if self.estimator == "score" else self._by_differences(x, y, params)
+            return self._by_enumeration(batch, params)
+        return self._by_score(batch, params) if self.estimator == "score" else self._by_differences(batch, params)
 
-    def _mean_score(self, x: Tensor, y: Tensor, params: Params, setting: Tensor | None = None) -> Tensor:
+    def _mean_score(self, batch: Batch, params: Params, setting: Tensor | None = None) -> Tensor:
         """Mean log likelihood of a batch for one setting of the gates."""
         own = {} if setting is None else self.gates.views(setting)
-        return self.log_likelihood(x, y, {**params, **own}).mean()
+        x, y, *weights = batch
+        return self.log_likelihood(x, y, {**params, **own}, *weights).mean()
 
-    def _by_score(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def _by_score(self, batch: Batch, params: Params) -> Tensor:
         settings = self.settings(self.draws)
-        values = torch.stack([self._mean_score(x, y, params, setting) for setting in settings])
+        values = torch.stack([self._mean_score(batch, params, setting) for setting in settings])
         surrogate = (centred(values.detach()) * self.log_probability(settings)).mean()
         return values.mean() + surrogate - surrogate.detach()
 
-    def _by_differences(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def _by_differences(self, batch: Batch, params: Params) -> Tensor:
         settings = self.settings(self.draws)
-        values = torch.stack([self._mean_score(x, y, params, setting) for setting in settings])
+        values = torch.stack([self._mean_score(batch, params, setting) for setting in settings])
         with torch.no_grad():
-            gains = torch.stack([self._gains(x, y, params, *pair) for pair in zip(settings, values, strict=True)])
+            gains = torch.stack([self._gains(batch, params, *pair) for pair in zip(settings, values, strict=True)])
         surrogate = (self.logits.sigmoid() * gains.mean(0)).sum()
         return values.mean() + surrogate - surrogate.detach()
 
-    def _gains(self, x: Tensor, y: Tensor, params: Params, setting: Tensor, value: Tensor) -> Tensor:
+    def _gains(self, batch: Batch, params: Params, setting: Tensor, value: Tensor) -> Tensor:
         """What opening each gate adds to the log likelihood, the others as they are, ``(G,)``."""
         flipped = (setting - torch.eye(len(setting), dtype=setting.dtype, device=setting.device)).abs()
-        others = torch.stack([self._mean_score(x, y, params, each) for each in flipped])
+        others = torch.stack([self._mean_score(batch, params, each) for each in flipped])
         return (2 * setting - 1) * (value - others)
 
-    def _by_enumeration(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
+    def _by_enumeration(self, batch: Batch, params: Params) -> Tensor:
         settings = all_settings(self.gates.size, like=self.logits)
-        values = torch.stack([self._mean_score(x, y, params, setting) for setting in settings])
+        values = torch.stack([self._mean_score(batch, params, setting) for setting in settings])
         return self.log_probability(settings).exp() @ values
 
 

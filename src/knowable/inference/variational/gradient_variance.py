@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob
+from knowable.core.model.data import Batch
 from knowable.core.model.model import Model
 from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.support.checks import check_choice, check_count, check_type
@@ -144,19 +145,19 @@ def gradient_variance(
         raise InvalidArgument(f"estimators must name at least one of {', '.join(ESTIMATORS)}; got none.")
     job = FitJob.of(MeanFieldVI(), model, data, seed=seed)
     rows, seed = job.rows, job.seed
-    x, y = rows.tensors
+    batch = rows.tensors
     if at is not None:
         check_type("at", at, DiagonalNormal, "a posterior fitted by MeanFieldVI, or None")
         means_for("at", model, at)
     found = []
     for estimator in estimators:
         enough = max(2, draws) if estimator in BY_SCORE else draws
-        objective = MeanFieldVI(estimator=estimator, draws=enough).objective(model, x, rows.size)
+        objective = MeanFieldVI(estimator=estimator, draws=enough).objective(model, batch[0], rows.size)
         assert isinstance(objective, MeanFieldObjective)  # without families it is
         if at is not None:
             _move_to(objective, at)
         with own_randomness(derive_seed(seed, "gradient variance", estimator)):
-            found.append(_measure(estimator, objective, x, y, repeats))
+            found.append(_measure(estimator, objective, batch, repeats))
     return GradientVariance(tuple(found))
 
 
@@ -169,18 +170,18 @@ def _move_to(objective: MeanFieldObjective, posterior: DiagonalNormal) -> None:
                 point.copy_(posterior.points[name])
 
 
-def _measure(estimator: str, objective: MeanFieldObjective, x: Tensor, y: Tensor, repeats: int) -> EstimatorNoise:
+def _measure(estimator: str, objective: MeanFieldObjective, batch: Batch, repeats: int) -> EstimatorNoise:
     started = time.perf_counter()
-    gradients = torch.stack([_gradient(objective, x, y) for _ in range(repeats)]).double()
+    gradients = torch.stack([_gradient(objective, batch) for _ in range(repeats)]).double()
     spent = (time.perf_counter() - started) / repeats * 1e3
     variance = gradients.var(0)
     error, total = (variance / repeats).sqrt(), variance.sum().item()
     return EstimatorNoise(estimator, gradients.mean(0), error, total, spent, objective.draws)
 
 
-def _gradient(objective: MeanFieldObjective, x: Tensor, y: Tensor) -> Tensor:
+def _gradient(objective: MeanFieldObjective, batch: Batch) -> Tensor:
     """The gradient of the loss, in the model's order of parameters: all means, then all log scales."""
-    loss, _ = objective(x, y)
+    loss, _ = objective(*batch)
     (gradient,) = torch.autograd.grad(loss, objective.q)
     names = objective.model.random_names
     parts = [objective.layout.views(each) for each in gradient]

@@ -152,14 +152,14 @@ class MeanFieldObjective(FlatNormalDistribution, VariationalObjective):
         first = first_values(model, start)
         self.hold(FlatNormals.of(model, x, first, estimator), first, initial_scale)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
         points = self.point_params()
         if self.estimator in BY_SCORE:
-            log_likelihood, kl = score_surrogate(self, x, y, points)
+            log_likelihood, kl = score_surrogate(self, x, y, points, weights)
         else:
             kl, thetas = self.draw()
-            log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+            log_likelihood = expected_log_likelihood(self, x, y, points, thetas, weights)
         if self.normals.others:
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
         return negative_elbo(self, log_likelihood, kl, points)

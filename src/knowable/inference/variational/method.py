@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.diagnostics import NOT_BAYES, LogEvidence
@@ -22,12 +24,13 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult
-from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
+from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, ModelWarning, Unsupported
 from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
-from knowable.inference.variational.newton import is_steady, possible_rise, refine
+from knowable.inference.variational.newton import Rise, is_steady, possible_rise, refine
 from knowable.inference.variational.objective import VariationalObjective
 
 _WARMUP_STEPS = 2_000  # with kl_warmup=None
+_FAR = 100.0  # residuals over the noise, beyond which the noise begins at their size
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -38,6 +41,7 @@ class VariationalMethod(Trained, Method):
         = \log p(D) - \mathrm{KL}(q \,\|\, p(\theta \mid D))
     """
 
+    supports_row_weights = True
     says_rise: ClassVar[bool] = False  # whether the fit ends with a check of how far the ELBO could still rise
 
     beta: float = 1.0
@@ -97,7 +101,9 @@ class VariationalMethod(Trained, Method):
 
     def _fit(self, job: FitJob) -> Posterior:
         method = self._with_warmup(job.rows)
-        return method._maximise_elbo(replace(job, method=method))
+        with own_randomness(derive_seed(job.seed, "start")):  # a loader may draw
+            model = with_noise_of_residuals(job.model, *next(iter(job.rows))[:2])
+        return method._maximise_elbo(replace(job, method=method, model=model))
 
     def _maximise_elbo(self, job: FitJob) -> Posterior:
         model, rows, seed = job.model, job.rows, job.seed
@@ -106,7 +112,7 @@ class VariationalMethod(Trained, Method):
         with share_of_time(0.9):  # the rest is for the final ELBO
             options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
             result = train(objective, rows, self.training_settings(), **options)
-        result, rise = self._settle(objective, rows, seed, result)
+        result, rise = self._settle([objective], rows, seed, result)
         evidence, terms = self._evidence(objective, rows, seed)
         terms = {**terms, **rise}
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
@@ -115,38 +121,49 @@ class VariationalMethod(Trained, Method):
         return posterior
 
     def _settle(
-        self, objective: Any, rows: Data, seed: int, result: TrainingResult
+        self, objectives: Sequence[VariationalObjective], rows: Data, seed: int, result: TrainingResult
     ) -> tuple[TrainingResult, dict[str, float]]:
-        """How far the ELBO could still rise; with ``epochs=None``, Newton steps first where it could.
+        """How far the ELBO could still rise; with ``epochs=None``, after Newton steps where they raise it.
+
+        Args:
+            objectives: Those that were trained together; where there are several, point estimates stay as they are.
+            rows: The data.
+            seed: The fit's.
+            result: How training went.
 
         Returns:
             How the run went in this light, and terms for the diagnostics. Networks that differ between training
             and evaluation (dropout, batch statistics) are left alone: their ELBO is that of training.
         """
-        if not self.says_rise or result.interrupted or _kept_epoch(result) < objective.settles_from:
+        if not self.says_rise or result.interrupted or _kept_epoch(result) < objectives[0].settles_from:
             return result, {}
-        kept = {name: value.detach().clone() for name, value in objective.tensors().items()}
+        kept = [[value.detach().clone() for value in each.tensors().values()] for each in objectives]
+        finished = self.epochs is None and not result.out_of_time
         try:
-            if not is_steady(objective, rows):
-                return result, {}
-            rise = possible_rise(objective, rows, seed, result.epochs)
-            if self.epochs is None and not result.out_of_time and (not objective.diagonal or rise.is_worth_a_step):
-                steps = refine(objective, rows, seed)
-                rise = possible_rise(objective, rows, seed, result.epochs) if steps else rise
-        except Unsupported:  # a likelihood of values only, with the score-function estimator
-            return result, {}
+            if not is_steady(objectives[0], rows):
+                return _unchecked(result, "the network computes something else in training than in evaluation"), {}
+            rises = []
+            for number, each in enumerate(objectives):
+                own = derive_seed(seed, "component", number) if number else seed
+                if finished:
+                    refine(each, rows, own, hold_points=len(objectives) > 1)
+                rises.append(possible_rise(each, rows, own, result.epochs))
+        except Unsupported as error:  # such as a likelihood of values only, with the score-function estimator
+            return _unchecked(result, str(error).rstrip(".")), {}
         except KeyboardInterrupt:
             with torch.no_grad():
-                for name, value in objective.tensors().items():
-                    value.copy_(kept[name])
+                for each, values in zip(objectives, kept, strict=True):
+                    for value, old in zip(each.tensors().values(), values, strict=True):
+                        value.copy_(old)
             text = "The fit was stopped after training, before it was known how far the ELBO could still rise."
             warnings.warn(text, Interrupted, stacklevel=2)
             return replace(result, interrupted=True, message=f"{result.message}, then stopped from the keyboard"), {}
+        rise = Rise.mean(rises)
         if rise.is_small:
             return result, rise.terms
         said = f"the ELBO could still rise by about {rise.nats:.3g} nats (± {rise.standard_error:.2g})"
         result = replace(result, converged=False, message=f"{result.message.replace('settled', 'ended')}: {said}")
-        if self.epochs is None and not result.out_of_time:
+        if finished:
             text = f"The fit has not converged: {said}. Standardise the data, or pass epochs= to train longer."
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return result, rise.terms
@@ -159,6 +176,33 @@ class VariationalMethod(Trained, Method):
         per_epoch = -(-batches // self.training.accumulate)
         wanted = -(-_WARMUP_STEPS // per_epoch)
         return replace(self, kl_warmup=wanted if self.epochs is None else min(wanted, self.epochs // 3))
+
+
+def _unchecked(result: TrainingResult, why: str) -> TrainingResult:
+    """The result with a word that it is not known how far the ELBO could still rise."""
+    return replace(result, message=f"{result.message}; how far the ELBO could still rise was not checked: {why}")
+
+
+def with_noise_of_residuals(model: Model, x: Tensor, y: Tensor) -> Model:
+    """The model with its learned noise begun at the size of the residuals, where that is a hundred times larger.
+
+    Adam would take tens of thousands of steps to get there: its memory of the first gradients is long.
+    """
+    name, params = f"{LIKELIHOOD_PREFIX}{model.likelihood.noise_name}", model.params()
+    if name not in params:
+        return model
+    with torch.no_grad():
+        output = model.forward(params, x, buffers=model.buffers())
+        size = (model.align(y, output) - output).square().mean().sqrt()
+    if not math.isfinite(size) or size <= _FAR * params[name].exp().min():
+        return model
+    text = (
+        f"The targets are {size:.3g} from the network's first outputs (root mean square). Priors and learning rates "
+        f"are for standardised numbers: the weights may never reach these targets, and the noise then explains them. "
+        f"Standardise x and y (kn.datasets.Dataset.standardised, or kn.BayesianRegressor, which does it)."
+    )
+    warnings.warn(text, ModelWarning, stacklevel=2)
+    return model.starting_at({name: torch.full_like(params[name], math.log(size))})
 
 
 def start_values(method: VariationalMethod, job: FitJob) -> Params | None:
@@ -270,7 +314,8 @@ def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
     model = objective.model
     params = {**objective.point_params(), **objective.draw_weights(1)[0]}
     return sum(
-        model.score(model.forward(params, x, buffers=objective.net_buffers), y, params).sum().item() for x, y in data
+        model.score(model.forward(params, x, buffers=objective.net_buffers), y, params, *weights).sum().item()
+        for x, y, *weights in data
     )
 
 

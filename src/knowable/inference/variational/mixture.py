@@ -90,6 +90,7 @@ class MixtureVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "several mean-field normals, each around its own mode, trained together"
     aliases = ("mixture",)
     references = ("jaakkola1998", "bishop1998", "gershman2012")
@@ -121,6 +122,7 @@ class MixtureVI(VariationalMethod):
             options = {**job.options, "identity": {**job.identity, "engine": repr(engine)}}
             result = train(objective, rows, self.training_settings(), **options)
         trained: Sequence[MeanFieldObjective] = list(objective.components)  # type: ignore[arg-type]
+        result, rise = self._settle(trained, rows, seed, result)
         evidence, terms, each = mixture_elbo(trained, rows, seed)
         points = trained[0].point_params()
         members = [
@@ -132,7 +134,7 @@ class MixtureVI(VariationalMethod):
         ]  # fmt: skip
         mixture = Mixture(model, members, points=points, seed=seed, log_evidence=evidence)
         notes = self._notes(model, rows.size, result)
-        mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), terms, notes)
+        mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), {**terms, **rise}, notes)
         return mixture
 
     def _single(self) -> MeanFieldVI:
@@ -286,12 +288,12 @@ class ComponentsInTurn(Objective):
         """How many numbers one component trains."""
         return self.components[0].dimension  # type: ignore[return-value]
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of a batch and the means of its terms."""
         losses, terms = [], []
         for each in self.components:
             each.epoch = self.epoch  # type: ignore[assignment]
-            loss, own = each(x, y)
+            loss, own = each(x, y, weights)
             losses.append(loss)
             terms.append(own)
         means = {name: torch.stack([own[name] for own in terms]).mean() for name in terms[0]}
@@ -364,9 +366,9 @@ class ComponentsTogether(Objective):
                         value.copy_(now[name])
         return self._components
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of a batch and the means of its terms."""
-        by_q, by_points, loss, terms = self._evaluate(x, y)
+        by_q, by_points, loss, terms = self._evaluate(x, y, weights)
         known = (self.q * by_q).sum()
         if self.points is not None:
             known = known + (self.points * by_points).sum()
@@ -399,29 +401,33 @@ class ComponentsTogether(Objective):
         trial(*self._inputs(x[:2], y[:2]))
         return not trial.refused
 
-    def _evaluate(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    def _evaluate(
+        self, x: Tensor, y: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Gradients of the components' own losses and, of the mean loss, in the points; the mean loss and its terms."""
-        by_q, by_points, losses, fit, kl, log_prior = self._bounds(*self._inputs(x, y))
+        by_q, by_points, losses, fit, kl, log_prior = self._bounds(*self._inputs(x, y, weights))
         terms = {"expected_log_likelihood": fit.mean() * self.size, "kl": kl.mean()}
         if self.points is not None:
             terms["log_prior_of_points"] = log_prior
         return by_q.contiguous(), by_points / len(self.q), losses.mean() - log_prior / self.size, terms
 
-    def _inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    def _inputs(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, ...]:
         first, count = self._components[0], len(self.q)
         first.epoch = self.epoch
         shape = count, first.draws, first.normals.drawn.size
         noise = fast_randn(count * first.draws, first.normals.drawn.size, like=self.q).view(shape)
         weight = torch.full((), first.kl_weight() / self.size, dtype=self.q.dtype, device=self.q.device)
         points = self.q.new_zeros(0) if self.points is None else self.points.detach()
-        return self.q.detach(), points, noise, weight, x, y
+        batch = (x, y) if weights is None else (x, y, weights)
+        return self.q.detach(), points, noise, weight, *batch
 
     def losses_and_gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What is recorded.
 
         Args:
             inputs: Means and log scales ``(K, 2, D)``; the points; standard normal noise for the drawn weights,
-                ``(K, draws, drawn weights)``; the KL's factor over N; inputs and targets of the batch.
+                ``(K, draws, drawn weights)``; the KL's factor over N; inputs and targets of the batch, and the rows'
+                weights if they have any.
 
         Returns:
             The gradients of the sum of all losses in the means and log scales, ``(K, 2, D)``, and in the points; the
@@ -433,10 +439,10 @@ class ComponentsTogether(Objective):
         return *slopes, *terms
 
     def _total(
-        self, q: Tensor, points: Tensor, noise: Tensor, weight: Tensor, x: Tensor, y: Tensor
+        self, q: Tensor, points: Tensor, noise: Tensor, weight: Tensor, *batch: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        one = vmap(self._one, in_dims=(0, None, 0, None, None), randomness="different")
-        fit, kl, entropy = one(q, points, noise, x, y)
+        one = vmap(self._one, in_dims=(0, None, 0, *(None,) * len(batch)), randomness="different")
+        fit, kl, entropy = one(q, points, noise, *batch)
         temperature = self._components[0].temperature
         penalty = kl if temperature == 1.0 else kl - (temperature - 1.0) * entropy
         losses, log_prior = weight * penalty - fit, q.new_zeros(())
@@ -444,7 +450,9 @@ class ComponentsTogether(Objective):
             log_prior = self._components[0].log_prior_of_points(self.point_layout.views(points))
         return losses.sum() - (len(q) / self.size) * log_prior, (losses, fit, kl, log_prior)
 
-    def _one(self, q: Tensor, points: Tensor, noise: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _one(
+        self, q: Tensor, points: Tensor, noise: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Expected log likelihood per example, KL and entropy of one component."""
         first = self._components[0]
         loc, log_scale = q[0], q[1]
@@ -461,7 +469,8 @@ class ComponentsTogether(Objective):
             local = first.normals.local
             local = local_weights(local.views(loc[cut:]), local.views(scale[cut:].square()), plain_local_rule)
             params = {**fixed, **drawn, **local}
-            fits.append(self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params).mean())
+            output = self.model.forward(params, x, buffers=self.net_buffers)
+            fits.append(self.model.score(output, y, params, weights).mean())
         return torch.stack(fits).mean(), kl, entropy_of_normals(log_scale)
 
 

@@ -8,10 +8,10 @@ density at a draw, the ELBO's gradient in the mean is :math:`E[g]`, and in the l
 
 exactly that for independent normals and a normal target whose weights are independent. Squares of means are estimated
 by products of different draws, which leaves no bias. Families that cannot stretch in each direction by itself are
-stretched in all at once. Where there are few weights, the
-expected Hessian is affordable as a whole, and the step goes to the member of the family that is nearest to the normal
-with that precision (variational Newton: Opper and Archambeau, 2009; Khan and Rue, 2023). It needs no learning rate,
-whatever the scale of the problem; each step is kept only where it raises the ELBO over draws that are common to both.
+stretched in all at once. Where there are few weights, the expected Hessian is affordable as a whole, and the step goes
+to the member of the family that is nearest to the normal with that precision (variational Newton: Opper and Archambeau,
+2009; Khan and Rue, 2023). It needs no learning rate, whatever the scale of the problem; each step is kept only where it
+raises the ELBO over draws that are common to both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.data import Data
-from knowable.core.network.params import Layout
+from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import Unsupported
 from knowable.inference.variational.objective import VariationalObjective
@@ -53,15 +53,16 @@ class Rise:
     standard_error: float
     weights: int
 
+    @classmethod
+    def mean(cls, rises: Sequence[Rise]) -> Rise:
+        """That of the mean of several ELBOs."""
+        error = math.hypot(*(each.standard_error for each in rises)) / len(rises)
+        return cls(sum(each.nats for each in rises) / len(rises), error, rises[0].weights)
+
     @property
     def is_small(self) -> bool:
         """Whether what is missing is below 0.5 nats, or below 0.01 nats a weight, or not told from noise."""
         return self.nats - 3.0 * self.standard_error <= max(_NATS, _NATS_PER_WEIGHT * self.weights)
-
-    @property
-    def is_worth_a_step(self) -> bool:
-        """Whether there is more to gain than a tenth of that, and it is told from noise."""
-        return self.nats - 2.0 * self.standard_error > 0.1 * _NATS
 
     @property
     def terms(self) -> dict[str, float]:
@@ -79,6 +80,9 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
 
 def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs: float) -> Rise:
     """What the ELBO could still gain, by gradients over all rows at some draws: a tenth of the passes of training."""
+    exact = objective.exact_elbo(data)
+    if exact is not None:
+        return _exact_rise(objective, objective.get_parameter("q"), exact)
     count = int(min(_MOST, max(_FEWEST, 0.1 * epochs)))
     with own_randomness(derive_seed(seed, "possible rise")):
         target = Target(objective, data)
@@ -96,14 +100,29 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
         slopes = slopes.mean(1, keepdim=True).expand_as(slopes)
     if objective.symmetric:  # a draw and its mirror image are one observation
         gradients, slopes = (0.5 * (each[: len(draws) // 2] + each[len(draws) // 2 :]) for each in (gradients, slopes))
-    stretch = slopes.mean(0).clamp_max(0.99)  # 1 - Λ v: negative where q is too wide
-    near = stretch.abs() < 1e-3
-    exact = -(stretch + torch.log1p(-stretch)) / torch.where(near, 1.0, stretch).square()  # its gain over its square
-    by_scale = torch.where(near, 0.5 + stretch / 3.0, exact)
-    parts = [gradients * (0.5 / (1.0 - stretch)).sqrt(), slopes * (0.5 * by_scale).sqrt()]
+    known, noise = slopes.mean(0), slopes.std(0) / math.sqrt(len(slopes))
+    known = torch.minimum(known, (known - 2.0 * noise).clamp_min(0.0))  # near 1, noise alone would count for much
+    by_mean, by_scale = _gains_over_squares(known)
+    parts = [gradients * by_mean.sqrt(), slopes * by_scale.sqrt()]
     value = _products_of_pairs(parts).mean().item()
     noise = _products_of_pairs([each - each.mean(0) for each in parts])  # what there would be without anything to gain
     return Rise(value, noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise)), target.size)
+
+
+def _exact_rise(objective: VariationalObjective, q: Tensor, elbo: Tensor) -> Rise:
+    """The same from gradients without noise, of independent normals in one buffer of means and log scales."""
+    by_mean, slopes = torch.autograd.grad(elbo / (objective.beta * objective.temperature), q)[0].double()
+    gains = _gains_over_squares(slopes)
+    value = (by_mean * q[1].detach().double().exp()).square() @ gains[0] + slopes.square() @ gains[1]
+    return Rise(value.item(), 0.0, len(slopes))
+
+
+def _gains_over_squares(slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step on means and scales gains, over the squares of the slopes in means and in log scales."""
+    stretch = slopes.clamp_max(0.99)  # 1 - Λ v: negative where q is too wide
+    near = stretch.abs() < 1e-3
+    exact = -(stretch + torch.log1p(-stretch)) / torch.where(near, 1.0, stretch).square()
+    return 0.5 / (1.0 - stretch), 0.5 * torch.where(near, 0.5 + stretch / 3.0, exact)
 
 
 def _products_of_pairs(parts: Sequence[Tensor]) -> Tensor:
@@ -112,9 +131,9 @@ def _products_of_pairs(parts: Sequence[Tensor]) -> Tensor:
     return products[~torch.eye(len(products), dtype=torch.bool, device=products.device)]
 
 
-def refine(objective: VariationalObjective, data: Data, seed: int) -> int:
+def refine(objective: VariationalObjective, data: Data, seed: int, *, hold_points: bool = False) -> int:
     """Newton steps while they raise the ELBO; how many were made. None for many weights, where they are expensive."""
-    target = Target(objective, data)
+    target = Target(objective, data, hold_points=hold_points)
     if target.layout.size > _DENSE_UP_TO:
         return 0
     for step in range(_ROUNDS):
@@ -145,7 +164,7 @@ def _newton_step(target: Target, seed: int) -> float:
         at = centre + share * newton
         blend = share * _positive(precision[:size, :size]) + (1.0 - share) * variance.double().reciprocal().diag()
         try:
-            _move(objective, at[:size], blend, at[size:].split(target.point_sizes))
+            target.move(at[:size], blend, at[size:])
             gains = target.elbo(seed) - before
         except (Unsupported, RuntimeError):  # a family without a rule, or a matrix without a root
             gains = torch.full((2,), -math.inf)
@@ -158,14 +177,6 @@ def _newton_step(target: Target, seed: int) -> float:
     return 0.0
 
 
-@torch.no_grad()
-def _move(objective: VariationalObjective, mean: Tensor, precision: Tensor, points: Sequence[Tensor]) -> None:
-    """Let q be nearest to a normal, and give the point estimates new values."""
-    objective.fit_normal(mean, precision)
-    for value, new in zip(objective.points, points, strict=True):
-        value.copy_(new.view_as(value))
-
-
 def _positive(matrix: Tensor) -> Tensor:
     """The symmetric matrix with its eigenvalues' absolute values: a Newton step then never goes down."""
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
@@ -176,18 +187,30 @@ def _positive(matrix: Tensor) -> Tensor:
 class Target:
     """The log density that q approximates, as a function of one flat vector: random weights, then point estimates."""
 
-    def __init__(self, objective: VariationalObjective, data: Data):
+    def __init__(self, objective: VariationalObjective, data: Data, *, hold_points: bool = False):
         self.objective, self.data = objective, data
-        first, names = objective.model.params(), objective.model.random_names
-        self.layout = Layout.of({name: first[name] for name in [*names, *objective.point_names]})
-        self.point_sizes = self.layout.sizes[len(names) :]
-        self.size = self.layout.size - sum(self.point_sizes)  # of the random weights
-        self.weights = Layout(self.layout.names[: len(names)], self.layout.shapes[: len(names)])
+        first = objective.model.params()
+        self.weights = Layout.of({name: first[name] for name in objective.model.random_names})
+        self.free = Layout.of({} if hold_points else {name: first[name] for name in objective.point_names})
+        self.layout = Layout((*self.weights.names, *self.free.names), (*self.weights.shapes, *self.free.shapes))
+        self.size = self.weights.size
 
     def points(self) -> Tensor:
-        """The point estimates, flat."""
-        values = [value.detach().flatten() for value in self.objective.points]
-        return torch.cat(values) if values else torch.zeros(0, device=self.objective.model.device)
+        """The point estimates that are not held, flat."""
+        return self.free.flatten(self.objective.point_params()).detach()
+
+    @torch.no_grad()
+    def move(self, mean: Tensor, precision: Tensor, points: Tensor) -> None:
+        """Let q be nearest to a normal, and give the point estimates new values."""
+        self.objective.fit_normal(mean, precision)
+        now = self.objective.point_params()
+        for name, new in self.free.views(points).items():
+            now[name].copy_(new)
+
+    def params(self, flat: Tensor) -> Params:
+        """All parameters, by name."""
+        held = {name: value.detach().to(flat) for name, value in self.objective.point_params().items()}
+        return {**held, **self.layout.views(flat)}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and variances of the random weights."""
@@ -217,18 +240,18 @@ class Target:
             drawn = torch.cat([half, 2.0 * mean - half])
         return torch.cat([drawn, points.to(drawn).expand(len(drawn), -1)], dim=1)
 
-    def log_density(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def log_density(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Of one batch on its own scale, without the prior."""
-        model, params = self.objective.model, self.layout.views(flat)
+        model, params = self.objective.model, self.params(flat)
         buffers = self.objective.net_buffers
         if flat.dtype != model.dtype:
             x, y = (each.to(flat.dtype) if each.is_floating_point() else each for each in (x, y))
             buffers = {k: v.to(flat.dtype) if v.is_floating_point() else v for k, v in buffers.items()}
-        return model.score(model.forward(params, x, buffers=buffers), y, params).sum()
+        return model.score(model.forward(params, x, buffers=buffers), y, params, weights).sum()
 
     def log_prior(self, flat: Tensor) -> Tensor:
         """Of weights and points, tempered as the objective asks; β and T count as in the ELBO over β T."""
-        objective, params = self.objective, self.layout.views(flat)
+        objective, params = self.objective, self.params(flat)
         of_points = objective.log_prior_of_points({name: params[name] for name in objective.point_names})
         whole = objective.model.log_prior(params)
         return (whole - of_points) / objective.temperature + of_points / self._tempering
@@ -244,8 +267,8 @@ class Target:
     def _first(self, flat: Tensor) -> Tensor:
         at = flat.detach().requires_grad_()
         total = _gradient(self.log_prior(at), at)
-        for x, y in self.data:
-            value = self.log_density(at, x, y) / self._tempering
+        for batch in self.data:
+            value = self.log_density(at, *batch) / self._tempering
             if not value.requires_grad:
                 raise Unsupported("The likelihood has no gradient in the weights.")
             total = total + _gradient(value, at)
@@ -267,13 +290,17 @@ class Target:
         """The gradient, and below it the Hessian, ``(1 + D, D)``."""
         at = flat.detach().requires_grad_()
         total = _derivatives(self.log_prior(at), at)
-        for x, y in self.data:
-            total = total + _derivatives(self.log_density(at, x, y) / self._tempering, at)
+        for batch in self.data:
+            total = total + _derivatives(self.log_density(at, *batch) / self._tempering, at)
         return total
 
     def elbo(self, seed: int) -> Tensor:
         """The ELBO at each of some draws, ``(draws,)``, the same noise for the same seed; its constants count too."""
         objective = self.objective
+        with torch.no_grad():
+            exact = objective.exact_elbo(self.data)
+        if exact is not None:
+            return (exact / self._tempering).expand(2)
         with torch.no_grad(), own_randomness(seed):
             kl = objective.kl_divergence()
             if objective.temperature != 1.0:
@@ -281,7 +308,7 @@ class Target:
             points = objective.point_params()
             fixed = (objective.log_prior_of_points(points) / self._tempering) - kl / objective.temperature
             flat = torch.stack([self.layout.flatten({**points, **each}) for each in objective.draw_weights(_COMPARED)])
-            fits = [sum(self.log_density(each, x, y) for x, y in self.data) for each in flat]
+            fits = [sum(self.log_density(each, *batch) for batch in self.data) for each in flat]
         return torch.stack([torch.as_tensor(each) for each in fits]) / self._tempering + fixed
 
 

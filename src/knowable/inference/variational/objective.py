@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.posterior import Posterior
@@ -76,6 +77,10 @@ class VariationalObjective(Objective):
         """
         raise Unsupported(f"{type(self).__name__} has no rule for the distribution nearest to a normal.")
 
+    def exact_elbo(self, data: Data) -> Tensor | None:
+        """The ELBO over all rows without noise, differentiable, where the method maximises one like that; else None."""
+        return None
+
     # --- what the parts of the ELBO need -----------------------------------------------------------------------------
 
     def kl_weight(self) -> float:
@@ -95,14 +100,14 @@ class VariationalObjective(Objective):
         """What every posterior is given: point estimates and buffers, and ``common``."""
         return {"points": self.point_params(), "buffers": self.net_buffers, **common}
 
-    def log_likelihood(self, x: Tensor, y: Tensor, params: Params) -> Tensor:
-        """Log likelihood of each row of a batch, in training mode, ``(batch,)``."""
+    def log_likelihood(self, x: Tensor, y: Tensor, params: Params, weights: Tensor | None = None) -> Tensor:
+        """Log likelihood of each row of a batch (times its weight), in training mode, ``(batch,)``."""
         if not self.recording:
             output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
         else:  # a recording takes no tensor subclasses
             with PairRules(params) as rules:
                 output = self.model.forward(rules.params, x, buffers=self.net_buffers, training=True)
-        return self.model.score(output, y, params)
+        return self.model.score(output, y, params, weights)
 
     def log_prior_of_points(self, points: Params) -> Tensor:
         """Log prior of the point estimates, and hyperprior of the prior's own scales."""
@@ -124,10 +129,15 @@ class VariationalObjective(Objective):
 
 
 def expected_log_likelihood(
-    objective: VariationalObjective, x: Tensor, y: Tensor, points: Params, draws: Sequence[Params]
+    objective: VariationalObjective,
+    x: Tensor,
+    y: Tensor,
+    points: Params,
+    draws: Sequence[Params],
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""The mean log likelihood of a row over draws :math:`\theta \sim q`, through which its gradient passes."""
-    each = [objective.log_likelihood(x, y, {**points, **draw}).mean() for draw in draws]
+    each = [objective.log_likelihood(x, y, {**points, **draw}, weights).mean() for draw in draws]
     return sum(each[1:], each[0]) / len(each)
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 _RANDOM = (GaussianWeight, GaussianPair)
 
 
-def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points: Params) -> tuple[Tensor, Tensor]:
+def score_surrogate(
+    objective: MeanFieldObjective, x: Tensor, y: Tensor, points: Params, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Expected log likelihood per example, whose gradient is the score-function estimate, and the KL."""
     normals, recording = objective.normals, objective.recording
     noise = standard_noise(objective.draws, normals.drawn.size, like=objective.q, recording=recording)
@@ -44,7 +46,7 @@ def score_surrogate(objective: MeanFieldObjective, x: Tensor, y: Tensor, points:
         fixed = {name: value.detach() for name, value in draw.items()}  # no gradient passes through
         outputs = DrawnOutputs()
         local = local_weights(loc, variance, outputs, recording=recording)
-        values.append(objective.log_likelihood(x, y, {**points, **fixed, **local}))
+        values.append(objective.log_likelihood(x, y, {**points, **fixed, **local}, weights))
         scores.append(outputs.score)
     rows = torch.stack(values)  # (draws, rows)
     surrogate = _log_density_gradient(objective.q, standard, centred(rows.detach().mean(1)))

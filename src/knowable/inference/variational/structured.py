@@ -212,7 +212,7 @@ class StructuredObjective(VariationalObjective):
             return parts[0].posterior(self.model, **self.shared(common))
         return ProductPosterior(self.model, [part.posterior(self.model) for part in parts], **self.shared(common))
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms."""
         points = self.point_params()
         with torch.autocast(x.device.type, enabled=False):  # only the network's own arithmetic is of lower precision
@@ -220,7 +220,7 @@ class StructuredObjective(VariationalObjective):
             kl = self._kl(drawn, points)
             entropy = None if self.temperature == 1.0 else -_negative_entropy_of(drawn)
         thetas = self._by_name([each.values for each in drawn])
-        log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+        log_likelihood = expected_log_likelihood(self, x, y, points, thetas, weights)
         return negative_elbo(self, log_likelihood, kl, points, entropy=entropy)
 
     def update(self, optimiser: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Classification: handwritten digits, and which of them the model is unsure of."""
+"""Classification from few examples: a hundred handwritten digits, and which of the others to show to a person."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.method import Method
@@ -17,35 +17,50 @@ from knowable.datasets import Dataset, digits
 from knowable.interfaces.demo.fits import Fits, stopping_note
 from knowable.report.prediction_panels import curves_panel, pictures_panel, reliability_panel
 from knowable.report.report import Listing, Section
-from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
+from knowable.report.row_panels import certainty_panel
+from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table, with_error
 
 HERO = "Deep ensemble"
-HIDDEN = 64
+PLAIN = "Maximum likelihood"  # ordinary training
+POINT = "MAP"  # the same prior as the hero, one network
+TRAINING_ROWS = 100
 SHOWN = 6  # digits of each kind in the report
-KEPT = (1.0, 0.98, 0.95, 0.9, 0.8)  # shares of the digits that are labelled without a person
+SURE = 0.9  # probability from which a label counts as confident
+KEPT = (1.0, 0.95, 0.9, 0.8, 0.7)  # shares of the digits that are labelled without a person
+RISKS = (0.05, 0.02, 0.01)  # shares of wrong labels that might be tolerated
+RISK = 0.02  # the one in the advice
 
 COLUMNS = (
-    *(SCORES[name] for name in ("accuracy", "nll", "brier", "ece")),
+    *(SCORES[name] for name in ("accuracy", "nll", "brier")),
     ScoreColumn(
         "auroc_of_errors", "AUROC of errors", better="higher",
         help="Probability that a wrongly labelled digit has a higher entropy than a correctly labelled one.",
+    ),
+    replace(
+        SCORES["auroc_outside"], label="AUROC of turned digits",
+        help="Probability that a digit lying on its side has a higher entropy than an upright one.",
     ),
     replace(SCORES["seconds"], better="none"),
 )  # fmt: skip
 
 
 def network_model() -> kn.Model:
-    """A network with one hidden layer."""
-    net = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    """A small convolutional network."""
+    net = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
     return kn.Model(net, kn.Categorical(), kn.Normal(1.0))
 
 
 def methods(epochs: int | None) -> dict[str, Method]:
     """The methods; ``epochs`` None lets each stop by itself."""
     return {
-        "Maximum likelihood": kn.MaximumLikelihood(epochs=epochs),
-        "MAP": kn.MAP(epochs=epochs),
-        "Laplace": kn.Laplace(epochs=epochs),
+        PLAIN: kn.MaximumLikelihood(epochs=epochs),
+        POINT: kn.MAP(epochs=epochs),
+        "MC dropout": kn.MCDropout(epochs=epochs),
         HERO: kn.DeepEnsemble(10, epochs=epochs),
     }
 
@@ -54,42 +69,58 @@ def methods(epochs: int | None) -> dict[str, Method]:
 class DigitsResult:
     """What was fitted and scored."""
 
-    train: int
-    test: Dataset
-    predictions: Mapping[str, ClassPrediction]
+    test: Dataset  # held-out digits, pixels as published
+    predictions: Mapping[str, ClassPrediction]  # of the held-out digits
+    turned: Mapping[str, ClassPrediction]  # of the same digits lying on their side
     scores: Mapping[str, kn.Scores]
     fits: Fits
     epochs: int | None  # passes over the data in each fit, or None if each stopped by itself
 
+    def wrong(self, name: str) -> Tensor:
+        """Which of the held-out digits a method labels wrongly, ``(rows,)``."""
+        return self.predictions[name].labels != self.test.y
 
-def run(*, seed: int, epochs: int | None, rows: int | None = None, progress: bool | None = None) -> DigitsResult:
-    """Fit every method to the same training rows and predict the same held-out rows."""
-    train, test = digits().split(seed, test=0.3)
-    train = train if rows is None else train.rows(torch.arange(rows))
+
+def run(*, seed: int, epochs: int | None, progress: bool | None = None) -> DigitsResult:
+    """Fit every method to the same few rows and predict the same held-out rows, upright and turned."""
+    train, test = digits().split(seed, test=0.6)
+    train = train.rows(torch.arange(TRAINING_ROWS))
+    mean, std = train.x.mean(), train.x.std()
+    scaled = replace(train, x=(train.x - mean) / std)
+    upright, on_side = (test.x - mean) / std, (turned(test.x) - mean) / std
     fits, wanted = Fits("Digits"), methods(epochs)
-    predictions: dict[str, ClassPrediction] = {}
+    inside: dict[str, ClassPrediction] = {}
+    outside: dict[str, ClassPrediction] = {}
     with progress_bar("digits", progress) as bar:
         for done, (name, method) in enumerate(wanted.items()):
             bar.update(done, len(wanted), name)
-            posterior = fits.fit(name, method, network_model, train, seed=seed)
-            predictions[name] = cast(ClassPrediction, posterior.predict(test.x))
-    scores = {name: kn.evaluate(each, test.y) for name, each in predictions.items()}
-    return DigitsResult(len(train), test, predictions, scores, fits, epochs)
+            posterior = fits.fit(name, method, network_model, scaled, seed=seed)
+            inside[name] = cast(ClassPrediction, posterior.predict(upright))
+            outside[name] = cast(ClassPrediction, posterior.predict(on_side))
+    scores = {name: kn.evaluate(each, test.y) for name, each in inside.items()}
+    return DigitsResult(test, inside, outside, scores, fits, epochs)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Pictures ``(rows, 64)`` turned by a quarter: nothing like them was in training."""
+    return torch.rot90(x.view(-1, 8, 8), 1, (1, 2)).reshape(-1, 64)
 
 
 def section(result: DigitsResult) -> Section:
     """The part of the report on this problem."""
-    hero = result.predictions[HERO]
+    hero, y, classes = result.predictions[HERO], result.test.y, result.test.classes
     order = hero.total.argsort(descending=True).tolist()
-    images, y, classes = result.test.x.view(-1, 8, 8), result.test.y, result.test.classes
-    chosen = (
-        ("Least", order[:SHOWN], "largest entropy. These are the ones to show to a person."),
-        ("Most", order[: -SHOWN - 1 : -1], "smallest entropy."),
-    )
-    pictures = [
-        pictures_panel(f"{which} certain digits, {HERO}", hero, rows, images=images, y=y, classes=classes,
-                       caption=f"The held-out digits with the {caption}")
-        for which, rows, caption in chosen
+    least = pictures_panel(
+        f"Least certain digits, {HERO}", hero, order[:SHOWN], images=result.test.x.view(-1, 8, 8), y=y,
+        classes=classes, caption="The held-out digits with the largest entropy: the ones to show to a person.",
+    )  # fmt: skip
+    on_side = [
+        pictures_panel(
+            f"Digits on their side, {name}", result.turned[name], range(SHOWN), y=y,
+            images=turned(result.test.x).view(-1, 8, 8), classes=classes,
+            caption=f"The first {SHOWN} held-out digits, turned by a quarter.",
+        )
+        for name in (PLAIN, HERO)
     ]  # fmt: skip
     reliability = reliability_panel(
         "Calibration curve: accuracy against confidence",
@@ -104,19 +135,122 @@ def section(result: DigitsResult) -> Section:
         caption="Terms of each objective on the scale of the whole data set.",
     )
     return Section(
-        title="Digits: which pictures are unclear",
-        lead=f"{result.test.description} One network of {HIDDEN} hidden units, fitted by four methods to "
-        f"{result.train:,} digits and scored on {len(result.test)} others.",
+        title=f"Digits: {TRAINING_ROWS} examples, and inputs unlike any of them",
+        lead=f"{result.test.description} One convolutional network, fitted by {len(result.predictions)} methods to "
+        f"{TRAINING_ROWS} digits and scored on {len(result.test):,} others; and the same {len(result.test):,} turned "
+        "by a quarter, which no method has seen.",
         findings=findings(result),
         tables=(table(result),),
-        panels=(*pictures, reliability, training),
-        listings=(result.fits.listing(), rejection(result)),
+        panels=(least, *on_side, reliability, training),
+        listings=(result.fits.listing(),),
         notes=stopping_note(result.epochs),
     )
 
 
+def table(result: DigitsResult) -> ScoreTable:
+    """Scores of each method on the held-out digits."""
+    seconds = {name: each.diagnostics.seconds for name, each in result.fits.posteriors.items()}
+    return score_table(
+        f"Digits, {TRAINING_ROWS} to learn from, {len(result.test):,} held out",
+        {
+            name: {
+                **each,
+                "auroc_of_errors": error_auroc(result, name),
+                "auroc_outside": kn.metrics.auroc(result.predictions[name], result.turned[name]),
+                "seconds": seconds[name],
+            }
+            for name, each in result.scores.items()
+        },
+        COLUMNS,
+        note="One random split.",
+        standard_errors={name: each.standard_errors for name, each in result.scores.items()},
+    )
+
+
+def error_auroc(result: DigitsResult, name: str) -> float:
+    """Chance that a wrongly labelled digit has the larger entropy; NaN if all or none are wrong."""
+    total, wrong = result.predictions[name].total, result.wrong(name)
+    if wrong.all() or not wrong.any():
+        return float("nan")
+    return kn.metrics.auroc(total[~wrong], total[wrong])
+
+
+def findings(result: DigitsResult) -> tuple[str, ...]:
+    """The results in sentences."""
+    sure = {name: (each.probs.amax(1) > SURE).double().mean().item() for name, each in result.turned.items()}
+    gain = result.scores[HERO].per_row["nll"].double() - result.scores[POINT].per_row["nll"].double()
+    error = gain.std().item() / len(gain) ** 0.5
+    return (
+        f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits correctly, {POINT} "
+        f"{result.scores[POINT]['accuracy']:.1%}, {PLAIN.lower()} {result.scores[PLAIN]['accuracy']:.1%}.",
+        f"NLL of {HERO} less that of {POINT}, in pairs over the digits: {with_error(gain.mean().item(), error)}.",
+        f"Of the digits on their side, {PLAIN.lower()} gives {sure[PLAIN]:.0%} a label with more than {SURE:.0%} "
+        f"probability, {POINT} {sure[POINT]:.0%}, {HERO} {sure[HERO]:.0%}.",
+    )
+
+
+# --- What to do with it: which digits to accept, and which to show to a person ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Accept digits up to a threshold of the entropy, chosen on half of the held-out digits, checked on the others."""
+
+    risk: float  # tolerated share of wrong labels
+    threshold: float | None  # in nats; None if no threshold keeps the risk
+    accepted: float  # share of the other half
+    wrong: float  # share of those accepted; NaN where none are
+
+
+def rule(result: DigitsResult, risk: float) -> Rule:
+    """The rule that accepts most digits of the first half within the risk."""
+    total, wrong = result.predictions[HERO].total.double(), result.wrong(HERO).double()
+    half = len(total) // 2
+    threshold = largest_threshold(total[:half], wrong[:half], risk)
+    kept = total[half:] <= (-1.0 if threshold is None else threshold)
+    return Rule(risk, threshold, kept.double().mean().item(), wrong[half:][kept].mean().item())
+
+
+def largest_threshold(uncertainty: Tensor, wrong: Tensor, risk: float) -> float | None:
+    """The largest uncertainty up to which the mean of ``wrong`` is within the risk."""
+    ordered = uncertainty.sort().values
+    last = torch.cat([ordered[1:] > ordered[:-1], torch.tensor([True])])  # of those equally uncertain
+    within = ordered[(kn.metrics.risk_coverage(uncertainty, wrong).risk <= risk + 1e-9) & last]  # sums are rounded
+    return within[-1].item() if len(within) else None
+
+
+def advice(result: DigitsResult) -> str:
+    """One sentence to act on."""
+    found, everything = rule(result, RISK), result.wrong(HERO)[len(result.test) // 2 :].double().mean().item()
+    if found.threshold is None or found.accepted == 0:
+        return f"No threshold of the entropy keeps the error within {RISK:.0%}: show every digit to a person."
+    return (
+        f"Accept a label when the entropy is at most {found.threshold:.2f} nats and show the other digits to a person: "
+        f"that labels {found.accepted:.0%} by machine with {found.wrong:.1%} wrong, instead of all with "
+        f"{everything:.1%} wrong ({HERO.lower()}, digits not used to choose the threshold)."
+    )
+
+
+def action(result: DigitsResult, next_step: str) -> Section:
+    """The last part of the report: what to reject at which risk, and what to run next."""
+    size = len(result.test)
+    return Section(
+        title="What to do now",
+        lead="A prediction that says how certain it is can be refused. Show the least certain digits to a person, and "
+        "fewer of the others are wrong.",
+        findings=(advice(result), next_step),
+        panels=(certainty_panel(result.predictions, result.test.y),),
+        listings=(rejection(result), thresholds(result)),
+        notes=(
+            f"Each threshold is chosen on {size // 2} held-out digits, as the largest that keeps the error there "
+            f"within the risk; the last two columns are for the other {size - size // 2}, on which it may come out "
+            "a little higher.",
+        ),
+    )
+
+
 def rejection(result: DigitsResult) -> Listing:
-    """What to do with it: how many digits are wrong once the least certain ones go to a person."""
+    """How many digits are wrong once the least certain ones go to a person."""
     curves = {name: kn.metrics.risk_coverage(each, result.test.y).risk for name, each in result.predictions.items()}
     size = len(result.test)
     rows = [
@@ -126,43 +260,15 @@ def rejection(result: DigitsResult) -> Listing:
         )
         for kept in KEPT
     ]
-    return Listing("What to act on: show the least certain digits to a person", ("To a person", *curves), tuple(rows))
+    return Listing("Wrong among the rest, if the least certain go to a person", ("To a person", *curves), tuple(rows))
 
 
-def table(result: DigitsResult) -> ScoreTable:
-    """Scores of each method on the held-out digits."""
-    seconds = {name: each.diagnostics.seconds for name, each in result.fits.posteriors.items()}
-    return score_table(
-        f"Digits, {len(result.test)} held out",
-        {
-            name: {**each, "auroc_of_errors": error_auroc(result, name), "seconds": seconds[name]}
-            for name, each in result.scores.items()
-        },
-        COLUMNS,
-        note=f"One random split: fitted to {result.train:,} digits, scored on {len(result.test)} others.",
-        standard_errors={name: each.standard_errors for name, each in result.scores.items()},
-    )
-
-
-def error_auroc(result: DigitsResult, name: str) -> float:
-    """Chance that a wrongly labelled digit has the larger entropy; NaN if all or none are wrong."""
-    prediction = result.predictions[name]
-    wrong = prediction.labels != result.test.y
-    if wrong.all() or not wrong.any():
-        return float("nan")
-    return kn.metrics.auroc(prediction.total[~wrong], prediction.total[wrong])
-
-
-def findings(result: DigitsResult) -> tuple[str, ...]:
-    """The results in sentences."""
-    hero = result.predictions[HERO]
-    wrong = hero.labels != result.test.y
-    tenth = hero.total.argsort(descending=True)[: max(1, len(result.test) // 10)]
-    best = min(result.scores, key=lambda name: result.scores[name]["nll"])
-    return (
-        f"{HERO} labels {result.scores[HERO]['accuracy']:.1%} of the held-out digits correctly; {int(wrong.sum())} are "
-        f"wrong, and {int(wrong[tenth].sum())} of these are among the tenth it is least certain of.",
-        f"Lowest held-out NLL: {best} ({result.scores[best]['nll']:.3f}).",
-        f"To act on: show the tenth that {HERO} is least certain of to a person, and of the other "
-        f"{len(result.test) - len(tenth)} digits {int(wrong.sum()) - int(wrong[tenth].sum())} are wrong.",
-    )
+def thresholds(result: DigitsResult) -> Listing:
+    """From which uncertainty on to reject, for each risk that might be tolerated."""
+    rows = []
+    for found in (rule(result, risk) for risk in RISKS):
+        limit = "reject all" if found.threshold is None else f"{found.threshold:.3f} nats"
+        wrong = f"{found.wrong:.2%}" if found.accepted else "–"
+        rows.append((f"{found.risk:.0%}", limit, f"{found.accepted:.0%}", wrong))
+    headings = ("Tolerated error", "Accept up to an entropy of", "Accepted", "Wrong among those")
+    return Listing(f"What to reject at which risk, {HERO}", headings, tuple(rows))

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from knowable.core.method import Method
 from knowable.core.model.data import Data
 from knowable.core.prediction.prediction import RegressionPrediction
-from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError, Unsupported
 from knowable.testing.networks import NetworkCase, network_case
 from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior
 
@@ -56,6 +56,26 @@ def check_datasets_and_loaders_are_read(subject: Subject) -> None:
         if not subject.seeded:
             same = all(torch.allclose(mean[name], expected[name], atol=1e-5) for name in mean)
             expect(same, f"A fit on {kind} differs from one on the same data as tensors.")
+
+
+def check_row_weights_count(subject: Subject) -> None:
+    """Rows of weight 0 have no say, and other weights give another fit; a method that ignored weights fails this."""
+    case = subject.case()
+    x, y = case.data
+    weights = torch.ones(len(x), dtype=x.dtype)
+    weights[::3] = 0.0
+    other = y.clone()
+    other[::3] += 1.0
+    data = Data(case.data, weights=weights)
+    if not subject.method.supports_row_weights:
+        expect_error(Unsupported, lambda: subject.fit(case, data=data), "A fit on rows with weights")
+        return
+    fitted = subject.fit(case, data=data)
+    same = subject.fit(case, data=Data((x, other), weights=weights))
+    expect_same_posterior(fitted, same, x, "A fit in which rows of weight 0 have other targets")
+    heavy = subject.fit(case, data=Data(case.data, weights=20.0 * weights))
+    moved = any(not torch.equal(value, heavy.mean()[name]) for name, value in fitted.mean().items())
+    expect(moved, "Weights twenty times as large should give another fit.")
 
 
 def check_unusable_data_is_refused(subject: Subject) -> None:

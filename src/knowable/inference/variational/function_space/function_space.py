@@ -229,13 +229,13 @@ class FunctionSpaceObjective(FlatNormalDistribution, VariationalObjective):
         self.linearised = LinearisedNetwork(model)
         self.outputs = self.linearised.count_outputs(x, model.network_params(model.params()), self.net_buffers)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         points = self.point_params()
         noise = standard_noise(self.draws, self.normals.drawn.size, like=self.q)
         kl, loc, variance, draws = self.normals.draw(self.q, noise)
         thetas = [{**draw, **local_weights(loc, variance, local_rule)} for draw in draws]
-        log_likelihood = expected_log_likelihood(self, x, y, points, thetas)
+        log_likelihood = expected_log_likelihood(self, x, y, points, thetas, weights)
         if self.normals.others:
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
         loss, terms = negative_elbo(self, log_likelihood, kl, points)  # its KL is that of the likelihood's parameters

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import as_input
+from knowable.core.model.data import Data, as_input
 from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
@@ -20,6 +20,7 @@ from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import generator_for
+from knowable.errors import Unsupported
 from knowable.inference.variational.method import VariationalMethod, check_normals
 from knowable.inference.variational.moment.algebra import NODES, Moments
 from knowable.inference.variational.moment.expected_likelihood import check_likelihood, expected_log_likelihood
@@ -74,6 +75,7 @@ class MomentVI(VariationalMethod):
     """
 
     family = "variational"
+    says_rise = True
     summary = "the same independent normals without sampling: moments go through the layers"
     aliases = ("dvi",)
     references = ("wu2019", "lobato2015", "clark1961", "knowles2011")
@@ -120,17 +122,24 @@ class MomentObjective(FlatNormalDistribution, VariationalObjective):
         normals = replace(by_weights, drawn=Layout.of({}), local=by_weights.layout)  # no weight is drawn
         self.hold(normals, first, initial_scale)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """-ELBO / N of a batch, and its terms: no weight is drawn."""
         points = self.point_params()
         kl, loc, variance, _ = self.normals.draw(self.q, self.q.new_empty((1, 0)))
         params = {name: Moments(value, variance.get(name)) for name, value in {**points, **loc}.items()}
         output = propagate(self.model, params, x, buffers=self.net_buffers, training=True, limit=self.limit)
         own, y = likelihood_moments(self.model, params), self.model.align(y, output.mean)
-        log_likelihood = expected_log_likelihood(self.model.likelihood, output, y, own).mean()
+        each = expected_log_likelihood(self.model.likelihood, output, y, own)
+        log_likelihood = (each if weights is None else weights * each).mean()
         if self.normals.others:
             kl = kl + self.normals.remaining_kl(self.q, self.model, points, self.draws)
         return negative_elbo(self, log_likelihood, kl, points)
+
+    def exact_elbo(self, data: Data) -> Tensor:
+        """The ELBO as moments give it: what is maximised, and not that of draws."""
+        if self.normals.others:
+            raise Unsupported("priors without a closed form of their KL are drawn")
+        return torch.stack([-len(x) * self(x, y)[0] for x, y in data]).sum()
 
     def posterior(self, **common: Any) -> MomentNormal:
         """Independent normals that predict by moments."""
