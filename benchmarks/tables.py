@@ -277,15 +277,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
+    folds = [int(each) for each in options.folds.split(",")]
     if options.show:
-        rows = paired(_read(options.out))
+        rows = paired([row for row in _read(options.out) if row["fold"] in folds])
         page = shown(rows)
         options.out.with_suffix(".json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         options.out.with_suffix(".md").write_text(f"# tables\n\n{page}\n")
         print(page)
         return
     done = {(row["table"], row["method"], row["fold"]) for row in _read(options.out) if "error" not in row}
-    for fold in map(int, options.folds.split(",")):
+    for fold in folds:
         for table in options.tables.split(","):
             for method in options.methods.split(","):
                 if (table, method, fold) in done:

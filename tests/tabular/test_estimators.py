@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -212,11 +213,10 @@ def test_it_must_be_fitted_first(tmp_path):
 # --- auto and the budget ---------------------------------------------------------------------------------------------
 
 
-def test_auto_says_what_it_chose_and_why():
+def test_auto_says_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(BUDGETS, "normal", replace(BUDGETS["normal"], steps=0.02))
     X, y = np.random.default_rng(0).normal(size=(2_000, 3)), np.arange(2_000.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kn.KnowableWarning)
-        model = kn.BayesianRegressor(time_limit=4, random_state=0).fit(X, y)
+    model = kn.BayesianRegressor(random_state=0).fit(X, y)
     assert isinstance(model.method_, kn.DeepEnsemble)
     assert "2,000 rows, 3 inputs" in model.choice_.why
 

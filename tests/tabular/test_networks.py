@@ -108,6 +108,12 @@ def test_a_widened_prior_leaves_the_linear_map_and_the_biases_as_they_are():
     assert wide["skip.weight"] == usual["skip.weight"] and wide["*"] == usual["*"]
 
 
+def test_logits_are_mostly_linear_in_the_prior():
+    usual, logits = (default_prior(default_network(8, 2, 256, gain=gain)) for gain in (False, True))
+    assert usual["last.weight"] == kn.Normal(0.3536) and logits["last.weight"] == kn.Normal(0.08839)
+    assert {**logits, "last.weight": None} == {**usual, "last.weight": None}
+
+
 @pytest.mark.parametrize("method", [kn.MAP(epochs=3), kn.MeanFieldVI(epochs=3), kn.Laplace(epochs=3)], ids=repr)
 def test_methods_take_a_residual_network(method):
     net = default_network(12, 1, 60, categorical=[slice(2, 12)])
