@@ -63,8 +63,8 @@ def default_prior(net: nn.Module, widened: float = 1.0) -> dict[str, Prior]:
 
     The linear map beside the layers has half of that variance. Functions drawn from the prior are then of about the
     size of standardised targets, whatever the widths (Neal, 1996). With N(0, 1) on every weight they would grow with
-    the widths, and networks would be free to follow the noise. Logits, whose size is learned (``gain``), begin as mostly
-    linear: what the layers add to them is a quarter of that size, unless the prior is widened.
+    the widths, and networks would be free to follow the noise. Logits whose size is learned (``gain``) are mostly
+    linear at first: what the layers add to them is a quarter of that size, unless the prior is widened.
 
     Args:
         net: The network.
