@@ -401,7 +401,7 @@ def test_auto_can_be_updated_until_it_has_chosen_what_cannot():
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["map", "mean_field_vi", "nuts"])
+@pytest.mark.parametrize("method", ["map", "mean_field_vi", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_whole_weights_are_rows_repeated_for_every_method(method: str):
     rng = np.random.default_rng(0)
     X, y, weights = rng.normal(size=(20, 2)), rng.normal(size=20), rng.integers(0, 3, 20)
@@ -426,7 +426,7 @@ def test_other_weights_count_as_they_should():
     np.testing.assert_allclose(found, expected[:, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["mean_field_vi", "nuts"])
+@pytest.mark.parametrize("method", ["mean_field_vi", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_weights_that_are_not_whole_go_to_every_method(method: str):
     X, y = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
     model = kn.BayesianRegressor(QUICK[method], network=small_network, random_state=0)

@@ -30,6 +30,7 @@ Batch = tuple[Tensor, ...]
 """``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
 
 _CHUNK = 4096  # rows per batch where no gradient is needed
+_PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,30 @@ class Data:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
+    def parts(self, passes: float, *, seed: int) -> Iterator[tuple[float, Batch]]:
+        """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
+
+        There are at least 16. Together they have about ``passes`` times as many rows as the data, more where that would
+        make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        """
+        if self.in_memory:
+            whole = self.tensors
+            rows = int(min(_CHUNK, max(passes * self.size / _PARTS, _PART_ROWS)))
+            for number in range(max(_PARTS, round(passes * self.size / rows))):
+                if rows >= self.size:
+                    yield 1.0, whole
+                    continue
+                chosen = torch.randint(self.size, (rows,), generator=generator_for(seed, "part", number))
+                yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+            return
+        done, rows = 0, 0
+        while done < _PARTS or rows < passes * self.size:
+            for batch in self.batches(_CHUNK):
+                done, rows = done + 1, rows + len(batch[0])
+                yield self.size / len(batch[0]), batch
+                if done >= _PARTS and rows >= passes * self.size:
+                    break
+
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
@@ -193,6 +218,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             by_class = _of_classes(data.class_weights, inner.source[1], model)
             weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
+    if isinstance(data, TensorDataset):
+        data = _two(data, name)
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):
