@@ -344,8 +344,8 @@ def paired(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """A line for each table, as Markdown; the best NLL is bold."""
-    lines = ["| table | rows | " + " | ".join(METHODS) + " | RMSE or accuracy, ours | best peer | coverage | seconds |"]
-    lines.append("|" + "---|" * (len(METHODS) + 6))
+    lines = ["| table | rows | " + " | ".join(METHODS) + " | RMSE or accuracy, ours | best peer | coverage |"]
+    lines.append("|" + "---|" * (len(METHODS) + 5))
     for table in TABLES:
         by = {row["method"]: row for row in rows if row["table"] == table and "error" not in row}
         if "knowable" not in by:
@@ -360,7 +360,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
         cover = f"{ours['coverage']:.0%}" if key == "rmse" else ""
         lines.append(
             f"| {table} | {ours['rows']:,} | " + " | ".join(cells) + f"{behind} | "
-            f"{ours[key]:.4g} | {peer[key]:.4g} ({peer['method']}) | {cover} | {ours['seconds']:.0f} |"
+            f"{ours[key]:.4g} | {peer[key]:.4g} ({peer['method']}) | {cover} |"
         )
     return "\n".join(lines)
 

@@ -284,7 +284,7 @@ class BayesianEstimator(BaseEstimator):
             return default_network(
                 inputs, outputs, rows, categorical=categories, dtype=PRECISIONS[self.precision],
                 gain=self.task == "classification" and (self._trains_networks or isinstance(method, Sampler)),
-                activation="relu" if self._trains_networks else "tanh",
+                activation="relu" if self._trains_networks and self.task == "classification" else "tanh",
             )  # fmt: skip
 
     def _check_settings(self) -> None:

@@ -43,8 +43,8 @@ def default_network(
         rows: Training rows.
         categorical: Which of the inputs are the categories of one column, for each such column.
         gain: Whether the size of the outputs is learned, as logits need it.
-        activation: ``"tanh"``, whose smooth densities chains follow well, or ``"relu"``, which bends where trained
-            networks need it.
+        activation: ``"tanh"``, which is smooth and bounded where inputs are far out, or ``"relu"``, with which
+            classifiers that are trained do better.
         dtype: Precision of the weights.
     """
     check_count("inputs", inputs)
