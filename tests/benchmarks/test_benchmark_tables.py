@@ -49,7 +49,7 @@ def test_a_run_goes_on_where_it_was_stopped_and_a_method_that_failed_is_run_agai
         if len(calls) == 1:
             raise RuntimeError("once")
         return {"table": table, "method": method, "fold": fold, "rows": 80, "nll": 1.0, "rmse": 2.0, "coverage": 0.9,
-                "log_prob": [-0.5, -1.5]}  # fmt: skip
+                "log_prob": [-0.5, -1.5], "chosen": "MAP()", "likelihood": "Gaussian()"}  # fmt: skip
 
     monkeypatch.setattr(tables, "TABLES", {"cars": _frame})
     monkeypatch.setattr(tables, "run_one", run_one)
