@@ -224,6 +224,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             by_class = _of_classes(data.class_weights, inner.source[1], model)
             weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
+    if isinstance(data, TensorDataset):
+        data = _two(data, name)
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):

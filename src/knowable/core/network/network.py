@@ -398,13 +398,15 @@ class batched:
             return found
 
 
-@contextmanager
-def no_hidden_loops() -> Iterator[None]:
+_FUNCTORCH: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+
+class no_hidden_loops:
     """Make ``vmap`` refuse operations that it can only loop over: an explicit loop is faster."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
+
+    def __enter__(self) -> None:
+        self.before = _FUNCTORCH._is_vmap_fallback_enabled()
+        _FUNCTORCH._set_vmap_fallback_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        _FUNCTORCH._set_vmap_fallback_enabled(self.before)

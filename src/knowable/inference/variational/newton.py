@@ -93,9 +93,9 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     sides = 2 if objective.symmetric else 1  # a draw and its mirror image are one observation
     passes = 0.1 * epochs / sides
     parts: list[Sequence[tuple[float, Batch]] | None] = [None] * int(min(_MOST, passes))  # None: all rows
-    if passes < _FEWEST:
-        parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
-    with own_randomness(derive_seed(seed, "possible rise")):
+    with own_randomness(derive_seed(seed, "possible rise")):  # a loader may draw, too
+        if passes < _FEWEST:
+            parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
         target = Target(objective, data)
         with torch.no_grad():
             mean, units = target.units()
