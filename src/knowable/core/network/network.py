@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
-from knowable.core.network.recomputation import recomputed_by
+from knowable.core.network.recomputation import RUN_ONCE_MORE
 from knowable.core.network.refusals import rows_to_try, why_refused
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
@@ -200,38 +199,41 @@ class _Swappable:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, updated: Buffers | None = None) -> Tensor:
         """Run the module; buffers that its code assigns anew are put into ``updated``, by the names there."""
         held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
-        given = x if self._spares_input else tree_map_only(Tensor, torch.clone, x)
-        with self._holding(held):
-            before = _versions(given)
-            output = self.module(given)
-            self._spares_input = before is not None and _versions(given) == before
-            for name in updated or ():
-                store, key = self._places[name][0]
-                if updated is not None and store[key] is not updated[name]:
-                    updated[name] = _of_this_call(name, store[key])
-            return output
+        return self._holding(held, self._run, x, updated)
 
-    @contextmanager
-    def _holding(self, tensors: _Held) -> Iterator[None]:
+    def _run(self, x: Any, updated: Buffers | None) -> Tensor:
+        output = self.module(x) if self._spares_input else self._run_on_a_copy(x)
+        if updated:
+            for name, value in updated.items():
+                store, key = self._places[name][0]
+                if store[key] is not value:
+                    updated[name] = _of_this_call(name, store[key])
+        return output
+
+    def _run_on_a_copy(self, x: Any) -> Tensor:
+        given = tree_map_only(Tensor, torch.clone, x)
+        before = _versions(given)
+        output = self.module(given)
+        self._spares_input = before is not None and _versions(given) == before
+        return output
+
+    def _holding(self, tensors: _Held, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a function returns while the module has these tensors."""
         before = [(store, key, store[key]) for store, key, _ in tensors]
+        token = RUN_ONCE_MORE.set(self._with_these)
         try:
             for store, key, value in tensors:
                 store[key] = value
-            with recomputed_by(self._with_these):
-                yield
+            return function(*args, **kwargs)
         finally:
+            RUN_ONCE_MORE.reset(token)
             for store, key, value in before:
                 store[key] = value
 
     def _with_these(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """``block`` with the tensors that the module has now, whenever it is called."""
         now = [(store, key, store[key]) for places in self._places.values() for store, key in places]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self._holding(now):
-                return block(*args, **kwargs)
-
-        return run
+        return lambda *args, **kwargs: self._holding(now, block, *args, **kwargs)
 
 
 def _versions(x: Any) -> list[int] | None:

@@ -11,7 +11,6 @@ did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,25 +22,15 @@ from torch.utils._device import DeviceContext
 Block = Callable[..., Any]
 """What is checkpointed: a module or a function."""
 
-_once_more: ContextVar[Callable[[Block], Block] | None] = ContextVar("once_more", default=None)
-
-
-@contextmanager
-def recomputed_by(once_more: Callable[[Block], Block]) -> Iterator[None]:
-    """Inside this block, ``once_more`` says how a checkpointed block is run in the backward pass."""
-    before = _once_more.set(once_more)
-    try:
-        yield
-    finally:
-        _once_more.reset(before)
-
+RUN_ONCE_MORE: ContextVar[Callable[[Block], Block] | None] = ContextVar("run_once_more", default=None)
+"""How a checkpointed block is run in the backward pass, while one of our networks runs."""
 
 _without_reentrance = torch_checkpoint._checkpoint_without_reentrant_generator
 _with_reentrance = torch_checkpoint.CheckpointFunction.apply
 
 
 def _around_the_first_run(block: Block, preserve_rng_state: bool = True, *rest: Any, **kwargs: Any) -> Iterator[None]:
-    once_more = _once_more.get()
+    once_more = RUN_ONCE_MORE.get()
     if once_more is None:
         return _without_reentrance(block, preserve_rng_state, *rest, **kwargs)
     if _is_watched():
@@ -51,7 +40,7 @@ def _around_the_first_run(block: Block, preserve_rng_state: bool = True, *rest: 
 
 def _reentrant(block: Block, preserve_rng_state: bool, *args: Any) -> Any:
     """The older form cannot give gradients of the block's weights unless they are leaves: take the newer one."""
-    if _once_more.get() is None:
+    if RUN_ONCE_MORE.get() is None:
         return _with_reentrance(block, preserve_rng_state, *args)
     return torch_checkpoint.checkpoint(block, *args, use_reentrant=False)
 
