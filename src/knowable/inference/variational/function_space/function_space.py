@@ -16,6 +16,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.network.inputs import tensors_of
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import generator_for
@@ -172,7 +173,7 @@ class FunctionSpaceVI(VariationalMethod):
         return self.objective(model, next(iter(rows))[0], rows.size, start=start, pool=pool, seed=seed)
 
     def _identity(self, objective: FunctionSpaceObjective) -> dict[str, Any]:
-        return {"context": tensor_fingerprint(objective.pool)}
+        return {"context": tensor_fingerprint(*tensors_of(objective.pool))}
 
     def _pool(self, model: Model, data: Data, seed: int) -> Tensor:
         generator = generator_for(seed, "context")
