@@ -33,6 +33,7 @@ Batch = tuple[Tensor, ...]
 """``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
 
 _CHUNK = 4096  # rows per batch where no gradient is needed
+_SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Data:
         source = self.source
         if isinstance(source, Mapping):
             source = _pair(source, self.target, "data")
-        if isinstance(source, TensorDataset | tuple) or _is_ours(source):  # a list is one of batches
+        if isinstance(source, TensorDataset | tuple) or (self.target is None and _is_ours(source)):  # a list is one of batches
             x, y = _two(source, "data")
             source = as_rows(x) if is_several(x) else x, y
             object.__setattr__(self, "source", source)
@@ -320,7 +321,7 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
         return data[0], data[1]
     if isinstance(data, tuple | list):
         got = f"{len(data)} items"
-        hint = " Several inputs go in a tuple or a dict: ((a, b), y)." if len(data) > 2 else ""
+        hint = _SEVERAL if len(data) > 2 else ""
         hint += " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
     else:
         got = f"{type(data).__name__}"
@@ -375,7 +376,8 @@ def _pair(batch: Any, target: str | None = None, name: str = "Each batch of the 
         raise InvalidData(f"target={target!r} is for batches that are dicts, got {type(batch).__name__}.")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.")
+        hint = _SEVERAL if isinstance(batch, tuple | list) and len(batch) > 2 else ""
+        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.{hint}")
     return _tupled(batch[0]), batch[1]
 
 

@@ -48,12 +48,8 @@ def refuse_output(found: Any) -> None:
 
 def _contents(returned: Any) -> str:
     choices = _choices(returned)
-    kind = "one tensor" if isinstance(returned, Tensor) else f"{_article(type(returned).__name__)}"
+    kind = "one tensor" if isinstance(returned, Tensor) else type(returned).__name__
     return f"{kind} with {', '.join(map(repr, choices))}" if choices else kind
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _choices(returned: Any) -> list[str | int]:
