@@ -13,6 +13,7 @@ from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exact
 QUICK = {"epochs": 2, "batch_size": 8}
 NORMALISED = {"batchnorm_mlp", "batchnorm_cnn", "residual"}
 SMALL_NOISE = kn.InputNoise(0.1)
+SEVERAL = ("tagger", "two_inputs", "nested_inputs")  # inputs
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 NO_MOMENTS = frozenset(NETWORKS) - {"linear", "mlp", "frozen_backbone", "last_layer"}
 
@@ -55,7 +56,7 @@ SUBJECTS = {
     ),
     "test_time_augmentation": Subject(
         kn.TestTimeAugmentation(kn.MAP(**QUICK), SMALL_NOISE),
-        refuses={"tied"},
+        refuses={"tied", *SEVERAL},
         longer=kn.TestTimeAugmentation(kn.MAP(epochs=130, batch_size=8), SMALL_NOISE),
     ),
     "importance_sampling": Subject(

@@ -19,9 +19,9 @@ from knowable.comparison.methods import as_method, plain_repr
 from knowable.core.method import Method
 from knowable.core.model.data import as_data, as_input
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
-from knowable.core.network.inputs import tensors_of
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.time_limit import time_limit
 from knowable.errors import InvalidData, InvalidType, Unsupported

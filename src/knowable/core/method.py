@@ -16,8 +16,8 @@ from typing import Any, ClassVar, final
 
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
-from knowable.core.network.inputs import tensors_of
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count

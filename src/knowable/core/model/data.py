@@ -45,8 +45,8 @@ class Data:
     ``Data(loader, target="labels")`` says which entry of batches that are dicts is the target.
 
     Attributes:
-        source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader. x is a tensor, a tuple of several (the
-            network's arguments in order), a dict (its arguments by name) or a nested mix; all have the rows first.
+        source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader. x is a tensor, a tuple of several
+            (the network's arguments in order), a dict (its arguments by name) or a nested mix; all have the rows first.
         size: Number of examples N; None where it can be found by itself.
         weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
             weight 2 counts as two rows. Only for data in memory. Where several networks are trained side by side, each
@@ -73,7 +73,8 @@ class Data:
         source = self.source
         if isinstance(source, Mapping):
             source = _pair(source, self.target, "data")
-        if isinstance(source, TensorDataset | tuple) or (self.target is None and _is_ours(source)):  # a list is one of batches
+        ours = self.target is None and _is_ours(source)
+        if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
             x, y = _two(source, "data")
             source = as_rows(x) if is_several(x) else x, y
             object.__setattr__(self, "source", source)
@@ -223,6 +224,9 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         return _loaded(loader, len(data), model, name)  # type: ignore[arg-type]
     data = _two(data, name)
     x, y = checked_pair(data[0], data[1], model, name)
+    counted = None if model is None else model.likelihood.counted(y)
+    if counted is not None and not counted.any():
+        raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
     return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 
 
@@ -326,7 +330,8 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
     else:
         got = f"{type(data).__name__}"
         hint = " Put inputs and targets in parentheses: (x, y)." if getattr(data, "ndim", 0) else ""
-        hint = " Say which of its entries is the target: kn.Data(..., target=...)." if isinstance(data, Mapping) else hint
+        if isinstance(data, Mapping):
+            hint = " Say which of its entries is the target: kn.Data(..., target=...)."
     raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.{hint}")
 
 
@@ -473,10 +478,13 @@ def _of_classes(weights: Any, y: Tensor, model: Model) -> Tensor:
             f"class_weights need one label in each row, got y of shape {tuple(y.shape)} with "
             f"{type(model.likelihood).__name__}(). Weigh rows themselves: kn.Data((x, y), weights=w)."
         )
-    labels = labels[:, 0].long()
+    labels, counted = labels[:, 0].long(), model.likelihood.counted(labels[:, 0])
+    if counted is not None:
+        labels = labels.where(counted, 0)  # rows that are ignored add nothing, whatever their weight
     if isinstance(weights, str):
-        counts = torch.bincount(labels)
-        weights = len(labels) / (torch.count_nonzero(counts) * counts.clamp_min(1))
+        known = labels if counted is None else labels[counted]
+        counts = torch.bincount(known)
+        weights = len(known) / (torch.count_nonzero(counts) * counts.clamp_min(1))
     if labels.max() >= len(weights):
         raise InvalidArgument(
             f"class_weights has {len(weights)} numbers, for the labels 0 to {len(weights) - 1}, but y has the label "

@@ -61,6 +61,7 @@ class Inputs:
 
     @property
     def device(self) -> torch.device:
+        """Where the rows are."""
         return self.leaves[0].device
 
     def is_floating_point(self) -> bool:
@@ -74,18 +75,22 @@ class Inputs:
         return (self[row] for row in range(len(self)))
 
     def index_select(self, dim: int, index: Tensor) -> Inputs:
+        """See ``torch.index_select``, as for all of these."""
         return self.mapped(lambda each: each.index_select(dim, index))
 
     def split(self, size: int | list[int]) -> tuple[Inputs, ...]:
+        """Parts of ``size`` rows."""
         return self._parts([each.split(size) for each in self.leaves])
 
     def tensor_split(self, sections: int) -> tuple[Inputs, ...]:
+        """So many parts of nearly equal size."""
         return self._parts([each.tensor_split(sections) for each in self.leaves])
 
     def _parts(self, parts: list[tuple[Tensor, ...]]) -> tuple[Inputs, ...]:
         return tuple(Inputs.of(leaves, self._spec) for leaves in zip(*parts, strict=True))
 
     def unsqueeze(self, dim: int) -> Inputs:
+        """A single row as a batch."""
         return self.mapped(lambda each: each.unsqueeze(dim))
 
     def to(self, *args: Any, **kwargs: Any) -> Inputs:
@@ -93,15 +98,19 @@ class Inputs:
         return self.mapped(lambda each: each.to(*args, **kwargs) if each.is_floating_point() else _moved(each, *args))
 
     def double(self) -> Inputs:
+        """In double precision, what is floating point."""
         return self.to(torch.float64)
 
     def clone(self) -> Inputs:
+        """Copies of all tensors."""
         return self.mapped(Tensor.clone)
 
     def detach(self) -> Inputs:
+        """Without gradients."""
         return self.mapped(Tensor.detach)
 
     def contiguous(self) -> Inputs:
+        """Each tensor in one piece of memory."""
         return self.mapped(Tensor.contiguous)
 
     @classmethod
@@ -176,9 +185,8 @@ def as_rows(x: Any, name: str = "x") -> Tensor:
         raise InvalidData(f"{name} has no inputs: it is empty.")
     counts = {key: check_rows(each, key).shape[0] for key, each in named.items()}
     if len(set(counts.values())) > 1:
-        raise InvalidData(
-            f"All inputs must have the same number of rows, got {', '.join(f'{k} with {n}' for k, n in counts.items())}."
-        )
+        each = ", ".join(f"{key} with {count}" for key, count in counts.items())
+        raise InvalidData(f"All inputs must have the same number of rows, got {each}.")
     return cast(Tensor, made)
 
 

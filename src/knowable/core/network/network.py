@@ -153,9 +153,7 @@ class Network:
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             why = why_refused(self._evaluating.module, lambda some: self(params, some, buffers=buffers), x, rows)
-            raise InvalidData(
-                f"The network cannot take {described(x)}: {why or str(error).splitlines()[0]}"
-            ) from error
+            raise InvalidData(f"The network cannot take {described(x)}: {why or str(error).splitlines()[0]}") from error
         refuse_output(output)
         if output.dim() == 0 or output.shape[0] != len(rows):
             advice = "Batches come first (use batch_first=True in recurrent and attention layers)."

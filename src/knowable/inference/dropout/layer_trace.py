@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
-from knowable.core.network.layer_operations import is_transposed
 from knowable.core.network.inputs import as_rows
+from knowable.core.network.layer_operations import is_transposed
 from knowable.core.network.params import Params
 from knowable.core.network.weight_uses import WeightTracer, WeightUse
 from knowable.core.support.randomness import own_randomness

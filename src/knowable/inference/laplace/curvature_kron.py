@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.structured_normal import KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
@@ -204,14 +205,16 @@ def kfac_update(
 
     over rows n, positions t, and columns k of a root of the Fisher information in the outputs,
     :math:`\Lambda_{n,o} = \sum_k v_{nk} v_{nk}^\top`, for each noise scale o. Where the layer's outputs s are the
-    network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G.
+    network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G;
+    rows without a target that counts, and positions without a label, are left out of A.
     """
     expansion = sums.expansion
     for place, layer in enumerate(sums.layers):
-        if weights is not None:
+        counts = _counts(expansion.model.likelihood, layer.positions, y, weights)
+        if counts is not None:
             a = jacobian.activations[place]  # (rows, positions, in)
-            sums.inputs[place] += second_moment(a * weights.sqrt().view(-1, 1, 1))
-            sums.counts[place] += weights.sum().item() * a.shape[1]
+            sums.inputs[place] += second_moment(a * counts.sqrt().unsqueeze(-1).to(a.dtype))
+            sums.counts[place] += counts.sum().item() * a.shape[1] / counts.shape[1]
             continue
         for use in (jacobian.trace.uses[each] for each in layer.uses):
             sums.inputs[place] += input_moment(use)
@@ -230,6 +233,18 @@ def kfac_update(
             for name, each in jacobian.others(columns).items():
                 flat, total = each.flatten(0, 1).flatten(1), sums.vectors[name][group]
                 total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
+
+
+def _counts(likelihood: Likelihood, positions: int, y: Tensor, weights: Tensor | None) -> Tensor | None:
+    """How often each row, or each of its positions where they have labels, counts: ``(rows, 1 or positions)``."""
+    counts = None if weights is None else weights.unsqueeze(1)
+    counted = likelihood.counted(y)
+    if counted is None:
+        return counts
+    counted = counted.reshape(len(y), -1)
+    by_position = likelihood.labels and counted.shape[1] == positions
+    known = (counted if by_position else counted.any(1, keepdim=True)).double()
+    return known if counts is None else counts * known
 
 
 @torch.no_grad()

@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.network.inputs import tensors_of
 from knowable.core.storage.folder import tensor_fingerprint
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import generator_for
