@@ -130,11 +130,10 @@ METHODS = [
     kn.NaturalVI(epochs=3),
     kn.Laplace(epochs=3),
     kn.Laplace(epochs=3, structure="full"),
-    kn.SWAG(epochs=6),
+    kn.SWAG(epochs=2, snapshots=3, rank=2),
     kn.MCDropout(epochs=3),
     kn.DeepEnsemble(3, epochs=3),
     kn.SGLD(draws=4, warmup=4, chains=2, steps=2, step_size=1e-4, start="network"),
-    kn.HMC(draws=3, warmup=3, chains=2, start="network"),
 ]
 
 

@@ -225,7 +225,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     data = _two(data, name)
     x, y = checked_pair(data[0], data[1], model, name)
     counted = None if model is None else model.likelihood.counted(y)
-    if counted is not None and not counted.any():
+    if model is not None and counted is not None and not counted.any():
         raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
     return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 

@@ -93,9 +93,11 @@ class Inputs:
         """A single row as a batch."""
         return self.mapped(lambda each: each.unsqueeze(dim))
 
-    def to(self, *args: Any, **kwargs: Any) -> Inputs:
+    def to(self, where: torch.device | torch.dtype) -> Inputs:
         """Moved to a device; to another dtype only what is floating point."""
-        return self.mapped(lambda each: each.to(*args, **kwargs) if each.is_floating_point() else _moved(each, *args))
+        if isinstance(where, torch.dtype):
+            return self.mapped(lambda each: each.to(where) if each.is_floating_point() else each)
+        return self.mapped(lambda each: each.to(where))
 
     def double(self) -> Inputs:
         """In double precision, what is floating point."""
@@ -140,11 +142,6 @@ register_pytree_node(
 
 def _one_tensor(what: str, x: Any) -> str:
     return f"This needs x as one tensor of numbers ({what}), but the network has several inputs: {x!r}."
-
-
-def _moved(each: Tensor, *args: Any) -> Tensor:
-    devices = [arg.device if isinstance(arg, Tensor) else arg for arg in args if not isinstance(arg, torch.dtype)]
-    return each.to(*devices[:1]) if devices else each
 
 
 def _joined(parts: Sequence[Inputs]) -> Inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ def check_output(output: Any) -> Output | None:
         raise InvalidType(
             f"output must be a name, a place or a function of what the network returns, got {type(output).__name__}."
         )
-    return output
+    return cast("Output | None", output)
 
 
 def picked(returned: Any, output: Output) -> Any:

@@ -396,7 +396,8 @@ def context_pool(
 def _points_by_name(context: str, data: Data, margin: float, generator: torch.Generator) -> Tensor:
     first = next(iter(data))[0]
     if context == "auto":
-        flat = first.is_floating_point() and first.dim() == 2 and first.shape[1] <= _BOX_INPUTS
+        one = isinstance(first, Tensor) and first.is_floating_point()
+        flat = one and first.dim() == 2 and first.shape[1] <= _BOX_INPUTS
         context = "box" if flat else "data"
     if context == "data":
         return some_rows(data, POOL, generator)
