@@ -241,7 +241,11 @@ WRONG = {
         kn.InvalidData,
         "forward of Joined takes (left, right), but x has 'labels', which it does not take",
     ),
-    "a missing name": (lambda: fit({"left": X[:, :2]}), kn.InvalidData, "takes (left, right), but x has left"),
+    "a missing name": (
+        lambda: fit({"left": X[:, :2]}),
+        kn.InvalidData,
+        "but x has 'left': missing",
+    ),
     "too many": (lambda: fit((*cut(X), X)), kn.InvalidData, "takes (left, right), but x is a tuple of 3 inputs"),
     "rows that differ": (
         lambda: fit({"left": X[:5, :2], "right": X[:, 2:]}),
@@ -293,6 +297,16 @@ WRONG = {
 def test_wrong_inputs_are_refused_by_name(case):
     call, error, wanted = WRONG[case]
     assert wanted in said(error, call)
+
+
+def test_a_misspelt_name_is_refused_where_forward_takes_any():
+    class Anything(Joined):
+        def forward(self, left: Tensor, right: Tensor, mask: Tensor | None = None, **kwargs: Tensor) -> Tensor:
+            return super().forward(left, right)
+
+    wanted = "forward of Anything takes (left, right, mask, kwargs), but x has 'masks', which it does not take: did you"
+    assert wanted in said(kn.InvalidData, lambda: fit({**named(X), "masks": X}, net=Anything()))
+    fit({**named(X), "something_else": X}, net=Anything())
 
 
 def test_masks_of_another_shape_are_named_with_their_shapes():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
@@ -268,19 +269,23 @@ def check_arguments(module: nn.Module, x: Tensor) -> None:
     """Refuse several inputs that are not the arguments of the module's ``forward``."""
     if isinstance(x, Tensor):
         return
-    arguments = inspect.signature(module.forward).parameters
-    tree, takes = x.tree, f"forward of {type(module).__name__} takes ({', '.join(arguments)})"
+    signature, tree = inspect.signature(module.forward), x.tree
+    named = [name for name, each in signature.parameters.items() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    takes = f"forward of {type(module).__name__} takes ({', '.join(signature.parameters)})"
+    unknown = [key for key in tree if key not in named] if isinstance(tree, dict) else []
+    meant = [near[0] for key in unknown if (near := get_close_matches(str(key), set(named) - tree.keys(), n=1))]
     try:
-        inspect.signature(module.forward).bind(*([] if isinstance(tree, dict) else tree), **_keywords(tree))
-    except TypeError as error:
-        if isinstance(tree, dict):
-            unknown = [repr(key) for key in tree if key not in arguments]
-            what = f"x has {', '.join(unknown)}, which it does not take" if unknown else f"x has {', '.join(tree)}"
-            advice = " If one of them is the target, say so: kn.Data(..., target=...)." if unknown else ""
-            raise InvalidData(f"{takes}, but {what}: {error}.{advice}") from None
-        raise InvalidData(
-            f"{takes}, but x is a tuple of {len(tree)} inputs, which are passed in this order: {error}."
-        ) from None
+        signature.bind(*([] if isinstance(tree, dict) else tree), **_keywords(tree))
+        if not meant:  # a forward with **kwargs takes any name, a misspelt one too
+            return
+        error = f"did you mean {', '.join(map(repr, meant))}?"
+    except TypeError as refused:
+        error = f"{refused}."
+    if not isinstance(tree, dict):
+        raise InvalidData(f"{takes}, but x is a tuple of {len(tree)} inputs, which are passed in this order: {error}")
+    what = f"{', '.join(map(repr, unknown))}, which it does not take" if unknown else ", ".join(map(repr, tree))
+    advice = " If one of them is the target, say so: kn.Data(..., target=...)." if unknown else ""
+    raise InvalidData(f"{takes}, but x has {what}: {error}{advice}")
 
 
 def _keywords(tree: Any) -> dict[str, Any]:
