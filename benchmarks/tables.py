@@ -2,9 +2,10 @@
 
 Every table is divided into folds; each method is fitted to the same training rows and scored on the same held-out ones.
 A row for each table, method and fold is appended to ``benchmarks/results/tables.jsonl`` (or ``--out``) as soon as it is
-done; what is there already is not run again. ``--show`` prints the table in the docs.
+done; what is there already is not run again. ``--show`` prints the table in the docs, and writes ``tables.json`` (all
+rows, with the paired differences in log probability to ours) and ``tables.md`` beside it.
 
-    .venv-bench/bin/python -m benchmarks.tables --folds 2
+    .venv-bench/bin/python -m benchmarks.tables --folds 0,1
     .venv-bench/bin/python -m benchmarks.tables --show
 
 A regression peer without a predictive distribution gets a normal one, with the standard deviation of its residuals in
@@ -28,6 +29,7 @@ import pandas as pd
 
 RESULTS = Path(__file__).parent / "results" / "tables.jsonl"
 SEED = 20
+FOLDS = 5  # each holds out a fifth of the rows, drawn anew
 
 
 def _sklearn(name: str, target: str = "target") -> Callable[[], tuple[pd.DataFrame, str]]:
@@ -193,9 +195,9 @@ def run_one(table: str, method: str, fold: int, folds: int) -> dict[str, Any]:
     number = table in REGRESSION
     train, test = _fold(frame, target, fold, folds, number)
     row: dict[str, Any] = {"table": table, "method": method, "fold": fold, "rows": len(frame), "train": len(train)}
-    began = time.monotonic()
+    began = time.process_time()
     scores = _ours(train, test, target, number) if method == "knowable" else _peer(method, train, test, target, number)
-    return {**row, **scores, "seconds": round(time.monotonic() - began, 1)}
+    return {**row, **scores, "seconds": round(time.process_time() - began, 1)}
 
 
 def _fold(frame: pd.DataFrame, target: str, fold: int, folds: int, number: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -247,19 +249,20 @@ def _peer(method: str, train: pd.DataFrame, test: pd.DataFrame, target: str, num
     return _class_scores(peers(str(len(classes)))[method]().fit(x, codes).predict_proba(new), truth)
 
 
-def _scores(log_prob: np.ndarray, mean: np.ndarray, y: np.ndarray, inside: np.ndarray) -> dict[str, float]:
+def _scores(log_prob: np.ndarray, mean: np.ndarray, y: np.ndarray, inside: np.ndarray) -> dict[str, Any]:
     return {
-        "nll": float(-log_prob.mean()), "nll_error": float(log_prob.std() / math.sqrt(len(y))),
-        "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "coverage": float(inside.mean()), "held_out": len(y),
+        **_log_scores(log_prob), "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "coverage": float(inside.mean()),
     }  # fmt: skip
 
 
-def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     log_prob = np.log(np.maximum(probs[np.arange(len(y)), y], 1e-15))
-    return {
-        "nll": float(-log_prob.mean()), "nll_error": float(log_prob.std() / math.sqrt(len(y))),
-        "accuracy": float((probs.argmax(1) == y).mean()), "held_out": len(y),
-    }  # fmt: skip
+    return {**_log_scores(log_prob), "accuracy": float((probs.argmax(1) == y).mean())}
+
+
+def _log_scores(log_prob: np.ndarray) -> dict[str, Any]:
+    """The mean, and every held-out row for paired differences."""
+    return {"nll": float(-log_prob.mean()), "held_out": len(log_prob), "log_prob": np.round(log_prob, 4).tolist()}
 
 
 METHODS = ("guess", "linear", "boosting", "forest", "catboost", "gp", "ngboost", "knowable")
@@ -270,15 +273,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--folds", type=int, default=2)
+    parser.add_argument("--folds", default="0,1", help="which of five")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
+    folds = [int(each) for each in options.folds.split(",")]
     if options.show:
-        print(shown(_read(options.out)))
+        rows = paired([row for row in _read(options.out) if row["fold"] in folds])
+        page = shown(rows)
+        options.out.with_suffix(".json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        options.out.with_suffix(".md").write_text(f"# tables\n\n{page}\n")
+        print(page)
         return
     done = {(row["table"], row["method"], row["fold"]) for row in _read(options.out) if "error" not in row}
-    for fold in range(options.folds):
+    for fold in folds:
         for table in options.tables.split(","):
             for method in options.methods.split(","):
                 if (table, method, fold) in done:
@@ -288,41 +296,71 @@ def main() -> None:
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        row = run_one(table, method, fold, max(5, options.folds))
+                        row = run_one(table, method, fold, FOLDS)
                 except Exception as error:  # a row of its own: a peer that fails does not end the run
                     row = {"table": table, "method": method, "fold": fold, "error": repr(error)[:300]}
                 with options.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+                print(json.dumps({**row, "log_prob": ...}, default=str), flush=True)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def paired(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each table and method, means over its folds: scores, and how far ours is ahead with a standard error.
+
+    The standard error is that of the differences between the two methods on the same held-out rows.
+    """
+    last = {(row["table"], row["method"], row["fold"]): row for row in rows}
+    found = []
+    for table in TABLES:
+        ours = [row for (name, method, _), row in sorted(last.items()) if (name, method) == (table, "knowable")]
+        for method in METHODS:
+            each = [last.get((table, method, row["fold"])) for row in ours]
+            if not each or None in each:
+                continue
+            failed = [row["error"] for row in each if row and "error" in row]
+            if failed:
+                found.append({"table": table, "method": method, "error": failed[0]})
+                continue
+            ahead = np.concatenate(
+                [np.subtract(own["log_prob"], row["log_prob"]) for own, row in zip(ours, each, strict=True) if row]
+            )
+            names = [name for name in ("nll", "rmse", "accuracy", "coverage", "seconds") if name in (each[0] or {})]
+            means = {name: round(float(np.mean([row[name] for row in each if row])), 4) for name in names}
+            found.append({
+                "table": table, "method": method, "rows": ours[0]["rows"], "held_out": len(ahead), "folds": len(ours),
+                **means, "ahead": round(float(ahead.mean()), 4),
+                "ahead_error": round(float(ahead.std(ddof=1) / math.sqrt(len(ahead))), 4),
+                **({name: ours[0][name] for name in ("chosen", "likelihood")} if method == "knowable" else {}),
+            })  # fmt: skip
+    return found
+
+
 def shown(rows: list[dict[str, Any]]) -> str:
-    """Mean scores over folds, a line for each table, as Markdown; the best NLL is bold."""
+    """A line for each table, as Markdown; the best NLL is bold."""
     lines = ["| table | rows | " + " | ".join(METHODS) + " | RMSE or accuracy, ours | best peer | coverage |"]
     lines.append("|" + "---|" * (len(METHODS) + 5))
     for table in TABLES:
-        own = [row for row in rows if row["table"] == table and "error" not in row]
-        folds = {row["fold"] for row in own if row["method"] == "knowable"}
-        if not folds:
+        by = {row["method"]: row for row in rows if row["table"] == table and "error" not in row}
+        if "knowable" not in by:
             continue
-        by = {m: [row for row in own if row["method"] == m and row["fold"] in folds] for m in METHODS}
-        nll = {m: np.mean([row["nll"] for row in each]) for m, each in by.items() if each}
-        error = {m: np.sqrt(np.sum([row["nll_error"] ** 2 for row in by[m]])) / len(by[m]) for m in nll}
-        best = min(nll, key=lambda m: nll[m])
-        cells = [f"**{nll[m]:.3f}**" if m == best else f"{nll[m]:.3f}" if m in nll else "" for m in METHODS]
-        ours = by["knowable"]
+        ours, best = by["knowable"], min(by.values(), key=lambda row: row["nll"])
+        cells = [f"{by[m]['nll']:.3f}" if m in by else "" for m in METHODS]
+        cells[METHODS.index(best["method"])] = f"**{best['nll']:.3f}**"
         key = "rmse" if table in REGRESSION else "accuracy"
-        others = {m: np.mean([row[key] for row in by[m]]) for m in nll if m != "knowable"}
-        peer = (min if key == "rmse" else max)(others, key=lambda m: others[m])
-        tied = "" if nll["knowable"] <= nll[best] + error[best] else " (behind)"
-        cover = f"{np.mean([row['coverage'] for row in ours]):.0%}" if key == "rmse" else ""
+        peers = [row for name, row in by.items() if name != "knowable"]
+        peer = (min if key == "rmse" else max)(peers, key=lambda row: row[key])
+        behind = f" ({-best['ahead'] / best['ahead_error']:.1f} SE)" if best["ahead"] < 0 else ""
+        cover = f"{ours['coverage']:.0%}" if key == "rmse" else ""
         lines.append(
-            f"| {table} | {ours[0]['rows']:,} | " + " | ".join(cells) + f"{tied} | "
-            f"{np.mean([row[key] for row in ours]):.4g} | {others[peer]:.4g} ({peer}) | {cover} |"
+            f"| {table} | {ours['rows']:,} | " + " | ".join(cells) + f"{behind} | "
+            f"{ours[key]:.4g} | {peer[key]:.4g} ({peer['method']}) | {cover} |"
         )
     return "\n".join(lines)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from benchmarks.environment import Environment
 from benchmarks.study import Rows
 from benchmarks.trained_networks import run, to_markdown
 
 
+@pytest.mark.slow
 def test_quick_run_has_a_row_for_every_method_and_compares_with_the_network():
     found = run(quick=True, only="*", rows=Rows())
     methods = found["networks"]["digits"]

@@ -19,7 +19,8 @@ NO_MOMENTS = frozenset(NETWORKS) - {"linear", "mlp", "frozen_backbone", "last_la
 
 CHAINS = {"chains": 2, "draws": 3, "warmup": 4, "start": "network"}
 LONG_CHAINS = {**CHAINS, "draws": 60, "warmup": 60}
-TREES = {"max_depth": 2, "mass": "diagonal"}
+TREES = {"max_depth": 2, "mass": "diagonal"}  # a dense one is found by a search for the mode, which takes long
+LEAPS = {"steps": 2, "mass": "diagonal"}
 STEPS = {"step_size": 0.1, "length": 0.2}
 BATCHES = {"batch_size": 8, "steps": 2}
 SNAPSHOTS = {"snapshots": 3, "rank": 2}
@@ -64,7 +65,7 @@ SUBJECTS = {
     ),
     # it takes no gradients, which the suite counts to stop a fit: tests/inference/sampling/test_resuming.py does
     "metropolis": Subject(kn.Metropolis(**CHAINS, steps=2), iterates=False),
-    "hmc": Subject(kn.HMC(**CHAINS, steps=2), longer=kn.HMC(**LONG_CHAINS, steps=2)),
+    "hmc": Subject(kn.HMC(**CHAINS, **LEAPS), longer=kn.HMC(**LONG_CHAINS, **LEAPS)),
     "nuts": Subject(kn.NUTS(**CHAINS, **TREES), longer=kn.NUTS(**LONG_CHAINS, **TREES)),
     "mclmc": Subject(kn.MCLMC(**CHAINS, **STEPS), longer=kn.MCLMC(**LONG_CHAINS, **STEPS)),
     "simulated_annealing": Subject(

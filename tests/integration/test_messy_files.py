@@ -15,7 +15,7 @@ from knowable.tabular.schema import Schema
 from tests.interfaces.cli.calling import call
 from tests.interfaces.cli.tables import number_rows, read_csv, write_csv
 
-FAST = ("--method", "laplace", "--samples", "8", "--out", "run", "-q")
+FAST = ("--method", "map", "--budget", "quick", "--samples", "8", "--out", "run", "-q")
 
 
 def table(text: str, encoding: str = "utf-8"):
@@ -191,7 +191,7 @@ def test_identifiers_are_carried_into_predictions_and_codes_stay_missing(here):
 
 
 def test_the_model_in_the_run_has_seen_all_rows_and_the_report_says_so(here):
-    arguments = ("fit", here, "-t", "response", "--drop", "id", "--method", "laplace", "--samples", "8")
+    arguments = ("fit", here, "-t", "response", "--drop", "id", "--method", "map", "--budget", "quick")
     result = call(*arguments, "--out", "run")
     assert "a second fit, to all 60 rows (--no-refit" in result.stderr
     assert "the run has the same model fitted to all 60 rows" in result.stdout

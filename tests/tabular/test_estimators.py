@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,7 +23,9 @@ from torch import nn
 import knowable as kn
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.tabular import Schema, read_table
+from knowable.tabular.auto import BUDGETS, Effort
 from knowable.tabular.estimators import can_update
+from knowable.tabular.networks import ResidualMLP
 from tests.tabular.cases import QUICK, linear_network, mixed_frame, small_network
 
 QUICK_MAP = QUICK["map"]
@@ -209,11 +213,10 @@ def test_it_must_be_fitted_first(tmp_path):
 # --- auto and the budget ---------------------------------------------------------------------------------------------
 
 
-def test_auto_says_what_it_chose_and_why():
+def test_auto_says_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(BUDGETS, "normal", replace(BUDGETS["normal"], steps=0.02))
     X, y = np.random.default_rng(0).normal(size=(2_000, 3)), np.arange(2_000.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kn.KnowableWarning)
-        model = kn.BayesianRegressor(time_limit=4, random_state=0).fit(X, y)
+    model = kn.BayesianRegressor(random_state=0).fit(X, y)
     assert isinstance(model.method_, kn.DeepEnsemble)
     assert "2,000 rows, 3 inputs" in model.choice_.why
 
@@ -263,6 +266,40 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.parametrize(("task", "operations"), [("regression", 1e12), ("classification", 1.0)])  # chains, networks
+def test_a_fit_does_not_look_at_the_clock_and_computes_with_one_thread(
+    task: str, operations: float, monkeypatch: pytest.MonkeyPatch
+):
+    """What makes numbers the same on a busy machine: a clock on which every look takes an hour changes no digit."""
+    monkeypatch.setitem(BUDGETS, "normal", Effort(operations, 4, 4, 0.05))
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3))
+    y = X[:, 0] + 0.2 * rng.normal(size=40) if task == "regression" else (X[:, 0] > 0).astype(int)
+    threads: list[int] = []
+
+    def fitted() -> bytes:
+        model = (kn.BayesianRegressor if task == "regression" else kn.BayesianClassifier)(random_state=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", kn.KnowableWarning)
+            model.fit(X, y)
+        return model.predict_dist(X).log_prob(torch.from_numpy(y)).numpy().tobytes()
+
+    forward = ResidualMLP.forward
+    monkeypatch.setattr(
+        ResidualMLP, "forward", lambda self, x: threads.append(torch.get_num_threads()) or forward(self, x)
+    )
+    usual, before = fitted(), torch.get_num_threads()
+    hours = itertools.count(0.0, 3600.0)
+    for name in ("time", "monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: next(hours))
+    torch.set_num_threads(2)
+    try:
+        assert fitted() == usual
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
 @pytest.mark.slow
 def test_a_busy_machine_and_other_numbers_of_threads_give_the_same_numbers():
     run = [sys.executable, "-c", _SMALL_FIT]
@@ -283,6 +320,21 @@ def test_networks_made_here_have_a_prior_by_their_widths_and_others_the_usual_on
     assert made.prior_of("first.weight") == kn.Normal(0.5) and made.prior_of("first.bias") == kn.Normal(1.0)
     given = kn.BayesianRegressor(kn.MAP(epochs=1), network=small_network).fit(X, y).model_.prior
     assert given.prior_of("0.weight") == kn.Normal(1.0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_networks_that_stop_early_have_a_wider_prior(weighted: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(BUDGETS, "normal", Effort(1.0, 1, 1, 0.01))
+    X, y = np.random.default_rng(0).normal(size=(60, 8)), np.arange(60.0)
+    weights = np.linspace(0.5, 1.5, 60) if weighted else None  # with them, no rows are held out
+    model = kn.BayesianRegressor(random_state=0).fit(X, y, sample_weight=weights)
+    assert model.model_.net.activation == "tanh"  # bounded: a ReLU's mean of a log-normal explodes far out
+    assert model.model_.prior.prior_of("first.weight") == kn.Normal(0.5 if weighted else 5.0)
+    validated = "validation_log_likelihood" in model.posterior_.diagnostics.history[-1]
+    assert validated is not weighted
+    classifier = kn.BayesianClassifier(random_state=0).fit(X, y > 30, sample_weight=weights)
+    assert classifier.model_.net.activation == "relu"
+    assert classifier.model_.prior.prior_of("first.weight") == kn.Normal(0.5 if weighted else 2.5)
 
 
 @pytest.mark.slow
@@ -352,7 +404,7 @@ def test_auto_can_be_updated_until_it_has_chosen_what_cannot():
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["map", "mean_field_vi", "nuts"])
+@pytest.mark.parametrize("method", ["map", "mean_field_vi", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_whole_weights_are_rows_repeated_for_every_method(method: str):
     rng = np.random.default_rng(0)
     X, y, weights = rng.normal(size=(20, 2)), rng.normal(size=20), rng.integers(0, 3, 20)
@@ -377,7 +429,7 @@ def test_other_weights_count_as_they_should():
     np.testing.assert_allclose(found, expected[:, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["mean_field_vi", "nuts"])
+@pytest.mark.parametrize("method", ["mean_field_vi", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_weights_that_are_not_whole_go_to_every_method(method: str):
     X, y = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
     model = kn.BayesianRegressor(QUICK[method], network=small_network, random_state=0)

@@ -91,6 +91,29 @@ def test_residual_layers_add_to_what_came_before():
     torch.testing.assert_close(net(x), net.last(torch.tanh(net.first(x))))
 
 
+def test_the_activation_is_between_the_layers():
+    net = ResidualMLP(3, 2, width=5, depth=1, activation="relu")
+    x = torch.randn(7, 3)
+    hidden = net.first(x)
+    hidden = hidden + net.outer[0](net.inner[0](hidden).clamp_min(0))
+    torch.testing.assert_close(net(x), net.last(hidden.clamp_min(0)))
+    with pytest.raises(kn.InvalidArgument, match="activation must be one of 'tanh', 'relu'"):
+        ResidualMLP(3, 2, activation="step")
+
+
+def test_a_widened_prior_leaves_the_linear_map_and_the_biases_as_they_are():
+    net = default_network(8, 1, 100)
+    usual, wide = default_prior(net), default_prior(net, widened=5.0)
+    assert usual["first.weight"] == kn.Normal(0.5) and wide["first.weight"] == kn.Normal(2.5)
+    assert wide["skip.weight"] == usual["skip.weight"] and wide["*"] == usual["*"]
+
+
+def test_logits_are_mostly_linear_in_the_prior():
+    usual, logits = (default_prior(default_network(8, 2, 256, gain=gain)) for gain in (False, True))
+    assert usual["last.weight"] == kn.Normal(0.3536) and logits["last.weight"] == kn.Normal(0.08839)
+    assert {**logits, "last.weight": None} == {**usual, "last.weight": None}
+
+
 @pytest.mark.parametrize("method", [kn.MAP(epochs=3), kn.MeanFieldVI(epochs=3), kn.Laplace(epochs=3)], ids=repr)
 def test_methods_take_a_residual_network(method):
     net = default_network(12, 1, 60, categorical=[slice(2, 12)])
@@ -100,7 +123,7 @@ def test_methods_take_a_residual_network(method):
 
 
 def test_a_network_of_ours_is_made_again_from_json():
-    net = ResidualMLP(6, 2, width=4, depth=1, embedded=[(1, 5)], skip=True, gain=True).double()
+    net = ResidualMLP(6, 2, width=4, depth=1, embedded=[(1, 5)], skip=True, gain=True, activation="relu").double()
     made = network_from_json(json.loads(json.dumps(network_to_json(net))))
     assert made is not None
     made.load_state_dict(net.state_dict())

@@ -135,11 +135,12 @@ def _targets(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         "zero_inflated": rng.poisson(np.exp(1 + line)) * (rng.random(400) < 0.3),
         "log_normal": np.exp(3 + line + 0.5 * rng.normal(size=400)),
         "logit_normal": 1 / (1 + np.exp(-3 * line - rng.normal(size=400))),
+        "gaussian": np.exp(line + rng.normal(size=400)) * (rng.random(400) < 0.35),  # amounts, most of them zero
     }[kind]
     return y.astype(float), x
 
 
-@pytest.mark.parametrize("kind", ["number", "count", "zero_inflated", "log_normal", "logit_normal"])
+@pytest.mark.parametrize("kind", ["number", "count", "zero_inflated", "log_normal", "logit_normal", "gaussian"])
 def test_targets_drawn_from_a_distribution_are_recognised(kind: str, seed: int):
     assert recognise(*_targets(kind, seed)) == kind
 

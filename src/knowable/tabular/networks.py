@@ -18,6 +18,7 @@ _NARROWEST, _WIDEST = 16, 128
 _EMBEDDED_FROM = 8  # categories
 _DEEP_FROM = 5_000  # rows
 _GAIN = math.sqrt(2.0)
+_MOSTLY_LINEAR = 0.25  # factor on what the layers add to logits, before their size is learned
 _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
 
@@ -42,8 +43,8 @@ def default_network(
         rows: Training rows.
         categorical: Which of the inputs are the categories of one column, for each such column.
         gain: Whether the size of the outputs is learned, as logits need it.
-        activation: ``"tanh"``, whose smooth densities chains follow well, or ``"relu"``, which bends where trained
-            networks need it.
+        activation: ``"tanh"``, which is smooth and bounded where inputs are far out, or ``"relu"``, with which
+            classifiers that are trained do better.
         dtype: Precision of the weights.
     """
     check_count("inputs", inputs)
@@ -62,7 +63,8 @@ def default_prior(net: nn.Module, widened: float = 1.0) -> dict[str, Prior]:
 
     The linear map beside the layers has half of that variance. Functions drawn from the prior are then of about the
     size of standardised targets, whatever the widths (Neal, 1996). With N(0, 1) on every weight they would grow with
-    the widths, and networks would be free to follow the noise.
+    the widths, and networks would be free to follow the noise. Logits whose size is learned (``gain``) are mostly
+    linear at first: what the layers add to them is a quarter of that size, unless the prior is widened.
 
     Args:
         net: The network.
@@ -71,6 +73,8 @@ def default_prior(net: nn.Module, widened: float = 1.0) -> dict[str, Prior]:
     """
     layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     gains = {name: 1.0 if name == "skip" else _GAIN * widened for name, _ in layers}
+    if isinstance(net, ResidualMLP) and net.gain is not None and widened == 1.0:
+        gains["last"] *= _MOSTLY_LINEAR
     scales = {name: float(f"{gains[name] / math.sqrt(layer.in_features):.4g}") for name, layer in layers}
     return {**{f"{name}.weight": Normal(scale) for name, scale in scales.items()}, "*": Normal(1.0)}
 

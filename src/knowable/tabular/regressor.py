@@ -60,7 +60,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             None: by the targets, see :func:`~knowable.tabular.targets.recognise`. For plain numbers that is a Student t
             whose spread depends on the input and whose tails are learned, or a normal with one spread for all with
             fewer than 100 rows (5,000 for methods that train networks rather than average over them, 1,000 where
-            ``"auto"`` stops them early) and for methods that do better so.
+            ``"auto"`` stops them early), for methods that do better so, and where more than half of the targets are
+            the same number.
         prior: Over the weights, see :class:`~knowable.core.model.model.Model`. None: for a network that is made here by
             the widths of its layers, see :func:`~knowable.tabular.networks.default_prior`; else ``Normal(1.0)``.
         budget: How much work ``"auto"`` puts into a fit: ``"quick"``, ``"normal"`` or ``"thorough"``. Counted in

@@ -155,14 +155,17 @@ _FEWEST = 30  # rows, from which a likelihood is chosen by them
 _GAIN = 0.05  # nats a row, by which a transform must raise the likelihood of a linear model
 _LARGEST_MEAN = 50  # of counts: larger ones are as good as continuous
 _MANY_ZEROS = 0.5  # share from which zeros have a probability of their own
+_ONE_VALUE = 0.5  # share from which a density that adapts its width would be a spike at one value
 
 
 def recognise(y: np.ndarray, x: np.ndarray) -> str:
-    """What targets are: ``"number"``, ``"count"``, ``"zero_inflated"``, ``"log_normal"`` or ``"logit_normal"``.
+    """What targets are: ``"number"``, ``"count"``, ``"zero_inflated"``, ``"log_normal"`` and so on.
 
-    Whole numbers from 0 on with a small mean, most of which occur more than once, are counts. A logarithm or logit is
-    taken where it raises the log likelihood of a linear model of the inputs with normal noise, in the target's own
-    units (Box and Cox, 1964).
+    Whole numbers from 0 on with a small mean, most of which occur more than once, are counts. Other numbers more than
+    half of which are the same are ``"gaussian"``, with one width for all rows: a density that adapts its width could be
+    as high as it likes at that value, and narrow around it. A logarithm or logit (``"logit_normal"``) is taken where it
+    raises the log likelihood of a linear model of the inputs with normal noise, in the target's own units (Box and Cox,
+    1964).
 
     Args:
         y: Targets ``(rows,)``.
@@ -171,10 +174,13 @@ def recognise(y: np.ndarray, x: np.ndarray) -> str:
     if (y.ndim > 1 and y.shape[1] > 1) or len(y) < _FEWEST:
         return "number"
     y = y.reshape(-1)
-    repeats = 2 < len(np.unique(y)) <= len(y) / 2
+    values, times = np.unique(y, return_counts=True)
+    repeats = 2 < len(values) <= len(y) / 2
     if repeats and y.min() == 0 and (y == y.round()).all() and y.mean() <= _LARGEST_MEAN:
         return "zero_inflated" if (y == 0).mean() > _MANY_ZEROS else "count"
-    if y.min() <= 0 or y.min() == y.max():
+    if len(values) > 1 and times.max() > _ONE_VALUE * len(y):
+        return "gaussian"
+    if y.min() <= 0 or len(values) == 1:
         return "number"
     plain = _linear_log_likelihood(y, x)
     found = {"log_normal": _linear_log_likelihood(np.log(y), x) - np.log(y).mean()}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knowable.core.compiling.engine import Engine
 from knowable.core.method import Method
 from knowable.core.network.params import Params
 from knowable.core.posterior.posterior import Posterior
@@ -69,8 +70,9 @@ class Subject:
         data: Any = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     ) -> Posterior:
-        """Fit the case, quickly."""
-        return self.method.fit(case.model(), case.data if data is None else data, seed=seed, checkpoint=checkpoint)
+        """Fit the case, quickly: recording a graph would take longer than these few steps."""
+        rows = case.data if data is None else data
+        return self.method.fit(case.model(), rows, seed=seed, checkpoint=checkpoint, engine=Engine(mode="eager"))
 
     def longer_method(self, *, epochs: int = LONGER_EPOCHS) -> Method:
         """The method with settings that take a few hundred steps: those given, or this many ``epochs``."""

@@ -178,6 +178,27 @@ def test_rows_in_order_come_in_chunks_that_cover_all():
     assert torch.equal(torch.cat([part for part, _ in chunks]), x)
 
 
+def test_parts_of_the_rows_stand_for_all_of_them(seed):
+    # the sum over all rows, estimated by 160 parts of 64 rows each: within 5 standard errors
+    x = torch.randn(4000, 1, generator=torch.Generator().manual_seed(seed)).exp()
+    found = torch.tensor([scale * batch[0].sum().item() for scale, batch in Data((x, x), 4000).parts(2.56, seed=seed)])
+    assert len(found) == 16
+    error = found.std() / 4
+    assert abs(found.mean() - x.sum()) < 5 * error
+    rows = [len(batch[0]) for _, batch in Data((x, x), 4000).parts(2.56, seed=seed)]
+    assert sum(rows) == 640 * 16  # 2.56 times the rows
+
+
+def test_parts_are_all_rows_of_small_data_and_batches_of_a_loader():
+    x = torch.arange(20.0).unsqueeze(1)
+    assert all(scale == 1.0 and batch[0] is x for scale, batch in Data((x, x), 20).parts(0.1, seed=0))
+    loader = DataLoader(TensorDataset(x, x), batch_size=5)
+    parts = list(Data(loader, 20).parts(1.0, seed=0))
+    assert len(parts) == 16  # four times through
+    assert all(scale == 4.0 for scale, _ in parts)
+    assert torch.equal(parts[5][1][0], x[5:10])
+
+
 def test_whole_number_inputs_stay_whole_for_embeddings():
     model = kn.Model(nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 1)), kn.Gaussian(0.1))
     x, _ = as_data((torch.randint(5, (10, 2)).numpy(), Y), model).tensors

@@ -287,7 +287,7 @@ WRONG = {
     ),
     "three tensors": (
         lambda: kn.MAP().fit(kn.Model(NET, kn.Gaussian()), TensorDataset(*cut(X), Y)),
-        kn.InvalidData,
+        kn.InvalidType,
         "Several inputs go in a tuple or a dict: ((a, b), y)",
     ),
 }

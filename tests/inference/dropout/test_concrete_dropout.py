@@ -30,6 +30,7 @@ def shortfall(problem: DropoutRegression, posterior: kn.MaskedWeights) -> float:
     return problem.bound(*problem.best_weights(best), best) - found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["activations", "weights"])
 @pytest.mark.parametrize("estimator", ["concrete", "score"])
 def test_both_estimators_find_the_best_rate(seed, estimator, way):

@@ -64,6 +64,7 @@ def test_the_reported_likelihood_is_that_of_the_posteriors_moments(prior, seed):
     assert abs(report["expected_log_likelihood"] - exact) < 6 * math.sqrt(7 * 0.5 / 256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_a_layer_that_is_too_wide_loses_neurons_and_not_its_accuracy(prior, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -81,6 +82,7 @@ def test_a_layer_that_is_too_wide_loses_neurons_and_not_its_accuracy(prior, seed
     assert posterior.diagnostics["kept.2.weight"] <= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_channels_that_do_not_matter_are_noise(prior, seed):
     means, y = linear_data(seed)

@@ -195,11 +195,11 @@ def test_adversarial_training_on_words_is_refused():
 def _interrupting(monkeypatch, at: int) -> None:
     calls, score = [0], kn.Model.score
 
-    def interrupted(self, output, y, params):
+    def interrupted(self, *arguments):
         calls[0] += 1
         if calls[0] == at:
             raise KeyboardInterrupt
-        return score(self, output, y, params)
+        return score(self, *arguments)
 
     monkeypatch.setattr(kn.Model, "score", interrupted)
 

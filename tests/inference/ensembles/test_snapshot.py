@@ -97,11 +97,11 @@ def test_an_interrupt_leaves_the_snapshots_so_far_and_a_second_call_goes_on(epoc
     whole = method.fit(model, data)
     calls, score = [0], kn.Model.score
 
-    def interrupted(self, output, y, params):
+    def interrupted(self, *arguments):
         calls[0] += 1
         if calls[0] == epochs:
             raise KeyboardInterrupt
-        return score(self, output, y, params)
+        return score(self, *arguments)
 
     checkpoint = kn.Checkpoint(tmp_path / "run", seconds=0)
     with monkeypatch.context() as patch:

@@ -59,6 +59,7 @@ def test_without_noise_explorations_climb_to_the_mode_and_draws_spread_again(see
     assert found[-1] == pytest.approx(1 - math.exp(-time), abs=0.05)
 
 
+@pytest.mark.slow
 def test_number_of_cycles_sets_the_number_of_draws(seed):
     density = correlated_gaussian(3)
     sampler = CyclicalSGMCMC(chains=16, cycles=150, cycle_steps=60, draws_per_cycle=2, warmup=200)

@@ -223,6 +223,7 @@ def test_draws_have_the_moments_of_the_density(density, seed):
     expect_moments(sample(HMC(), density, seed=seed), density)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_scale_in_any_precision_needs_no_tuning(scale, dtype, seed):

@@ -260,6 +260,7 @@ def test_a_normal_is_found_from_far_away_in_any_units(generator):
     assert away.norm() < 1e-3
 
 
+@pytest.mark.slow
 def test_chains_begin_as_draws_of_the_student_t_around_it(generator):
     found = near_modes(raw_scales(), around_zero(200, 3, generator), generator=generator)
     white = torch.linalg.solve(torch.linalg.cholesky(COVARIANCE), (found - MEAN).T)

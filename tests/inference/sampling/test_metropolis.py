@@ -67,6 +67,7 @@ def test_draws_have_the_moments_of_harder_densities(density, seed):
     expect_moments(Metropolis().sample(density.log_density, density.start(), seed=seed), density)
 
 
+@pytest.mark.slow
 def test_scales_six_orders_of_magnitude_apart_are_found_from_afar(seed):
     density = scaled(3, 1e-3, 1e3)
     start = {"x": torch.tensor([1.0, -1.0, 100.0])}  # a thousand standard deviations off in the first direction

@@ -40,6 +40,7 @@ def test_chains_that_forget_slowly_pass_for_their_error_is_larger(generator):
     expect_moments(samples_of(torch.stack(draws, 1) * scale), density)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", DENSITIES[:2] + DENSITIES[3:], ids=lambda d: d.name)
 @pytest.mark.parametrize(
     "wrong", [lambda x: 1.2 * x, lambda x: x + 0.3 * x.std((0, 1)), lambda x: x.clamp(-1.0, 1.0)],

@@ -41,6 +41,7 @@ def test_defaults_have_the_moments_of_the_density(density, seed):
     expect_moments(kn.NUTS().sample(density.log_density, density.start(), seed=seed), density)
 
 
+@pytest.mark.slow
 def test_a_conjugate_model_has_its_exact_posterior(seed):
     problem = LinearGaussian.make(seed=seed)
     posterior = kn.NUTS(chains=8, draws=200, start="network").fit(problem.model(), problem.data, seed=seed)

@@ -57,6 +57,7 @@ def test_noise_of_batches_that_is_known_is_taken_off(seed):
     expect_variance(state.position.var(0), torch.full((2,), 1.004, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_defaults_have_the_right_moments_of_a_normal(seed):
     density = correlated_gaussian(5)
     expect_moments(SGHMC(draws=250).sample(density.log_density, density.start(), seed=seed), density)

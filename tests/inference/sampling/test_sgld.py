@@ -89,6 +89,7 @@ def test_preconditioner_that_follows_the_gradients_has_the_bias_of_the_term_it_l
     expect_variance(pooled, torch.tensor([1.0 / (1 - 0.05 / 4 / mean)]), chains=8000)  # Sigma is about 1 / rms g = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "density",
     [correlated_gaussian(5), pytest.param(bimodal(), marks=pytest.mark.slow)],

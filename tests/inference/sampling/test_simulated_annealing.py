@@ -40,6 +40,7 @@ def ascent(log_density, x: torch.Tensor) -> torch.Tensor:
 # --- the mode --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::knowable.errors.ConvergenceWarning")  # to find the mode, chains need not mix
 @pytest.mark.parametrize("moves", ["hmc", "metropolis"])
 def test_the_highest_of_many_modes_is_found_where_plain_ascent_stays_in_the_nearest(moves, seed):

@@ -116,6 +116,7 @@ def test_defaults_give_the_posterior_from_mini_batches(sampler, seed):
     assert 0 < found.diagnostics.terms["batch_noise"] < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGLD, SGHMC])
 def test_scales_that_differ_by_a_million_are_found_in_the_warm_up(sampler, seed):
     density = correlated_gaussian(4, correlation=0.5, ratio=1e6)

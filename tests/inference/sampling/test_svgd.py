@@ -139,6 +139,7 @@ def test_particles_that_are_stuck_say_so(monkeypatch):
     assert found.diagnostics.converged is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 def test_particles_that_begin_at_one_mode_move_apart(scale, seed):
     # a logistic regression has one mode, to which all networks of the starting ensemble are trained, up to rounding

@@ -36,6 +36,7 @@ def test_gates_that_do_not_interact_have_their_exact_posterior(seed, estimator):
     assert evidence.kind == "bound"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_gates_that_interact_reach_the_best_bound_of_independent_ones(seed, estimator):
     # that bound's maximum by counting, from where the fit ended and from where it began

@@ -33,6 +33,7 @@ def divergence(
     return ratio.mean().item(), ratio.std().item() / math.sqrt(DRAWS)
 
 
+@pytest.mark.slow
 def test_a_flow_follows_a_banana_as_no_normal_can(seed):
     problem = BananaRegression()
     settings = {"epochs": 500, "learning_rate": 0.03, "draws": 4}
@@ -196,6 +197,7 @@ def grid(low: float, high: float, count: int) -> tuple[Tensor, float]:
     return torch.cartesian_prod(axis, axis), ((high - low) / (count - 1)) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_density_integrates_to_one(seed, kind):
     # the rectangle rule on smooth densities that vanish at the border errs by far less than a hundredth; what lies

@@ -100,6 +100,7 @@ class Tokens(nn.Module):
         return torch.tanh(self.layer(x.reshape(-1, 1))).reshape(len(x), -1).sum(1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_estimators_agree_with_weight_draws(seed, generator, name):
     # up to 44 coordinates and 4 comparisons within 5.5 standard errors, with some room for skewed gradients

@@ -96,6 +96,7 @@ def test_mini_batches_reach_it_too(seed, as_loader):
     assert shortfall(problem, method.fit(problem.model(), data, seed=seed)) < SLACK
 
 
+@pytest.mark.slow
 def test_accumulated_mini_batches_reach_it_too(seed):
     problem = make(seed, n=60)
     method = kn.MeanFieldVI(epochs=300, learning_rate=0.03, batch_size=10, training=kn.Training(accumulate=3))

@@ -331,3 +331,29 @@ def test_many_learned_scales_are_counted(per, rows, noted):
     if per == "weight":
         assert notes[0].startswith("33 scales of the prior were learned from the same 1,000 rows")
         assert kn.Diagnostics(notes=notes).bayes  # the target is a posterior, of a prior that the data chose
+
+
+# --- what the end of a fit costs -------------------------------------------------------------------------------------
+
+
+class _Counting(nn.Linear):
+    """Counts the rows that it sees."""
+
+    rows = 0
+
+    def forward(self, x):
+        type(self).rows += len(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", [kn.MeanFieldVI, kn.NaturalVI, kn.MCDropout, kn.MixtureVI])
+def test_the_end_of_a_short_fit_costs_less_than_the_fit(method):
+    x = torch.randn(20_000, 3)
+    model = kn.Model(nn.Sequential(_Counting(3, 8), nn.Tanh(), nn.Linear(8, 1)), kn.Gaussian())
+    seen = []
+    for epochs in (2, 4):
+        _Counting.rows = 0
+        method(epochs=epochs, batch_size=500).fit(model, (x, x[:, :1]))
+        seen.append(_Counting.rows)
+    two_epochs = seen[1] - seen[0]  # with what comes after them: a tenth of it, and three times that without a gradient
+    assert seen[0] < 1.5 * two_epochs

@@ -56,6 +56,7 @@ def test_reported_bound_is_that_of_the_fitted_normals(seed):
     assert not posterior.diagnostics.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -74,6 +75,7 @@ def test_optimum_is_reached_with_every_setting(seed, knobs):
     assert 0 <= shortfall(problem, posterior) < SLACK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_loader", [False, True], ids=["tensors", "loader"])
 def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)
@@ -161,6 +163,7 @@ def test_learned_noise_has_the_spread_that_the_curvature_says(seed):
     assert posterior.scale["likelihood.log_noise"].item() == pytest.approx(spread, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prior",
     [

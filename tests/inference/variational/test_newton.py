@@ -70,7 +70,9 @@ def divergence(problem: LinearGaussian, posterior: kn.Posterior) -> tuple[float,
 # --- Newton steps ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", FAMILIES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=pytest.mark.slow if each is kn.FlowVI else ()) for each in FAMILIES]
+)
 @pytest.mark.parametrize("noise", [1.0, 0.001])
 @SIZES
 def test_newton_steps_reach_the_optimum_of_the_family_from_any_start(seed, method, noise, weights, rows):

@@ -65,6 +65,7 @@ def test_density_of_the_posterior_gives_the_same_divergence(seed, place):
     assert abs(ratio.mean().item() - kl) < 4.5 * error
 
 
+@pytest.mark.slow
 def test_families_are_ordered_as_theory_says(seed):
     # on a posterior with strong correlations: mean field, one direction, all of them; 0.15 nats for Adam's last steps
     problem = LinearGaussian.make(n=30, d=4, noise=0.7, correlation=0.9, seed=seed)
@@ -192,6 +193,7 @@ def test_beta_is_in_the_report_and_leads_to_the_tempered_optimum(seed, kind):
     assert kl < (matrix if kind is kn.MatrixNormalVI else 0.0) + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batches",
     [slow({"batch_size": 20, "draws": 2}), {"batch_size": 10, "training": kn.Training(accumulate=3)}],

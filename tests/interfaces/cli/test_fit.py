@@ -114,7 +114,7 @@ def test_all_rows_can_be_fitted_and_the_report_warns_that_scores_do_not_count(tm
 def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr("knowable.core.training.schedule._LONGEST", 100)
     path = write_csv(tmp_path / "n.csv", number_rows(60))
-    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi")
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--no-refit")
     assert result.exit_code == 3, result.stderr
     assert "did not converge" in result.stderr
     assert (tmp_path / "run" / "report.html").is_file()

@@ -137,7 +137,8 @@ class BatchedGradient:
     def value_and_grad(self, position: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Values and gradients."""
         self.calls += 1
-        self.direct += self.compiling
+        if self.mode != "traced":
+            self.direct += self.compiling
         value, gradient = self._gradient(position, *data)
         return value, gradient.contiguous()
 
@@ -149,9 +150,9 @@ class BatchedGradient:
         return "eager" if self.mode == "eager" else "traced"
 
     def _mode_of_gradients(self) -> str:
-        if self.mode == "eager":
-            return "eager"
-        return "compiled" if self.compiling and self.direct > _COMPILE_AFTER_OUTSIDE else "traced"
+        if self.mode in ("eager", "traced"):
+            return self.mode
+        return "compiled" if self.direct > _COMPILE_AFTER_OUTSIDE and self.compiling else "traced"
 
     def operations(self, what: str, position: Tensor, *data: Tensor) -> Any:
         """The ``"value"``, or value and ``"gradient"``, of all chains as plain operations, to be recorded in a graph.

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
+from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several
-from knowable.core.support.checks import check_choice, check_count
+from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.support.tensors import check_finite, check_rows, to_tensor
-from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+from knowable.core.support.tensors import check_rows, to_tensor
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
@@ -34,6 +35,7 @@ Batch = tuple[Tensor, ...]
 
 _CHUNK = 4096  # rows per batch where no gradient is needed
 _SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
+_PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class Data:
             object.__setattr__(self, "size", _size_found(source))
         object.__setattr__(self, "size", check_count("size", self.size))
         if self.weights is not None:
-            object.__setattr__(self, "weights", _checked_weights(self.weights, self.size, self.in_memory))
+            object.__setattr__(self, "weights", checked_weights(self.weights, self.size, self.in_memory))
         if self.class_weights is not None:
-            object.__setattr__(self, "class_weights", _checked_class_weights(self.class_weights, self.in_memory))
+            object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights, self.in_memory))
 
     @property
     def weighted(self) -> bool:
@@ -144,6 +146,30 @@ class Data:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
+    def parts(self, passes: float, *, seed: int) -> Iterator[tuple[float, Batch]]:
+        """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
+
+        There are at least 16. Together they have about ``passes`` times as many rows as the data, more where that would
+        make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        """
+        if self.in_memory:
+            whole = self.tensors
+            rows = int(min(_CHUNK, max(passes * self.size / _PARTS, _PART_ROWS)))
+            for number in range(max(_PARTS, round(passes * self.size / rows))):
+                if rows >= self.size:
+                    yield 1.0, whole
+                    continue
+                chosen = torch.randint(self.size, (rows,), generator=generator_for(seed, "part", number))
+                yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+            return
+        done, rows = 0, 0
+        while done < _PARTS or rows < passes * self.size:
+            for batch in self.batches(_CHUNK):
+                done, rows = done + 1, rows + len(batch[0])
+                yield self.size / len(batch[0]), batch
+                if done >= _PARTS and rows >= passes * self.size:
+                    break
+
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
@@ -182,7 +208,9 @@ class _Checked:
     def _checked(self, loader: Any) -> Iterator[Batch]:
         for batch in loader:
             x, y = checked_pair(*_pair(batch, self.target), self.model, self.name)
-            yield (x, y) if self.class_weights is None else (x, y, _of_classes(self.class_weights, y, self.model))
+            yield (
+                (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
+            )
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -207,9 +235,11 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             return replace(inner, weights=data.weights, class_weights=data.class_weights)
         weights = None if data.weights is None else data.weights.to(device=model.device, dtype=model.dtype)
         if data.class_weights is not None:
-            by_class = _of_classes(data.class_weights, inner.source[1], model)
+            by_class = weights_of_classes(data.class_weights, inner.source[1], model)
             weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
+    if isinstance(data, TensorDataset):
+        data = _two(data, name)
     if isinstance(data, DataLoader):
         return _loaded(data, _size_of(data, name), model, name)
     if isinstance(data, IterableDataset):
@@ -436,61 +466,6 @@ def _cast(x: Tensor, model: Model) -> Tensor:
 
 def _all_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if isinstance(x, Tensor) else x.mapped(lambda each: each.to(dtype))
-
-
-def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:
-    if not in_memory:
-        raise InvalidArgument(
-            "weights go with rows in memory: pass Data((x, y), weights=w). With a loader give class_weights=, or let a "
-            "WeightedRandomSampler draw the rows."
-        )
-    weights = to_tensor(weights, "weights")
-    if weights.dim() not in (1, 2) or weights.shape[0] != size:
-        raise InvalidArgument(f"weights must have a number for each of {size} rows, got shape {tuple(weights.shape)}.")
-    check_finite(weights, "weights")
-    if (weights < 0).any() or not (weights.sum(0) > 0).all():
-        raise InvalidArgument("weights must be 0 or above and not all 0.")
-    return weights
-
-
-def _checked_class_weights(weights: Any, in_memory: bool) -> Any:
-    if isinstance(weights, str):
-        check_choice("class_weights", weights, ("balanced",))
-        if not in_memory:
-            raise InvalidArgument(
-                "class_weights='balanced' needs the number of rows of each class, which a loader does not say. Pass a "
-                "weight for each class: class_weights=[...]."
-            )
-        return weights
-    weights = check_finite(to_tensor(weights, "class_weights"), "class_weights")
-    if weights.dim() != 1 or len(weights) < 2 or (weights < 0).any() or not weights.any():
-        raise InvalidArgument(
-            f"class_weights must be a number for each class, 0 or above and not all 0, or 'balanced'; got {weights!r}."
-        )
-    return weights
-
-
-def _of_classes(weights: Any, y: Tensor, model: Model) -> Tensor:
-    """The weight of each row's class, ``(batch,)``."""
-    labels = y.reshape(len(y), -1)
-    if not model.likelihood.labels or labels.shape[1] != 1:
-        raise Unsupported(
-            f"class_weights need one label in each row, got y of shape {tuple(y.shape)} with "
-            f"{type(model.likelihood).__name__}(). Weigh rows themselves: kn.Data((x, y), weights=w)."
-        )
-    labels, counted = labels[:, 0].long(), model.likelihood.counted(labels[:, 0])
-    if counted is not None:
-        labels = labels.where(counted, 0)  # rows that are ignored add nothing, whatever their weight
-    if isinstance(weights, str):
-        known = labels if counted is None else labels[counted]
-        counts = torch.bincount(known)
-        weights = len(known) / (torch.count_nonzero(counts) * counts.clamp_min(1))
-    if labels.max() >= len(weights):
-        raise InvalidArgument(
-            f"class_weights has {len(weights)} numbers, for the labels 0 to {len(weights) - 1}, but y has the label "
-            f"{labels.max().item()}."
-        )
-    return weights.to(device=y.device, dtype=model.dtype)[labels]
 
 
 def _no_targets(place: int) -> Any:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import isabstract
 from typing import ClassVar
 
 import torch
@@ -143,7 +144,8 @@ def no_likelihood(given: object) -> str:
     """What to say about a thing that is not a likelihood."""
     if isinstance(given, type) and issubclass(given, Likelihood):
         return f"likelihood must be an instance: write {given.__name__}() with parentheses."
-    names = sorted(each.__name__ for each in Likelihood.__subclasses__() if each.__module__.startswith("knowable."))
+    ours = [each for each in Likelihood.__subclasses__() if each.__module__.startswith("knowable.")]
+    names = sorted(each.__name__ for each in ours if not isabstract(each))
     if given is None:
         return (
             f"likelihood is missing: it says what the network's output means. Choose one of "

@@ -12,8 +12,7 @@ buffers as they are. A module whose parameters are all frozen stays in evaluatio
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -319,13 +318,15 @@ class batched:
             return found
 
 
-@contextmanager
-def no_hidden_loops() -> Iterator[None]:
+_FUNCTORCH: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+
+class no_hidden_loops:
     """Make ``vmap`` refuse operations that it can only loop over: an explicit loop is faster."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(before)
+
+    def __enter__(self) -> None:
+        self.before = _FUNCTORCH._is_vmap_fallback_enabled()
+        _FUNCTORCH._set_vmap_fallback_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        _FUNCTORCH._set_vmap_fallback_enabled(self.before)

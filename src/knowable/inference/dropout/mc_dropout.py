@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knowable.core.method import FitJob, Method
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
 from knowable.core.support.checks import check_choice, check_count, check_number
@@ -25,7 +25,7 @@ from knowable.inference.dropout.dropout_divergence import DropoutDivergence, che
 from knowable.inference.dropout.masked_weights import PREDICTIONS, MaskedWeights, SiteMasks, masked_params
 from knowable.inference.dropout.placement import Placement, place_dropout
 from knowable.inference.point.point import training_diagnostics
-from knowable.inference.variational.method import mean_and_error, passes_over
+from knowable.inference.variational.method import estimates_of_all_rows, mean_and_error
 
 WAYS = ("activations", "weights")
 ESTIMATORS = ("concrete", "score")
@@ -198,7 +198,7 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     params = {name: value.detach() for name, value in objective.params().items()}
     sites = zip(placement.sites, objective.rates(), strict=True)
     found = replace(placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
-    terms = objective.final_elbo(rows, seed) | {f"rate.{site.name}": site.rate for site in found.sites}
+    terms = objective.final_elbo(rows, seed, result.epochs) | {f"rate.{site.name}": site.rate for site in found.sites}
     diagnostics = training_diagnostics(method, model, result, params, terms, _notes(placement))
     points = {name: params[name] for name in model.point_names}
     common = {"points": points, "buffers": objective.net_buffers, "seed": seed, "diagnostics": diagnostics}
@@ -328,13 +328,15 @@ class DropoutObjective(Objective):
         output = self._evaluating(self.model.network_params(given), x, buffers=self.net_buffers)
         return self.model.score(output, y, params, weights)
 
-    def final_elbo(self, data: Data, seed: int) -> dict[str, float]:
+    def final_elbo(self, data: Data, seed: int, epochs: float = math.inf) -> dict[str, float]:
         """The ELBO over all rows and its terms, up to a constant, with the standard error of Monte Carlo."""
-        passes = range(passes_over(data.size))
+
+        def total(batches: Iterable[Batch]) -> float:
+            return sum(self.log_likelihood_of_draw(*batch).sum().item() for batch in batches)
+
         with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
             kl = self.divergence().item()
-            fits = [sum(self.log_likelihood_of_draw(*batch).sum().item() for batch in data) for _ in passes]
-        fit, error = mean_and_error(fits)
+            fit, error = mean_and_error(estimates_of_all_rows(total, data, seed, epochs))
         return {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl, "elbo_standard_error": error}
 
 

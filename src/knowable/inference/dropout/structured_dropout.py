@@ -134,8 +134,8 @@ class StructuredDropout(VariationalMethod):
         median = weight.square().mean().sqrt().item() or 1.0  # so that the initial weights are likely under their prior
         return HorseshoeNoise(units, global_scale=self.global_scale, initial_median=median, **common)
 
-    def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
-        _, terms = final_elbo(objective, rows, seed)
+    def _evidence(self, objective: Any, rows: Data, seed: int, epochs: float) -> tuple[None, dict[str, float]]:
+        _, terms = final_elbo(objective, rows, seed, epochs)
         units = objective.posterior().unit_signal_to_noise()
         return None, {**terms, **{f"kept.{name}": (each >= 1).double().mean().item() for name, each in units.items()}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from knowable.core.method import FitJob, Method
-from knowable.core.model.data import Data, as_input
+from knowable.core.model.data import Batch, Data, as_input
 from knowable.core.model.model import Model
 from knowable.core.network.network import no_hidden_loops
 from knowable.core.network.params import Params, expand_params, index_params, number_of_draws, without_prefix
@@ -27,7 +27,7 @@ from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.point.point import PointObjective, refuse_learned_prior, training_diagnostics
-from knowable.inference.variational.method import mean_and_error, passes_over
+from knowable.inference.variational.method import estimates_of_all_rows, mean_and_error
 
 _NOTE = "Weights are point estimates: predictions differ from draw to draw by the code alone."
 
@@ -120,7 +120,7 @@ class InformationBottleneck(Trained, Method):
         with share_of_time(0.9):  # the rest is for the distortion
             result = train(objective, rows, self.training_settings(), **job.options)
         params = {name: value.detach() for name, value in objective.params().items()}
-        terms = objective.final_terms(rows, seed)
+        terms = objective.final_terms(rows, seed, result.epochs)
         return RandomCode(
             model, params, objective.code_tensors(), place=place, shape=shape, seed=seed, buffers=objective.net_buffers,
             points={name: params[name] for name in model.point_names},
@@ -199,16 +199,18 @@ class BottleneckObjective(PointObjective):
         each = [self.fit_and_rate(params, x, y, training=False)[0] for _ in range(_VALIDATION_DRAWS)]
         return torch.stack(each).logsumexp(0) - math.log(_VALIDATION_DRAWS)
 
-    def final_terms(self, data: Data, seed: int) -> dict[str, float]:
+    def final_terms(self, data: Data, seed: int, epochs: float = math.inf) -> dict[str, float]:
         """Rate and distortion over all rows, in nats per example, and the distortion's standard error."""
-        params, distortions, rate = self.params(), [], 0.0
+        params = self.params()
+
+        def total(batches: Iterable[Batch]) -> Tensor:
+            found = [self.fit_and_rate(params, *batch, training=False) for batch in batches]
+            return sum(torch.stack([fit.sum(), rate.sum()]).double() for fit, rate in found) / data.size  # type: ignore[return-value]
+
         with torch.no_grad(), own_randomness(derive_seed(seed, "rate and distortion")):
-            for _ in range(passes_over(data.size)):
-                found = [self.fit_and_rate(params, *batch, training=False) for batch in data]
-                distortions.append(-sum(fit.sum().item() for fit, _ in found) / data.size)
-                rate = sum(each.sum().item() for _, each in found) / data.size  # in closed form: the same each time
-        distortion, error = mean_and_error(distortions)
-        return {"rate": rate, "distortion": distortion, "distortion_standard_error": error}
+            found = torch.stack(estimates_of_all_rows(total, data, seed, epochs))
+        distortion, error = mean_and_error((-found[:, 0]).tolist())
+        return {"rate": found[:, 1].mean().item(), "distortion": distortion, "distortion_standard_error": error}
 
 
 # --- the code in the network -----------------------------------------------------------------------------------------

@@ -124,9 +124,9 @@ class DiscreteVI(VariationalMethod):
         )  # fmt: skip
 
     def _evidence(
-        self, objective: DiscreteObjective, rows: Data, seed: int
+        self, objective: DiscreteObjective, rows: Data, seed: int, epochs: float
     ) -> tuple[LogEvidence | None, dict[str, float]]:
-        evidence, terms = super()._evidence(objective, rows, seed)
+        evidence, terms = super()._evidence(objective, rows, seed, epochs)
         return evidence, {**terms, "kl_of_gates": objective.kl_of_gates().item()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.method import FitJob, Method
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Params
@@ -85,9 +85,11 @@ class VariationalMethod(Trained, Method):
         """What a resumed fit must agree in, beside method, model and data."""
         return {}
 
-    def _evidence(self, objective: Any, rows: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
-        """The log evidence and the terms that the report has."""
-        return final_elbo(objective, rows, seed)
+    def _evidence(
+        self, objective: Any, rows: Data, seed: int, epochs: float
+    ) -> tuple[LogEvidence | None, dict[str, float]]:
+        """The log evidence and the terms that the report has, after so many epochs of training."""
+        return final_elbo(objective, rows, seed, epochs)
 
     def _posterior(self, objective: Any, **common: Any) -> Posterior:
         return objective.posterior(**common)
@@ -113,7 +115,7 @@ class VariationalMethod(Trained, Method):
             options = {**job.options, "identity": {**job.identity, **self._identity(objective)}}
             result = train(objective, rows, self.training_settings(), **options)
         result, rise = self._settle([objective], rows, seed, result)
-        evidence, terms = self._evidence(objective, rows, seed)
+        evidence, terms = self._evidence(objective, rows, seed, result.epochs)
         terms = {**terms, **rise}
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
         notes = self._notes(model, rows.size, result)
@@ -285,10 +287,20 @@ def learned_scale_notes(model: Model, size: int) -> tuple[str, ...]:
 
 _KL_DRAWS = 64  # estimates of a KL without a closed form
 _ELBO_ROWS = 200_000  # rows in all passes of the final estimate of the likelihood
+_MOST_PASSES, _FEWEST_PASSES = 256, 4  # over the data; where fewer are affordable, parts of the rows have to do
+_PASSES_PER_EPOCH = 0.3  # of evaluation that cost a tenth of an epoch of training
 
 
-def final_elbo(objective: VariationalObjective, data: Data, seed: int) -> tuple[LogEvidence | None, dict[str, float]]:
-    """The ELBO at β = 1 and T = 1, and its terms, by full passes over the data with new weight draws.
+def final_elbo(
+    objective: VariationalObjective, data: Data, seed: int, epochs: float = math.inf
+) -> tuple[LogEvidence | None, dict[str, float]]:
+    """The ELBO at β = 1 and T = 1, and its terms, with new weight draws for each estimate of the likelihood.
+
+    Args:
+        objective: The objective.
+        data: All rows.
+        seed: Fixes the draws.
+        epochs: Of training, a tenth of whose cost the estimate may have.
 
     Returns:
         The ELBO (None under an improper prior, whose constant is arbitrary), and the terms
@@ -296,7 +308,9 @@ def final_elbo(objective: VariationalObjective, data: Data, seed: int) -> tuple[
     """
     with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
         kl, kl_error = mean_and_error(_kl_estimates(objective))
-        fit, fit_error = mean_and_error([_full_log_likelihood(objective, data) for _ in range(passes_over(data.size))])
+        fit, fit_error = mean_and_error(
+            estimates_of_all_rows(lambda batches: _log_likelihood(objective, batches), data, seed, epochs)
+        )
     terms = {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl}
     priors = [objective.model.prior.prior_of(name) for name in objective.model.random_names]
     if any(prior is not None and not prior.proper for prior in priors):
@@ -311,19 +325,29 @@ def _kl_estimates(objective: VariationalObjective) -> list[float]:
     return [*found, *(objective.kl_divergence().item() for _ in range(count))]
 
 
-def _full_log_likelihood(objective: VariationalObjective, data: Data) -> float:
-    """Log p(D | θ) of all rows for one draw of the weights."""
+def _log_likelihood(objective: VariationalObjective, batches: Iterable[Batch]) -> float:
+    """Log p(D | θ) of the rows in ``batches`` for one draw of the weights."""
     model = objective.model
     params = {**objective.point_params(), **objective.draw_weights(1)[0]}
     return sum(
         model.score(model.forward(params, x, buffers=objective.net_buffers), y, params, *weights).sum().item()
-        for x, y, *weights in data
+        for x, y, *weights in batches
     )
 
 
-def passes_over(size: int) -> int:
-    """Number of passes over ``size`` rows for a final estimate."""
-    return int(min(256, max(4, _ELBO_ROWS // size)))
+def estimates_of_all_rows(total: Callable[[Iterable[Batch]], Any], data: Data, seed: int, epochs: float) -> list[Any]:
+    """Independent estimates of a sum over all rows, at the cost of a tenth of ``epochs`` of training or little more.
+
+    Args:
+        total: The sum over the rows of some batches, at new random draws: a number or a tensor.
+        data: All rows.
+        seed: Fixes which rows are taken where not all can be.
+        epochs: Of training. After few of them, each estimate is from another part of the rows.
+    """
+    passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), _PASSES_PER_EPOCH * epochs)
+    if passes >= _FEWEST_PASSES:
+        return [total(data) for _ in range(int(passes))]
+    return [scale * total([batch]) for scale, batch in data.parts(passes, seed=seed)]
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:

@@ -123,7 +123,7 @@ class MixtureVI(VariationalMethod):
             result = train(objective, rows, self.training_settings(), **options)
         trained: Sequence[MeanFieldObjective] = list(objective.components)  # type: ignore[arg-type]
         result, rise = self._settle(trained, rows, seed, result)
-        evidence, terms, each = mixture_elbo(trained, rows, seed)
+        evidence, terms, each = mixture_elbo(trained, rows, seed, result.epochs)
         points = trained[0].point_params()
         members = [
             DiagonalNormal(
@@ -210,7 +210,7 @@ _BLOCK = 2**21  # numbers in memory at a time
 
 
 def mixture_elbo(
-    components: Sequence[MeanFieldObjective], data: Data, seed: int
+    components: Sequence[MeanFieldObjective], data: Data, seed: int, epochs: float = math.inf
 ) -> tuple[LogEvidence | None, dict[str, float], list[tuple[LogEvidence | None, dict[str, float]]]]:
     r"""The mixture's ELBO and its terms, and those of every component by itself.
 
@@ -220,7 +220,7 @@ def mixture_elbo(
     I needs no network, only densities of normals.
     """
     each = [
-        final_elbo(component, data, seed if k == 0 else derive_seed(seed, "component", k))
+        final_elbo(component, data, seed if k == 0 else derive_seed(seed, "component", k), epochs)
         for k, component in enumerate(components)
     ]
     mean = {name: sum(terms[name] for _, terms in each) / len(each) for name in each[0][1]}

@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import Data
+from knowable.core.model.data import Batch, Data
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import Unsupported
@@ -35,7 +36,9 @@ _DAMPING = (1.0, 0.3, 0.1)  # shares of a step, tried in turn
 _HESSIANS = 4  # draws at which it is computed
 _COMPARED = 64  # draws over which the ELBO is compared
 _UNIT_DRAWS = 2_048  # for the covariance of q
-_FEWEST, _MOST = 8, 512  # draws of the check
+_FEWEST, _MOST = 8, 512  # draws of the check over all rows
+_VALUES = 2**24  # gradients of single weights that the check keeps; of more weights, some stand for all
+_NEWTON_ROWS = 5_000_000  # gradients of a row, for the expected Hessian of one step
 _NATS, _NATS_PER_WEIGHT = 0.5, 0.01  # what may be missing: a scale off by a tenth, a mean off by a seventh of its scale
 
 
@@ -79,34 +82,57 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
 
 
 def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs: float) -> Rise:
-    """What the ELBO could still gain, by gradients over all rows at some draws: a tenth of the passes of training."""
+    """What the ELBO could still gain, by gradients at some draws, at a tenth of the cost of training.
+
+    Each draw's gradient is over all rows. After few epochs, each is over another part of the rows instead: that has no
+    bias either, but a larger standard error.
+    """
     exact = objective.exact_elbo(data)
     if exact is not None:
         return _exact_rise(objective, objective.get_parameter("q"), exact)
-    count = int(min(_MOST, max(_FEWEST, 0.1 * epochs)))
-    with own_randomness(derive_seed(seed, "possible rise")):
+    sides = 2 if objective.symmetric else 1  # a draw and its mirror image are one observation
+    passes = 0.1 * epochs / sides
+    parts: list[Sequence[tuple[float, Batch]] | None] = [None] * int(min(_MOST, passes))  # None: all rows
+    with own_randomness(derive_seed(seed, "possible rise")):  # a loader may draw, too
+        if passes < _FEWEST:
+            parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
         target = Target(objective, data)
         with torch.no_grad():
             mean, units = target.units()
-            draws = target.draws(count)
-        gradients = torch.stack([target.gradient(each)[: target.size] for each in draws])
-    away = draws[:, : target.size].double() - mean
-    if units.dim() == 1:
-        gradients, away = gradients * units, away / units
-    else:
-        gradients, away = gradients @ units, torch.linalg.solve_triangular(units, away.T, upper=False).T
-    slopes = gradients * away + 1.0
+        kept = torch.arange(target.size, device=mean.device)
+        if target.size * len(parts) > _VALUES:
+            kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // len(parts))]
+            mean, units = mean[kept], units[kept]
+        observed, at_once = [], max(1, _VALUES // (sides * target.size))
+        for first in range(0, len(parts), at_once):
+            some = parts[first : first + at_once]
+            draws = target.draws(sides * len(some))
+            for number, rows in enumerate(some):
+                found = []
+                for each in draws[number :: len(some)]:
+                    gradient = target.gradient(each, rows)[kept]
+                    gradient, away = _in_units(gradient, each[kept].double() - mean, units)
+                    found.append(torch.stack([gradient, gradient * away + 1.0]))
+                observed.append(torch.stack(found).mean(0))
+    gradients, slopes = torch.stack(observed, dim=1)
     if not objective.stretches:  # only all directions at once
         slopes = slopes.mean(1, keepdim=True).expand_as(slopes)
-    if objective.symmetric:  # a draw and its mirror image are one observation
-        gradients, slopes = (0.5 * (each[: len(draws) // 2] + each[len(draws) // 2 :]) for each in (gradients, slopes))
     known, noise = slopes.mean(0), slopes.std(0) / math.sqrt(len(slopes))
     known = torch.minimum(known, (known - 2.0 * noise).clamp_min(0.0))  # near 1, noise alone would count for much
     by_mean, by_scale = _gains_over_squares(known)
-    parts = [gradients * by_mean.sqrt(), slopes * by_scale.sqrt()]
-    value = _products_of_pairs(parts).mean().item()
-    noise = _products_of_pairs([each - each.mean(0) for each in parts])  # what there would be without anything to gain
-    return Rise(value, noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise)), target.size)
+    both = [gradients * by_mean.sqrt(), slopes * by_scale.sqrt()]
+    value = _products_of_pairs(both).mean().item()
+    noise = _products_of_pairs([each - each.mean(0) for each in both])  # what there would be without anything to gain
+    error = noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise))
+    share = target.size / len(kept)
+    return Rise(share * value, share * error, target.size)
+
+
+def _in_units(gradient: Tensor, away: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+    """A gradient and a distance from the mean in units of q's own scale."""
+    if units.dim() == 1:
+        return gradient * units, away / units
+    return gradient @ units, torch.linalg.solve_triangular(units, away.unsqueeze(1), upper=False).squeeze(1)
 
 
 def _exact_rise(objective: VariationalObjective, q: Tensor, elbo: Tensor) -> Rise:
@@ -132,9 +158,9 @@ def _products_of_pairs(parts: Sequence[Tensor]) -> Tensor:
 
 
 def refine(objective: VariationalObjective, data: Data, seed: int, *, hold_points: bool = False) -> int:
-    """Newton steps while they raise the ELBO; how many were made. None for many weights, where they are expensive."""
+    """Newton steps while they raise the ELBO; how many were made. None for many weights or rows: they are expensive."""
     target = Target(objective, data, hold_points=hold_points)
-    if target.layout.size > _DENSE_UP_TO:
+    if target.layout.size > _DENSE_UP_TO or _HESSIANS * target.layout.size * data.size > _NEWTON_ROWS:
         return 0
     for step in range(_ROUNDS):
         with own_randomness(derive_seed(seed, "newton", step)):
@@ -260,15 +286,20 @@ class Target:
     def _tempering(self) -> float:
         return self.objective.beta * self.objective.temperature
 
-    def gradient(self, flat: Tensor) -> Tensor:
-        """Of the whole log density at one vector, computed in double precision for few weights."""
-        return self._precisely(self._first, flat) if self.layout.size <= _DENSE_UP_TO else self._first(flat).double()
+    def gradient(self, flat: Tensor, parts: Sequence[tuple[float, Batch]] | None = None) -> Tensor:
+        """Of the whole log density at one vector, computed in double precision for few weights.
 
-    def _first(self, flat: Tensor) -> Tensor:
+        ``parts`` of the rows, each with its factor, may stand for all of them.
+        """
+        if self.layout.size > _DENSE_UP_TO:
+            return self._first(flat, parts).double()
+        return self._precisely(lambda at: self._first(at, parts), flat)
+
+    def _first(self, flat: Tensor, parts: Sequence[tuple[float, Batch]] | None) -> Tensor:
         at = flat.detach().requires_grad_()
         total = _gradient(self.log_prior(at), at)
-        for batch in self.data:
-            value = self.log_density(at, *batch) / self._tempering
+        for scale, batch in parts or ((1.0, batch) for batch in self.data):
+            value = scale * self.log_density(at, *batch) / self._tempering
             if not value.requires_grad:
                 raise Unsupported("The likelihood has no gradient in the weights.")
             total = total + _gradient(value, at)

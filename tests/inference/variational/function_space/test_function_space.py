@@ -48,6 +48,7 @@ def test_linear_model_with_its_own_kernel_is_mean_field_inference(seed):
     assert (((problem.design.square() @ std.square()).sqrt() / best).log().abs() < math.log(1.35)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_loader", [False, True], ids=["tensors", "loader"])
 def test_mini_batches_reach_it_too(seed, as_loader):
     problem = make(seed, n=60)

@@ -42,6 +42,7 @@ def sampled(model: Model, params: dict[str, Moments], x: Tensor, generator: torc
     return every.mean(0), torch.einsum("kbi,kbj->bij", centred, centred) / DRAWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU], ids=lambda each: each.__name__)
 def test_three_layers_have_the_moments_of_a_hundred_thousand_draws_within_five_per_cent(generator, activation):
     net = nn.Sequential(nn.Linear(3, 30), activation(), nn.Linear(30, 30), activation(), nn.Linear(30, 2))

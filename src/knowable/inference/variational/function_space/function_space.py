@@ -179,7 +179,9 @@ class FunctionSpaceVI(VariationalMethod):
         generator = generator_for(seed, "context")
         return context_pool(self.context, data, model, margin=self.margin, generator=generator)
 
-    def _evidence(self, objective: FunctionSpaceObjective, rows: Data, seed: int) -> tuple[None, dict[str, float]]:
+    def _evidence(
+        self, objective: FunctionSpaceObjective, rows: Data, seed: int, epochs: float
+    ) -> tuple[None, dict[str, float]]:
         return None, {}
 
     def _notes(self, model: Model, size: int, result: TrainingResult) -> tuple[str, ...]:
