@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 
@@ -49,8 +48,8 @@ def test_a_run_goes_on_where_it_was_stopped_and_a_method_that_failed_is_run_agai
         calls.append((table, method, fold))
         if len(calls) == 1:
             raise RuntimeError("once")
-        return {"table": table, "method": method, "fold": fold, "rows": 80, "nll": 1.0, "nll_error": 0.1, "rmse": 2.0,
-                "coverage": 0.9}  # fmt: skip
+        return {"table": table, "method": method, "fold": fold, "rows": 80, "nll": 1.0, "rmse": 2.0, "coverage": 0.9,
+                "log_prob": [-0.5, -1.5], "chosen": "MAP()", "likelihood": "Gaussian()"}  # fmt: skip
 
     monkeypatch.setattr(tables, "TABLES", {"cars": _frame})
     monkeypatch.setattr(tables, "run_one", run_one)
@@ -61,4 +60,4 @@ def test_a_run_goes_on_where_it_was_stopped_and_a_method_that_failed_is_run_agai
     for _ in range(3):
         tables.main()
     assert [method for _, method, _ in calls] == ["guess", "knowable", "guess"]
-    assert "| cars | 80 | **1.000** |" in tables.shown([json.loads(line) for line in out.read_text().splitlines()])
+    assert "| cars | 80 | **1.000** |" in tables.shown(tables.paired(tables._read(out)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -246,11 +247,17 @@ def average_log_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
     differences[:, -1] = -1.0
     root = root_of(differences @ blocks.to(mean.dtype) @ differences.T)
     logits = mean.flatten(2).mT.flatten(0, -2) if mean.dim() > 2 else mean  # (batch positions, classes)
-    sobol = torch.quasirandom.SobolEngine(classes - 1, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
-    noise = torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9)).to(mean)
+    noise = _normal_points(classes - 1).to(mean)
     rows = max(1, _VALUES_AT_ONCE // (_POINTS * classes))
     found = [_averaged(each, noise, own) for each, own in zip(logits.split(rows), root.split(rows), strict=True)]
     return torch.cat(found).view(len(mean), -1, classes).mT.reshape(mean.shape)
+
+
+@lru_cache(maxsize=4)
+def _normal_points(dimensions: int) -> Tensor:
+    """Standard normal numbers from a Sobol sequence, ``(points, dimensions)``."""
+    sobol = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=0).draw(_POINTS, dtype=torch.float64)
+    return torch.special.ndtri(sobol.clamp(1e-9, 1 - 1e-9))
 
 
 def _averaged(mean: Tensor, noise: Tensor, root: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -407,3 +409,71 @@ def test_some_rows_are_a_sample_without_replacement_or_the_first_of_a_loader():
     assert torch.equal(x[targets.flatten().long()], chosen)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
     assert torch.equal(as_data(loader).some(20, seed=3)[0], x[:20])
+
+
+# --- streams without a length, and without an end --------------------------------------------------------------------
+
+
+class _Endless(IterableDataset):
+    """Rows 0, 1, 2, ... without an end; it notes how many were asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __iter__(self):
+        for number in itertools.count():
+            self.asked += 1
+            if self.asked > 100_000:
+                raise AssertionError("the stream is read without an end")
+            yield torch.tensor([number, 1.0]), torch.tensor([2.0 * number])
+
+
+class _Batches:
+    """The same as batches, from an iterable that is no DataLoader."""
+
+    def __iter__(self):
+        return iter(DataLoader(_Endless(), batch_size=8))
+
+
+@pytest.mark.parametrize("kind", ["loader", "iterable"])
+def test_an_epoch_of_an_endless_stream_is_as_many_rows_as_its_size(kind):
+    stream = DataLoader(_Endless(), batch_size=8) if kind == "loader" else _Batches()
+    data = as_data(Data(stream, size=20), linear_model())
+    assert data.batches_per_epoch(99) == 3
+    for batches in (data.batches(99), iter(data)):
+        found = list(batches)
+        assert [len(x) for x, _ in found] == [8, 8, 4]
+        assert torch.equal(torch.cat([x for x, _ in found])[:, 0], torch.arange(20.0, dtype=torch.float64))
+    assert len(list(data.batches(99, skip=2))) == 1
+    assert data.tensors[1].flatten().tolist() == [2.0 * k for k in range(20)]
+
+
+def test_no_more_of_a_stream_is_read_than_asked_for():
+    stream = _Endless()
+    data = Data(DataLoader(stream, batch_size=5), size=10)
+    assert data.batches_per_epoch(1) == 2 and stream.asked == 0
+    assert len(list(data.batches(1))) == 2 and stream.asked == 10
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        kn.MAP(epochs=4),
+        kn.MeanFieldVI(epochs=4),
+        kn.Laplace(epochs=4),
+        kn.SWAG(epochs=4, snapshots=3),
+        kn.SGLD(draws=3, warmup=3, start="network", batch_size=4),
+    ],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("ignore::knowable.errors.ConvergenceWarning", "ignore::knowable.errors.WorseThanNetwork")
+def test_methods_end_on_an_endless_stream(method):
+    data = Data(DataLoader(_Endless(), batch_size=8), size=20)
+    posterior = method.fit(linear_model(), data)
+    assert posterior.predict(data, samples=3).mean.shape == (20, 1)
+
+
+def test_a_finite_iterable_that_is_shorter_than_its_size_is_read_to_its_end():
+    data = Data(DataLoader(_Stream(), batch_size=2), size=100)
+    count = len(list(_Stream()))
+    assert sum(len(y) for _, y in data.batches(1)) == count < 100

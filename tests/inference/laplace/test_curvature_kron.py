@@ -226,3 +226,30 @@ def test_solutions_are_those_of_the_dense_precision():
     vector = torch.randn(expansion.layout.size, dtype=torch.float64)
     torch.testing.assert_close(curvature.solve(prior, ONE, vector), torch.linalg.solve(dense, vector))
     torch.testing.assert_close(curvature.log_det(prior, ONE), torch.logdet(dense))
+
+
+class Tokens(nn.Module):
+    """Tokens, of which 0 is padding, averaged over those that are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 3, padding_idx=0).requires_grad_(False)
+        self.first, self.second, self.head = nn.Linear(3, 5), nn.Linear(5, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.first(self.embedding(ids)))).tanh()
+        mask = (ids != 0).to(hidden).unsqueeze(-1)
+        return self.head((hidden * mask).sum(1) / mask.sum(1))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_padding_that_the_network_masks_does_not_count(weighted):
+    net, ids = Tokens().double(), torch.randint(1, 9, (12, 3))
+    y = torch.randint(0, 2, (12,))
+    weights = torch.rand(12, dtype=torch.float64) if weighted else None
+    found = []
+    for x in (ids, torch.cat([ids, torch.zeros_like(ids)], 1)):
+        data = (x, y) if weights is None else kn.Data((x, y), weights=weights)
+        found.append(layers(expansion_of(kn.Model(net, kn.Categorical()), data)))
+    for name, plain in found[0].items():
+        assert_factors(found[1][name], (plain.inputs, plain.outputs[0]))

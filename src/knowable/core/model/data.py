@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
@@ -43,8 +45,9 @@ class Data:
     """A data set of known size N, with weights of its rows or classes if they have any.
 
     ``Data((x, y), weights=w)`` counts each row as often as its weight says, ``Data((x, y), class_weights="balanced")``
-    each class as much as the others; ``Data(loader, size=10_000)`` gives a loader without a length its size;
-    ``Data(loader, target="labels")`` says which entry of batches that are dicts is the target.
+    each class as much as the others; ``Data(loader, size=10_000)`` gives a loader without a length its size: an epoch
+    is so many rows of it, and it may be endless; ``Data(loader, target="labels")`` says which entry of batches that are
+    dicts is the target.
 
     Attributes:
         source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader. x is a tensor, a tuple of several
@@ -108,7 +111,7 @@ class Data:
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
         """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
         if not self.in_memory:
-            for number, batch in enumerate(self.source):
+            for number, batch in enumerate(self._epoch(self.source)):
                 if number >= skip:
                     yield batch if isinstance(self.source, _Checked) else _pair(batch, self.target)
             return
@@ -123,13 +126,15 @@ class Data:
             yield tuple(each.index_select(0, rows) for each in whole)
 
     def batches_per_epoch(self, batch_size: int) -> int:
-        """How many batches one epoch has."""
+        """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
-        try:
-            return len(self.source)
-        except TypeError:  # an iterable without a length
-            return sum(1 for _ in self.source)
+        count = _length(self.source)
+        return -(-self.size // _rows_of_batches(self.source)) if count is None else count
+
+    def _epoch(self, batches: Any) -> Any:
+        """One epoch of a loader's batches: all of them, or N rows where it has no length (and perhaps no end)."""
+        return batches if _length(self.source) is not None else _first_rows(batches, self.size)
 
     def some(self, most: int, *, seed: int) -> Batch:
         """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
@@ -173,8 +178,10 @@ class Data:
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
-            whole = isinstance(self.source, _Checked)
-            yield from self.source.whole() if whole else (_pair(each, self.target) for each in self.source)
+            checked = isinstance(self.source, _Checked)
+            yield from self._epoch(
+                self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
+            )
             return
         yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
 
@@ -289,6 +296,8 @@ def column_of(data: Any, place: int) -> Any:
     """
     target = None
     if isinstance(data, Data):
+        if not data.in_memory and _length(data.source) is None:
+            return torch.cat([as_rows(batch[place], "xy"[place]) for batch in data])
         data, target = data.source, data.target
         if isinstance(data, tuple):
             return data[place]
@@ -307,6 +316,33 @@ def column_of(data: Any, place: int) -> Any:
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
+
+
+def _length(source: Any) -> int | None:
+    """Number of batches, where it is known."""
+    try:
+        return len(source)
+    except TypeError:
+        return None
+
+
+def _rows_of_batches(source: Any) -> int:
+    """Number of rows of a batch: what the loader says, or those of the first."""
+    loader = source.loader if isinstance(source, _Checked) else source
+    if isinstance(loader, DataLoader) and loader.batch_size is not None:
+        return loader.batch_size
+    return max(1, next((len(_pair(batch)[1]) for batch in loader), 1))
+
+
+def _first_rows(batches: Any, most: int) -> Iterator[Any]:
+    """Batches of ``most`` rows in all; the last is cut to that, and no further one is asked for."""
+    left = most
+    for batch in batches:
+        rows = len(_pair(batch[:2] if isinstance(batch, tuple | list) else batch)[1])
+        yield batch if rows <= left else tree_map_only(Tensor, itemgetter(slice(left)), tuple(batch))
+        left -= rows
+        if left <= 0:
+            return
 
 
 def _batch_sizes(size: int, batch_size: int) -> list[int]:

@@ -70,10 +70,10 @@ class Model:
             raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
         self.net = net
         self.likelihood = likelihood
-        self._like = next(iter(net.parameters()), torch.zeros(()))  # dtype and device of everything
-        self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
         self.held_names = _without_gradient(net, random)
         self.frozen_names = select_names("frozen", frozen, names, net) | set(self.held_names)
+        self._like = _trained_like(net, self.frozen_names)  # dtype and device of everything
+        self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
         self.prior_given = prior is not None  # or the default
         self._choose_prior(prior)
         self.network = Network(net, self.frozen_names, self._frozen_values, output)
@@ -117,7 +117,7 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of all parameters."""
+        """Floating-point type of all parameters that are not frozen, and of inputs and targets."""
         return self._like.dtype
 
     @property
@@ -354,6 +354,18 @@ def last_operation(output: Tensor) -> str:
             return name
         node = node.next_functions[0][0] if node.next_functions else None
     return ""
+
+
+def _trained_like(net: nn.Module, frozen: set[str]) -> Tensor:
+    """A parameter that is not frozen, of the dtype that all of them have; frozen ones may have another."""
+    trained = {name: value for name, value in net.named_parameters() if name not in frozen}
+    example = {value.dtype: name for name, value in trained.items()}
+    if len(example) > 1:
+        raise InvalidArgument(
+            f"net mixes parameter dtypes ({', '.join(f'{dtype} in {name}' for dtype, name in example.items())}). "
+            f"Convert it with net.float() or net.double(), or freeze those of all dtypes but one."
+        )
+    return next(iter((*trained.values(), *net.parameters())), torch.zeros(()))
 
 
 def _without_gradient(net: nn.Module, random: object) -> list[str]:

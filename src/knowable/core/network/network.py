@@ -5,30 +5,39 @@ tensors (nothing is duplicated in memory), so switching mode touches neither the
 is using.
 
 What happens to running statistics: in training, batch normalisation uses the statistics of the batch and updates the
-buffers it is handed, which belong to the fit; in evaluation, and so in every prediction and under ``vmap``, it uses the
-buffers as they are. A module whose parameters are all frozen stays in evaluation mode during training too.
+buffers it is handed, which belong to the fit, and so does code that assigns a buffer (``self.m = ...``); in evaluation,
+and so in every prediction and under ``vmap``, the buffers stay as they are. A module whose parameters are all frozen
+stays in evaluation mode during training too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from knowable.core.network.inputs import call, check_arguments, described
 from knowable.core.network.outputs import Output, check_output, picked, refuse_output
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
+from knowable.core.network.recomputation import recomputed_by
 from knowable.core.network.refusals import rows_to_try, why_refused
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 
 _ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
 _STATISTICS_BATCH = 256  # rows whose statistics are taken together
+
+_Held = list[tuple[dict[str, Any], str, Any]]
+"""Tensors and their places: in a module's parameters or buffers, by the name there."""
 
 
 class Network:
@@ -76,7 +85,7 @@ class Network:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
         try:
-            found = swappable({**params, **buffers} if buffers else params, x)
+            found = swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
             return found if self.output is None else picked(found, self.output)
         except ValueError as error:
             if training and "more than 1 value per channel" in str(error):
@@ -177,49 +186,93 @@ def _draws_in_turn(network: Network, stack: Params, x: Tensor, shared: Buffers) 
 class _Swappable:
     """A module that runs with other tensors in the places of its own, and has its own back afterwards.
 
-    What ``torch.func.functional_call`` does, with the places looked up once and not at every call.
+    What ``torch.func.functional_call`` does, with the places looked up once and not at every call. Blocks that are
+    checkpointed see the same tensors when the backward pass runs them once more.
     """
 
     def __init__(self, module: nn.Module):
         self.module = module
+        self._spares_input = False  # whether it was seen not to work in place on its input; until then it gets a copy
         first: dict[int, str] = {}  # a tied tensor goes by the name of its first use
-        self._places: dict[str, list[tuple[dict[str, Any], str, Any]]] = {}
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for path, owner in module.named_modules():
             for store in (owner._parameters, owner._buffers):
                 for key, value in store.items():
                     if value is not None:
                         name = first.setdefault(id(value), f"{path}.{key}" if path else key)
-                        self._places.setdefault(name, []).append((store, key, value))
+                        self._places.setdefault(name, []).append((store, key))
 
-    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, updated: Buffers | None = None) -> Tensor:
+        """Run the module; buffers that its code assigns anew are put into ``updated``, by the names there."""
+        held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
+        given = x if self._spares_input else tree_map_only(Tensor, torch.clone, x)
+        with self._holding(held):
+            before = _versions(given)
+            output = call(self.module, given)
+            self._spares_input = before is not None and _versions(given) == before
+            for name in updated or ():
+                store, key = self._places[name][0]
+                if updated is not None and store[key] is not updated[name]:
+                    updated[name] = _of_this_call(name, store[key])
+            return output
+
+    @contextmanager
+    def _holding(self, tensors: _Held) -> Iterator[None]:
+        before = [(store, key, store[key]) for store, key, _ in tensors]
         try:
-            for name, value in tensors.items():
-                for store, key, _ in self._places[name]:
-                    store[key] = value
-            return call(self.module, x)
+            for store, key, value in tensors:
+                store[key] = value
+            with recomputed_by(self._with_these):
+                yield
         finally:
-            for name in tensors:
-                for store, key, own in self._places.get(name, ()):
-                    store[key] = own
+            for store, key, value in before:
+                store[key] = value
+
+    def _with_these(self, block: Callable[..., Any]) -> Callable[..., Any]:
+        """``block`` with the tensors that the module has now, whenever it is called."""
+        now = [(store, key, store[key]) for places in self._places.values() for store, key in places]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._holding(now):
+                return block(*args, **kwargs)
+
+        return run
+
+
+def _versions(x: Any) -> list[int] | None:
+    """How often each tensor was changed in place; None where torch does not count it."""
+    tensors = [each for each in tree_leaves(x) if isinstance(each, Tensor)]
+    uncounted = any(each.is_inference() or _is_wrapped(each) for each in tensors)
+    return None if uncounted else [each._version for each in tensors]
+
+
+def _is_wrapped(value: Tensor) -> bool:
+    """Whether a tensor belongs to a running ``vmap`` or derivative of ``torch.func``."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    return functorch.is_functorch_wrapped_tensor(value)
+
+
+def _of_this_call(name: str, value: Tensor) -> Tensor:
+    """The new value of a buffer, to be kept."""
+    if _is_wrapped(value):  # one value for each draw; an error that asks for a loop
+        raise RuntimeError(f"The network assigns its buffer {name!r}, which cannot be done for several draws at once.")
+    return value.detach().clone()
 
 
 def check_module(net: nn.Module) -> None:
-    """Refuse what is not a network of finite, real parameters of one dtype."""
+    """Refuse what is not a network of finite, real parameters."""
     if not isinstance(net, nn.Module):
         raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
     params = dict(net.named_parameters())
     lazy = [name for name, value in params.items() if isinstance(value, nn.parameter.UninitializedParameter)]
     if lazy:
         raise InvalidArgument(f"net has lazy parameters without a shape yet ({lazy[0]}). Run it once on a batch first.")
-    dtypes = {value.dtype for value in params.values()}
-    if len(dtypes) > 1:
-        example = {str(value.dtype): name for name, value in params.items()}
+    unreal = [name for name, value in params.items() if not value.is_floating_point()]
+    if unreal:
+        hint = " Hold its real and imaginary part: torch.view_as_complex in forward." * params[unreal[0]].is_complex()
         raise InvalidArgument(
-            f"net mixes parameter dtypes ({', '.join(f'{d} in {n}' for d, n in example.items())}). "
-            f"Convert it with net.float() or net.double()."
+            f"net's parameters must be real floating point, got {params[unreal[0]].dtype} in {unreal[0]!r}.{hint}"
         )
-    if dtypes and not next(iter(dtypes)).is_floating_point:
-        raise InvalidArgument(f"net's parameters must be real floating point, got {next(iter(dtypes))}.")
     for name, value in params.items():
         if not torch.isfinite(value).all():
             raise InvalidArgument(
@@ -231,16 +284,48 @@ def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
     """A copy of the module tree that shares the memory of every parameter and buffer with the original.
 
     The copies' parameters want no gradient: frozen ones are not differentiated, and nothing is left on the original's.
+    Of modules that ``torch.compile`` made, the copy runs the original code.
     """
     shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
     for name, param in net.named_parameters():
         shared[id(param)] = nn.Parameter(held.get(name, param).detach(), requires_grad=False)
+    made = copy_module(net, shared)
+    for module in made.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # sparse gradients are for torch's own optimisers
+        if isinstance(module, _compiled_modules()):
+            module.forward = module._orig_mod.__call__  # type: ignore[union-attr]
+        elif type(module) is nn.Embedding and module.padding_idx is not None:
+            own = module.weight.detach()[module.padding_idx].clone()
+            module.forward = partial(_embedding_with_own_padding, module, own)  # type: ignore[method-assign]
+    return made
+
+
+def copy_module(net: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+    """A deep copy, which shares what is in ``shared`` by the id of the original.
+
+    Tensors that the module keeps of an earlier call (by a hook, or ``weight_norm``) are copied without their graph.
+    """
+    kept = [value for module in net.modules() for value in tree_leaves(list(vars(module).values()))]
+    known = {id(value): value.detach() for value in kept if isinstance(value, Tensor) and not value.is_leaf}
     try:
-        return copy.deepcopy(net, dict(shared))
+        return copy.deepcopy(net, {**known, **(shared or {})})
     except Exception as error:
         raise InvalidArgument(
             f"net cannot be copied ({error}). Remove open files, locks or generators from it."
         ) from error
+
+
+def _embedding_with_own_padding(module: nn.Embedding, own: Tensor, indices: Tensor) -> Tensor:
+    """Padding stays the network's own vector: no data informs it, and draws from its prior would be noise."""
+    padding = (indices == module.padding_idx).unsqueeze(-1)
+    return torch.where(padding, own.to(module.weight.dtype), nn.Embedding.forward(module, indices))
+
+
+def _compiled_modules() -> tuple[type[nn.Module], ...]:
+    """The class that ``torch.compile`` wraps a module in, if it is loaded: what it calls, no function mode sees."""
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    return () if loaded is None else (loaded.OptimizedModule,)
 
 
 def _hold_frozen_modules_in_evaluation(net: nn.Module, frozen: Collection[str]) -> None:
@@ -258,7 +343,7 @@ def _keeps_statistics(module: nn.Module) -> bool:
 def _counting_copy(training: nn.Module) -> nn.Module:
     """A copy in which only the layers that keep statistics are in training mode, and average all batches alike."""
     shared: dict[int, Any] = {id(value): value for value in (*training.parameters(), *training.buffers())}
-    made = copy.deepcopy(training, shared)
+    made = copy_module(training, shared)
     counted = [module for module in made.modules() if _keeps_statistics(module)]
     made.eval()
     for module in counted:

@@ -203,6 +203,5 @@ class CompiledObjective:
         with torch.no_grad(), own_randomness(0):
             self.objective(*batch)
         changed = [name for name, value in before.items() if not torch.equal(value, buffers[name])]
-        for name in changed:
-            buffers[name].copy_(before[name])
+        buffers |= {name: before[name] for name in changed}
         return bool(changed)

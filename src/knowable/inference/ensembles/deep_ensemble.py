@@ -10,7 +10,7 @@ from torch import Tensor
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
 from knowable.core.posterior.particles import Particles
-from knowable.core.support.checks import check_count, check_number, check_type
+from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.settings import Trained
 from knowable.errors import InvalidData
@@ -27,8 +27,9 @@ class DeepEnsemble(Trained, Method):
     Where members disagree, the data has not decided. Networks without batch statistics and dropout are trained in one
     batched step for all members, on the same batches, which for small networks takes little longer than one; others in
     turn, each with its own order of the data. The first member begins at the network's own weights, so that an
-    ensemble of one is :class:`~knowable.inference.point.point.MAP`; the others at new ones. Where the noise depends on
-    the input, as in the paper, use :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`.
+    ensemble of one is :class:`~knowable.inference.point.point.MAP`; the others at new ones, unless ``start`` says
+    otherwise. Where the noise depends on the input, as in the paper, use
+    :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`.
 
     Args:
         members: How many networks.
@@ -42,6 +43,9 @@ class DeepEnsemble(Trained, Method):
             in the paper; 0 for none). Half of the likelihood is then that of the perturbed inputs.
         vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
             it and has up to 100,000 parameters. With ``Engine(mode="compiled")`` that step is compiled.
+        start: ``"fresh"``: all members but the first begin at new initial weights. ``"network"``: all begin at the
+            network's own (the others with a little noise, 1% of the spread of each parameter's elements), and are
+            trained in turn, in other orders of the data; for networks that are already trained.
 
     Example:
         >>> import torch
@@ -62,6 +66,7 @@ class DeepEnsemble(Trained, Method):
     members: int = field(default=5, kw_only=False)
     adversarial: float = 0.0
     vectorise: bool | None = None
+    start: str = "fresh"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,14 +74,18 @@ class DeepEnsemble(Trained, Method):
         check_number("adversarial", self.adversarial, at_least=0)
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
+        check_choice("start", self.start, ("fresh", "network"))
 
     def _fit(self, job: FitJob) -> Particles:
-        if self.adversarial == 0:
-            return Members(job, self.training_settings(), self.members, self.vectorise).fit()
-        with own_randomness(derive_seed(job.seed, "range")):  # a loader may shuffle
-            attack = self.adversarial * input_range(job.rows)
-        note = f"adversarial={self.adversarial:g}: half of the likelihood is that of adversarial inputs; 0 is Bayes."
-        return Members(job, self.training_settings(), self.members, self.vectorise, attack, (note,)).fit()
+        attack, notes, nearby = None, (), self.start == "network"
+        if self.adversarial > 0:
+            with own_randomness(derive_seed(job.seed, "range")):  # a loader may shuffle
+                attack = self.adversarial * input_range(job.rows)
+            notes = (
+                f"adversarial={self.adversarial:g}: half of the likelihood is that of adversarial inputs; 0 is Bayes.",
+            )
+        vectorise = False if nearby and self.vectorise is None else self.vectorise  # in turn, the orders differ
+        return Members(job, self.training_settings(), self.members, vectorise, attack, notes, nearby).fit()
 
 
 def input_range(rows: Data) -> Tensor:

@@ -23,7 +23,7 @@ from knowable.errors import Interrupted, InvalidArgument, Unsupported
 from knowable.inference.ensembles.diversity import with_diversity
 from knowable.inference.ensembles.members import joint_diagnostics
 from knowable.inference.ensembles.swag import SWAG
-from knowable.inference.point.point import fresh_start
+from knowable.inference.point.point import fresh_start, warn_of_replaced_weights
 
 _DEFAULT = SWAG()
 
@@ -94,6 +94,8 @@ class EnsembleOf(Method):
         fits: list[Posterior] = []
         given, model, seed = job.model, job.model, job.seed
         for k in range(self.members):
+            if k == 1 and self.start == "fresh":
+                warn_of_replaced_weights(given, seed, "To keep them in every member: EnsembleOf(..., start='network').")
             start = given if k == 0 or self.start == "network" else given.starting_at(*fresh_start(given, seed, k))
             try:
                 with share_of_time(1 / (self.members - k)):

@@ -25,8 +25,10 @@ from knowable.inference.point.point import (
     PointObjective,
     fit_point,
     fresh_start,
+    nearby_start,
     refuse_learned_prior,
     training_diagnostics,
+    warn_of_replaced_weights,
 )
 
 _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster than one member after the other
@@ -36,8 +38,8 @@ _TOGETHER_BELOW = 100_000  # parameters; beyond it a batched step is no faster t
 class Members:
     """The training of ``count`` networks; the ensemble is atoms of equal weight.
 
-    The first member begins at the network's own weights, the others at new ones. Rows may have weights, the same for
-    all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
+    The first member begins at the network's own weights, the others at new ones or nearby. Rows may have weights, the
+    same for all members or ``(N, members)``. Parameters that are point estimates are trained once, for all members.
     """
 
     job: FitJob
@@ -46,6 +48,7 @@ class Members:
     vectorise: bool | None = None  # in one batched step (True), in turn (False), or whichever is faster (None)
     attack: Tensor | None = None  # size of adversarial perturbations, see PointObjective
     notes: tuple[str, ...] = ()
+    nearby: bool = False  # whether the other members begin near the network's own weights, and not at new ones
 
     def fit(self) -> Particles:
         """Train all members."""
@@ -62,7 +65,10 @@ class Members:
             if trained.diagnostics.interrupted:
                 return trained
             points, given = trained.points, model.with_fixed(trained.points, trained.buffers)
-        starts = [given, *(given.starting_at(*fresh_start(given, seed, k)) for k in range(1, self.count))]
+        if not self.nearby:
+            warn_of_replaced_weights(given, seed, "To keep them in every member: DeepEnsemble(start='network').")
+        new = nearby_start if self.nearby else fresh_start
+        starts = [given, *(given.starting_at(*new(given, seed, k)) for k in range(1, self.count))]
         objective = self._objective(given, starts)
         if objective is None:
             return self._with_notes(self._train_in_turn(starts, points))

@@ -205,20 +205,12 @@ def kfac_update(
 
     over rows n, positions t, and columns k of a root of the Fisher information in the outputs,
     :math:`\Lambda_{n,o} = \sum_k v_{nk} v_{nk}^\top`, for each noise scale o. Where the layer's outputs s are the
-    network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G;
-    rows without a target that counts, and positions without a label, are left out of A.
+    network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G.
+    Positions of a sequence on which no output depends (padding that the network masks) do not count, nor do rows
+    without a target that counts and positions without a label.
     """
     expansion = sums.expansion
-    for place, layer in enumerate(sums.layers):
-        counts = _counts(expansion.model.likelihood, layer.positions, y, weights)
-        if counts is not None:
-            a = jacobian.activations[place]  # (rows, positions, in)
-            sums.inputs[place] += second_moment(a * counts.sqrt().unsqueeze(-1).to(a.dtype))
-            sums.counts[place] += counts.sum().item() * a.shape[1] / counts.shape[1]
-            continue
-        for use in (jacobian.trace.uses[each] for each in layer.uses):
-            sums.inputs[place] += input_moment(use)
-            sums.counts[place] += use.count
+    acting: list[Tensor | None] = [None for _ in sums.layers]
     for group, information in enumerate(expansion.informations(jacobian.output, y, weights)):
         heads = [head_use(jacobian, layer, information) for layer in sums.layers]
         for use, total in zip(heads, sums.outputs, strict=True):
@@ -227,12 +219,40 @@ def kfac_update(
         if None not in heads and not sums.vectors:
             continue
         for columns in expansion.columns(information, number, sums.row_bytes):
-            for use, g, total in zip(heads, jacobian.gradients(columns), sums.outputs, strict=True):
+            for place, (use, g) in enumerate(zip(heads, jacobian.gradients(columns), strict=True)):
                 if use is None:
-                    total[group] += second_moment(g)
+                    sums.outputs[place][group] += second_moment(g)
+                    acting[place] = _acting(jacobian, sums.layers[place], g, acting[place])
             for name, each in jacobian.others(columns).items():
                 flat, total = each.flatten(0, 1).flatten(1), sums.vectors[name][group]
                 total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
+    for place in range(len(sums.layers)):
+        counts = _counts(expansion.model.likelihood, sums.layers[place].positions, y, weights)
+        _add_inputs(sums, jacobian, place, counts, acting[place])
+
+
+def _acting(jacobian: BatchJacobian, layer: Layer, g: Tensor, known: Tensor | None) -> Tensor | None:
+    """Which positions of a sequence, ``(rows, positions)``, the outputs depend on; None where there is no sequence."""
+    if layer.positions == 1 or jacobian.trace.uses[layer.uses[0]].kind != "linear":
+        return None
+    found = g.ne(0).any(-1).any(0)
+    return found if known is None else known | found
+
+
+def _add_inputs(
+    sums: KroneckerSums, jacobian: BatchJacobian, place: int, counts: Tensor | None, acting: Tensor | None
+) -> None:
+    """Add to A and to M; ``counts`` are those of :func:`_counts`."""
+    if counts is None and (acting is None or acting.all()):
+        for use in (jacobian.trace.uses[each] for each in sums.layers[place].uses):
+            sums.inputs[place] += input_moment(use)
+            sums.counts[place] += use.count
+        return
+    a = jacobian.activations[place]  # (rows, positions, in)
+    each = a.new_ones(a.shape[:2]) if counts is None else counts.to(a.dtype).expand(a.shape[:2])
+    each = each if acting is None else each * acting
+    sums.inputs[place] += second_moment(a * each.sqrt().unsqueeze(-1))
+    sums.counts[place] += each.sum().item()
 
 
 def _counts(likelihood: Likelihood, positions: int, y: Tensor, weights: Tensor | None) -> Tensor | None:

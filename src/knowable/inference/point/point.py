@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from knowable.core.method import FitJob, Method
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.model.prior import HYPER_PREFIX
+from knowable.core.network.network import copy_module
 from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
@@ -22,7 +23,7 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
 
 class PointObjective(Objective):
@@ -302,29 +303,95 @@ def _check_frozen(argument: str, model: Model, name: str, value: Tensor) -> None
 
 # --- new initial weights ---------------------------------------------------------------------------------------------
 
+_NEARBY = 0.01  # noise on trained weights, in standard deviations of a parameter's elements
+_COMPARED = 2000  # elements of a parameter, at most, that are compared with newly drawn ones
+_SURELY = 2.69  # quantile of the Kolmogorov-Smirnov statistic: exceeded by chance once in a million
+_BEYOND = 20  # elements larger than all newly drawn ones: by chance with probability 2⁻²⁰
+
 
 def fresh_start(model: Model, seed: int, member: int) -> tuple[Params, Buffers]:
     """New initial values for member number ``member``: of the parameters that are not frozen, and of the buffers.
 
-    Every module that can reset itself does, unless all its parameters are frozen. What no module resets (a bare
-    parameter, a noise scale) is kept, with some noise on parameters.
+    Every module that can reset itself does, unless all its parameters are frozen; parameters that are zero throughout
+    stay so (the second factor of a LoRA). What no module resets is drawn from a normal distribution with the mean and
+    standard deviation of its elements; a constant stays. Parameters of the likelihood are kept, with some noise, and so
+    is a network of which nothing would change.
     """
-    frozen = model.frozen_names
     with own_randomness(derive_seed(seed, "initial", member)):
-        net = copy.deepcopy(model.net)
-        done: set[str] = set()
-        for path, module in net.named_modules():
-            own = {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
-            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))  # or attention's
-            if own - frozen and _resets(reset):
-                done |= own | {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
-        fresh = {name: value.detach() for name, value in (*net.named_parameters(), *net.named_buffers())}
+        fresh = _reset_values(model)
         values = model.params()
+        own = [name for name in values if not name.startswith(_OWN)]
+        for name in own:
+            values[name] = _new_values(values[name], fresh.get(name))
+        same = all(torch.equal(values[name], value) for name, value in model.params().items() if name in own)
+        for name in values:
+            if name not in model.hyper_names and (same or name not in own):
+                values[name] = values[name] + 0.1 * torch.randn_like(values[name])
+    return values, {name: fresh.get(name, value) for name, value in model.buffers().items()}
+
+
+def nearby_start(model: Model, seed: int, member: int) -> tuple[Params, Buffers]:
+    """The model's own initial values, with noise of a hundredth of the spread of each parameter's elements."""
+    values = model.params()
+    with own_randomness(derive_seed(seed, "nearby", member)):
         for name, value in values.items():
-            if name in model.hyper_names:
-                continue
-            values[name] = fresh[name].to(value) if name in done else value + 0.1 * torch.randn_like(value)
-    return values, {name: fresh[name] if name in done else value for name, value in model.buffers().items()}
+            if name not in model.hyper_names:
+                values[name] = value + _NEARBY * value.std(correction=0) * torch.randn_like(value)
+    return values, model.buffers()
+
+
+def warn_of_replaced_weights(model: Model, seed: int, advice: str) -> None:
+    """Warn where a fresh start replaces weights that its modules do not begin with: trained, or set by other code.
+
+    By two tests of each parameter's elements against those that its module draws: of their distribution
+    (Kolmogorov-Smirnov), and of the number that are larger than all of these.
+    """
+    with own_randomness(derive_seed(seed, "initial", 1)):
+        fresh = _reset_values(model)
+    kept = {name: value for name, value in model.params().items() if name in fresh and value.any()}
+    other = [name for name, value in kept.items() if not _alike(value, fresh[name])]
+    if other:
+        warnings.warn(
+            f"The weights of {', '.join(other[:3])}{', ...' * (len(other) > 3)} are not like those with which the "
+            f"layers begin by themselves: the network was trained, or initialised in a way of its own. They are "
+            f"replaced by weights as the layers draw them. {advice}",
+            ModelWarning,
+            stacklevel=5,
+        )
+
+
+def _reset_values(model: Model) -> dict[str, Tensor]:
+    """Parameters and buffers of the modules that can reset themselves, after they have."""
+    net = copy_module(model.net)
+    done: set[str] = set()
+    for path, module in net.named_modules():
+        own = {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
+        reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))  # or attention's
+        if own - model.frozen_names and _resets(reset):
+            done |= own | {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
+    every = (*net.named_parameters(), *net.named_buffers())
+    return {name: value.detach() for name, value in every if name in done}
+
+
+def _new_values(value: Tensor, reset: Tensor | None) -> Tensor:
+    if value.numel() > 1 and not value.any():
+        return value
+    if reset is not None:
+        return reset.to(value)
+    spread = value.std(correction=0)
+    if spread <= 1e-6 * value.abs().max():
+        return value
+    return value.mean() + spread * torch.randn_like(value)
+
+
+def _alike(one: Tensor, drawn: Tensor) -> bool:
+    """Whether the elements of two tensors of the same shape may come from the same distribution."""
+    if torch.count_nonzero(one.abs() > drawn.abs().max()) > _BEYOND:
+        return False
+    chosen = torch.linspace(0, one.numel() - 1, min(one.numel(), _COMPARED)).long().to(one.device)
+    samples = [each.flatten()[chosen].double().sort().values for each in (one, drawn)]
+    first, second = (torch.searchsorted(each, torch.cat(samples), right=True) for each in samples)
+    return (first - second).abs().max().item() <= _SURELY * (2 * len(chosen)) ** 0.5
 
 
 def _resets(reset: Any) -> bool:

@@ -30,7 +30,7 @@ from knowable.core.training.loop import train
 from knowable.core.training.settings import TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
-from knowable.inference.point.point import fit_point, fresh_start
+from knowable.inference.point.point import fit_point, fresh_start, warn_of_replaced_weights
 from knowable.inference.sampling.importance_weights import effective_sample_size, smooth_weights
 from knowable.inference.sampling.mode import StudentTProposal, climb, laplace_proposal
 
@@ -96,6 +96,7 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
 
 def initial_weights(model: Model, layout: Layout, members: int, seed: int) -> Tensor:
     """Fresh initial weights ``(members, D)``."""
+    warn_of_replaced_weights(model, seed, "To begin the chains at the network's own: start='network'.")
     return torch.stack([layout.flatten(fresh_start(model, seed, member)[0]) for member in range(members)])
 
 
