@@ -13,6 +13,7 @@ from knowable.testing.checks.resuming import check_interrupted_fit_resumes_exact
 QUICK = {"epochs": 2, "batch_size": 8}
 NORMALISED = {"batchnorm_mlp", "batchnorm_cnn", "residual"}
 SMALL_NOISE = kn.InputNoise(0.1)
+SEVERAL = ("tagger", "two_inputs", "nested_inputs")  # inputs
 NONLINEAR = frozenset(NETWORKS) - {"linear", "frozen_backbone"}
 NO_MOMENTS = frozenset(NETWORKS) - {"linear", "mlp", "frozen_backbone", "last_layer"}
 
@@ -56,7 +57,7 @@ SUBJECTS = {
     ),
     "test_time_augmentation": Subject(
         kn.TestTimeAugmentation(kn.MAP(**QUICK), SMALL_NOISE),
-        refuses={"tied"},
+        refuses={"tied", *SEVERAL},
         longer=kn.TestTimeAugmentation(kn.MAP(epochs=130, batch_size=8), SMALL_NOISE),
     ),
     "importance_sampling": Subject(
@@ -116,6 +117,7 @@ LOOK_AT_LAYERS = {
     "DeepEnsemble", "ExactLinear", "FunctionSpaceVI", "InformationBottleneck", "Laplace", "MCDropout", "MeanFieldVI",
     "MomentVI", "MonteCarloBatchNorm", "StructuredDropout",
 }  # fmt: skip
+SEVERAL_INPUTS = {(name, "tagger") for name in ("MAP", "NaturalVI", "SWAG", "SGLD")}
 # One method for each way of reading data, saving and resuming; the others share its code, and do these checks only in
 # the slow run.
 LEAD = {
@@ -136,6 +138,7 @@ def subject_and_check(subject: Subject, check: Check):
     network = check.name.removesuffix("_is_fitted_or_refused")
     if network in NETWORKS:
         slow = subject.name not in LOOK_AT_LAYERS and network not in THREE
+        slow = slow and (subject.name, network) not in SEVERAL_INPUTS
     else:
         slow = subject.name not in LEAD and check.name in SHARED
     return pytest.param(subject, check, id=f"{subject.name}-{check.name}", marks=[pytest.mark.slow] if slow else [])
@@ -182,7 +185,8 @@ def test_families_by_group_resume_exactly(check):
     ids=repr,
 )
 def test_kernels_and_learned_marginals_fit_every_network(method, network):
-    check_network(Subject(method), network)
+    kernel = isinstance(method, kn.FunctionSpaceVI)  # of inputs that are one tensor
+    check_network(Subject(method, refuses=frozenset(SEVERAL if kernel else ())), network)
 
 
 @pytest.mark.parametrize("network", ALIKE)
@@ -219,7 +223,7 @@ def test_ensembles_of_points_fit_every_network(network):
 @pytest.mark.parametrize("network", ALIKE)
 def test_adversarial_training_fits_every_network_whose_inputs_can_be_moved(network):
     if network != "tied":  # its inputs are words
-        check_network(Subject(kn.DeepEnsemble(2, **QUICK, adversarial=0.01)), network)
+        check_network(Subject(kn.DeepEnsemble(2, **QUICK, adversarial=0.01), refuses=frozenset(SEVERAL)), network)
 
 
 @pytest.mark.parametrize("check", [check_interrupted_fit_resumes_exactly, check_killed_fit_resumes_exactly])

@@ -55,9 +55,9 @@ def test_target_checks_rows_and_missing_values():
 
 
 def test_a_vector_never_broadcasts_against_a_column():
-    mean, y = means_and_target(torch.zeros(4, 1), torch.arange(4))
+    mean, y, _ = means_and_target(torch.zeros(4, 1), torch.arange(4))
     assert mean.shape == y.shape == (4, 1)
-    mean, y = means_and_target(normals(torch.zeros(2, 4), torch.ones(2, 4)), torch.arange(4))
+    mean, y, _ = means_and_target(normals(torch.zeros(2, 4), torch.ones(2, 4)), torch.arange(4))
     assert mean.shape == y.shape == (4, 1)
     with pytest.raises(InvalidData, match=r"y has shape \(4,\)"):
         means_and_target(torch.zeros(4, 4), torch.zeros(4))
@@ -102,5 +102,5 @@ def test_labels_are_checked_against_the_classes():
     for bad in ([0, -1], [0, 3], [0.0, 0.5]):
         with pytest.raises(InvalidData, match=r"whole numbers from 0 to 2; got .* in row 1"):
             classes_and_target(torch.full((2, 3), 1 / 3), bad)
-    _, y = classes_and_target(torch.full((2, 3), 1 / 3), [[2.0], [0.0]])
+    _, y, _ = classes_and_target(torch.full((2, 3), 1 / 3), [[2.0], [0.0]])
     assert y.tolist() == [[2], [0]]

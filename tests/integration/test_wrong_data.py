@@ -137,7 +137,7 @@ DATA: dict[str, Case] = {
     "a network that returns a tuple": (
         lambda: fit(model=kn.Model(Recurrent(lambda out: (out, None)), kn.Gaussian(0.1))),
         kn.InvalidType,
-        "The network must return one tensor, got tuple. Wrap it in a module",
+        r"The network must return one tensor, got tuple with 0, 1. Say which: Model\(..., output=0\)",
     ),
     "a network with the batch second": (
         lambda: fit(model=kn.Model(Recurrent(lambda out: out.T), kn.Gaussian(0.1))),

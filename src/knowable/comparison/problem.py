@@ -19,6 +19,7 @@ from knowable.comparison.methods import as_method, plain_repr
 from knowable.core.method import Method
 from knowable.core.model.data import as_data, as_input
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
 from knowable.core.storage.folder import tensor_fingerprint
@@ -120,7 +121,7 @@ class ModelProblem(Problem):
         return {
             "model": f"{plain_repr(self.model)} {plain_repr(self.model.net)}",
             "start": tensor_fingerprint(*known),
-            "data": tensor_fingerprint(self.x, self.y, rows=self.rows),
+            "data": tensor_fingerprint(*tensors_of(self.x, self.y), rows=self.rows),
         }
 
     def parameters(self) -> int:

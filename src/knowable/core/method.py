@@ -17,6 +17,7 @@ from typing import Any, ClassVar, final
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count
@@ -221,7 +222,7 @@ def method_name(cls: type[Method]) -> str:
 
 
 def _rows_identity(data: Data) -> str:
-    return tensor_fingerprint(*data.tensors) if data.in_memory else str(data.size)
+    return tensor_fingerprint(*tensors_of(*data.tensors)) if data.in_memory else str(data.size)
 
 
 def _warn_about(model: Model, rows: Data) -> None:

@@ -20,6 +20,7 @@ from knowable.evaluation.inputs import (
     classes_and_target,
     means_and_target,
     regression,
+    row_means,
     score_tensor,
     target,
 )
@@ -110,9 +111,10 @@ def reliability_curve(prediction: Prediction | Array, y: Array, bins: int = 15) 
         The curve.
     """
     bins = check_count("bins", bins)
-    table, observed = classes_and_target(prediction, y)
-    confidence = table.probs.gather(-1, table.labels.unsqueeze(-1)).flatten()
-    right = (table.labels == observed).double().flatten()
+    table, observed, counted = classes_and_target(prediction, y)
+    confidence = table.probs.gather(-1, table.labels.unsqueeze(-1)).squeeze(-1)
+    right = (table.labels == observed).double()
+    confidence, right = (each.flatten() if counted is None else each[counted] for each in (confidence, right))
     return ReliabilityCurve(*(each.cpu() for each in binned(confidence, right, bins)))
 
 
@@ -136,18 +138,22 @@ def coverage_curve(prediction: Prediction, y: Array, levels: Sequence[float] | T
     checked = [check_number("levels", level, above=0.0, below=1.0) for level in given.tolist()]
     if not checked:
         raise InvalidData("levels is empty. Pass at least one number between 0 and 1.")
-    below, above = _transform(regression(prediction, "coverage_curve"), y)
+    below, above, counted = _transform(regression(prediction, "coverage_curve"), y)
+    if counted is not None:
+        below, above = below[counted], above[counted]
     return CoverageCurve(
         torch.tensor(checked, dtype=torch.float64),
         torch.tensor([_share_inside(below, above, level).mean().item() for level in checked], dtype=torch.float64),
     )
 
 
-def _transform(prediction: RegressionPrediction, y: Array) -> tuple[Tensor, Tensor]:
-    """F just below ``y`` and at ``y``, each ``(B, ...)``: one value where F is continuous."""
-    observed = means_and_target(prediction, y)[1].view(prediction.mean.shape)
+def _transform(prediction: RegressionPrediction, y: Array) -> tuple[Tensor, Tensor, Tensor | None]:
+    """F just below ``y`` and at ``y``, one value where F is continuous, and which of them count, each ``(B, E)``."""
+    _, observed, counted = means_and_target(prediction, y)
+    observed = observed.view(prediction.mean.shape)
     above = cdf(prediction, observed)
-    return (cdf(prediction, observed.ceil() - 1) if prediction.components.discrete else above), above
+    below = cdf(prediction, observed.ceil() - 1) if prediction.components.discrete else above
+    return by_row(below), by_row(above), counted
 
 
 def _share_inside(below: Tensor, above: Tensor, level: float) -> Tensor:
@@ -181,10 +187,10 @@ def coverage_rows(prediction: Prediction | tuple[Array, Array], y: Array, *, lev
     level = check_number("level", level, above=0.0, below=1.0)
     if isinstance(prediction, Prediction):
         numbers, upper = regression(prediction, "coverage"), (1 + level) / 2
-        below, above = _transform(numbers, y)
+        below, above, counted = _transform(numbers, y)
         # quantile(q) is the smallest x with F(x) >= q: y >= quantile(q) iff F(y) >= q; y > quantile(q) iff F(y-) >= q
         not_over = below < upper if numbers.components.discrete else below <= upper
-        return by_row((above >= (1 - level) / 2) & not_over).double().mean(1)
+        return row_means(((above >= (1 - level) / 2) & not_over).double(), counted)
     low, high = _pair(prediction)
     observed = align_target(target(y, low.shape[0], device=low.device), low.shape[1:])
     return by_row((observed >= low) & (observed <= high)).double().mean(1)

@@ -157,11 +157,11 @@ def risk_coverage(uncertainty: Prediction | Array, loss: Array) -> RiskCoverage:
 def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple[Tensor, Tensor]:
     """Both flat."""
     if isinstance(uncertainty, RegressionPrediction):
-        mean, observed = means_and_target(uncertainty, loss)
-        return in_double(uncertainty.total).flatten(), (mean - observed).square().flatten()
+        mean, observed, counted = means_and_target(uncertainty, loss)
+        return _flat(uncertainty, (mean - observed).square(), counted)
     if isinstance(uncertainty, Prediction):
-        table, labels = classes_and_target(uncertainty, loss)
-        return in_double(uncertainty.total).flatten(), (table.labels != labels).double().flatten()
+        table, labels, counted = classes_and_target(uncertainty, loss)
+        return _flat(uncertainty, (table.labels != labels).double(), counted)
     scores = _one_sample("uncertainty", uncertainty)
     losses = check_finite_target(check_rows("loss", score_tensor("loss", loss, device=scores.device)), name="loss")
     if losses.numel() != len(scores):
@@ -170,6 +170,11 @@ def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple
             f"Flatten both, or average the loss over outputs."
         )
     return scores, losses.double().flatten()
+
+
+def _flat(prediction: Prediction, losses: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+    total = in_double(prediction.total).flatten()
+    return (total, losses.flatten()) if counted is None else (total[counted.flatten()], losses[counted])
 
 
 def _two_samples(inside: Prediction | Array, outside: Prediction | Array) -> tuple[Tensor, Tensor]:

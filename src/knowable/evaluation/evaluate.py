@@ -12,7 +12,7 @@ from knowable.core.model.data import column_of
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
 from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
-from knowable.evaluation.inputs import Array, by_row, in_double
+from knowable.evaluation.inputs import Array, by_row, in_double, rows_that_count
 from knowable.evaluation.scores import accuracy_rows, brier_rows, crps_rows, nll_rows, squared_error_rows
 
 
@@ -22,8 +22,8 @@ class Scores(Mapping[str, float]):
     Attributes:
         standard_errors: Standard error of each score that is a mean over rows, and of ``rmse`` by the delta method; NaN
             with a single row. ``ece`` has none.
-        per_row: The values behind the means, one for each row, ``(B,)`` each, for paired comparisons of two predictions
-            of the same data. The mean of ``per_row["squared_error"]`` is the square of ``rmse``.
+        per_row: The values behind the means, one for each row that counts, ``(B,)`` each, for paired comparisons of two
+            predictions of the same data. The mean of ``per_row["squared_error"]`` is the square of ``rmse``.
     """
 
     def __init__(
@@ -91,22 +91,24 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
         InvalidData: If ``y`` does not fit it, is empty, or has missing values.
     """
     y = column_of(y, 1)
+    rows = rows_that_count(prediction, y) if isinstance(prediction, Prediction) else None
+    some = slice(None) if rows is None else rows
     if isinstance(prediction, RegressionPrediction):
         per_row = {
             "nll": nll_rows(prediction, y),
             "squared_error": squared_error_rows(prediction, y),
             "crps": crps_rows(prediction, y),
             "coverage_90": coverage_rows(prediction, y, level=0.9),
-            "interval_width_90": interval_width_rows(prediction, level=0.9),
-            "std": by_row(in_double(prediction.std)).mean(1),
+            "interval_width_90": interval_width_rows(prediction, level=0.9)[some],
+            "std": by_row(in_double(prediction.std)).mean(1)[some],
         }
     elif isinstance(prediction, ClassPrediction):
         per_row = {
             "nll": nll_rows(prediction, y),
             "accuracy": accuracy_rows(prediction, y),
             "brier": brier_rows(prediction, y),
-            "entropy": by_row(in_double(prediction.total)).mean(1),
-            "mutual_information": by_row(in_double(prediction.epistemic)).mean(1),
+            "entropy": by_row(in_double(prediction.total)).mean(1)[some],
+            "mutual_information": by_row(in_double(prediction.epistemic)).mean(1)[some],
         }
     else:
         raise InvalidType(

@@ -2,6 +2,9 @@
 
 Scores are computed in double precision. The dimensions after the rows (outputs, pixels) are flattened into one, so that
 every score is first a value for each row and then a mean over rows.
+
+Outcomes that do not count (a label to be ignored, a missing number, see :meth:`Prediction.counted`) are left out of a
+row's mean, and a row without any that counts is left out of the scores.
 """
 
 from __future__ import annotations
@@ -50,15 +53,17 @@ def cdf(prediction: RegressionPrediction, x: Tensor) -> Tensor:
     return in_double(prediction.cdf(x.to(prediction.components.mean.dtype)))
 
 
-def target(value: Any, rows: int, *, device: torch.device | None = None, name: str = "y") -> Tensor:
-    """Observed outcomes as a tensor with ``rows`` rows and no missing values."""
+def target(
+    value: Any, rows: int, *, device: torch.device | None = None, name: str = "y", missing: bool = False
+) -> Tensor:
+    """Observed outcomes as a tensor with ``rows`` rows and no missing values, unless they may be ``missing``."""
     y = check_rows(name, score_tensor(name, value, device=device))
     if y.shape[0] != rows:
         raise InvalidData(
             f"{name} must have {rows} rows, one for each prediction; got shape {tuple(y.shape)}. "
             f"Predict at the inputs that belong to {name}."
         )
-    return check_finite_target(y, name=name)
+    return check_finite_target(y, name=name, missing=missing)
 
 
 def check_rows(name: str, value: Tensor) -> Tensor:
@@ -77,6 +82,26 @@ def by_row(value: Tensor) -> Tensor:
     return value.reshape(value.shape[0], -1)
 
 
+def row_means(values: Tensor, counted: Tensor | None) -> Tensor:
+    """Means over ``(B, E)`` of what counts in each row; rows without any are left out."""
+    if counted is None:
+        return values.mean(1)
+    counts = counted.sum(1)
+    return (values.where(counted, 0.0).sum(1) / counts)[counts > 0]
+
+
+def rows_that_count(prediction: Prediction, y: Array) -> Tensor | None:
+    """Which rows have an outcome that counts, ``(B,)``; None where all outcomes count."""
+    counted = prediction.counted(score_tensor("y", y, device=prediction.samples.device))
+    return None if counted is None else by_row(counted).any(1)
+
+
+def _refuse_none(counted: Tensor | None) -> Tensor | None:
+    if counted is not None and not counted.any():
+        raise InvalidData("No outcome in y counts: all are missing or ignored. A score needs at least one.")
+    return counted
+
+
 def regression(prediction: Any, what: str) -> RegressionPrediction:
     """Return ``prediction`` if it is over numbers, or raise saying that ``what`` needs that."""
     if isinstance(prediction, RegressionPrediction):
@@ -89,13 +114,19 @@ def regression(prediction: Any, what: str) -> RegressionPrediction:
     )
 
 
-def means_and_target(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Predicted means and observed numbers, both ``(B, E)``."""
+def means_and_target(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Predicted means, observed numbers, and which of these count (None: all), each ``(B, E)``.
+
+    In the place of those that do not count are the means.
+    """
     given = regression(prediction, "this score").mean if isinstance(prediction, Prediction) else prediction
     mean = check_rows("prediction", score_tensor("prediction", given)).double()
     check_finite_target(mean, name="prediction")
-    observed = align_target(target(y, mean.shape[0], device=mean.device), mean.shape[1:])
-    return by_row(mean), by_row(observed).double()
+    missing = isinstance(prediction, RegressionPrediction) and prediction.missing
+    observed = align_target(target(y, mean.shape[0], device=mean.device, missing=missing), mean.shape[1:])
+    mean, observed = by_row(mean), by_row(observed).double()
+    counted = _refuse_none(prediction.counted(observed) if isinstance(prediction, Prediction) else None)
+    return mean, observed if counted is None else observed.where(counted, mean), counted
 
 
 @dataclass(frozen=True)
@@ -163,12 +194,17 @@ def _sums_to_one(probs: Tensor) -> bool:
     return bool(((probs.sum(1) - 1).abs() <= _SUM_TOLERANCE).all())
 
 
-def classes_and_target(prediction: Prediction | Array, y: Array) -> tuple[ClassTable, Tensor]:
-    """Class probabilities in one form and the observed labels, ``(B, E)``."""
+def classes_and_target(prediction: Prediction | Array, y: Array) -> tuple[ClassTable, Tensor, Tensor | None]:
+    """Class probabilities in one form, the observed labels, and which of these count (None: all), each ``(B, E)``.
+
+    In the place of those that do not count is 0.
+    """
     given = score_tensor("y", y)
     table = class_table(prediction, y=given)
-    observed = align_target(target(given, table.shape[0], device=table.probs.device), table.shape[1:])
-    return table, by_row(_check_labels(observed, table.probs.shape[-1]))
+    observed = by_row(align_target(target(given, table.shape[0], device=table.probs.device), table.shape[1:]))
+    counted = _refuse_none(prediction.counted(observed) if isinstance(prediction, Prediction) else None)
+    observed = observed if counted is None else observed.where(counted, 0)
+    return table, _check_labels(observed, table.probs.shape[-1]), counted
 
 
 def _check_labels(y: Tensor, classes: int) -> Tensor:

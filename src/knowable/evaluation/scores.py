@@ -23,6 +23,7 @@ from knowable.evaluation.inputs import (
     in_double,
     means_and_target,
     regression,
+    row_means,
     score_tensor,
     target,
 )
@@ -50,11 +51,15 @@ def nll(prediction: Prediction | Array, y: Array) -> float:
 def nll_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """Negative log predictive density of each row, ``(B,)``; see :func:`nll`."""
     if isinstance(prediction, RegressionPrediction):
-        _, observed = means_and_target(prediction, y)
+        _, observed, counted = means_and_target(prediction, y)
         mean = prediction.mean
-        return -in_double(prediction.log_prob(observed.view(mean.shape).to(mean.dtype)))
-    table, labels = classes_and_target(prediction, y)
+        observed = observed if counted is None else observed.where(counted, torch.nan)
+        found = -in_double(prediction.log_prob(observed.view(mean.shape).to(mean.dtype)))
+        return found if counted is None else found[counted.any(1)]
+    table, labels, counted = classes_and_target(prediction, y)
     if isinstance(prediction, Prediction):
+        if counted is not None:
+            return -in_double(prediction.log_prob(score_tensor("y", y)))[counted.any(1)]
         return -in_double(prediction.log_prob(labels.view(table.shape)))
     return -table.probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).log().sum(1)
 
@@ -79,8 +84,8 @@ def rmse(prediction: Prediction | Array, y: Array) -> float:
 @torch.no_grad()
 def squared_error_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """Squared error of each row, averaged over its outputs, ``(B,)``."""
-    mean, observed = means_and_target(prediction, y)
-    return (mean - observed).square().mean(1)
+    mean, observed, counted = means_and_target(prediction, y)
+    return row_means((mean - observed).square(), counted)
 
 
 def crps(prediction: Prediction | Array, y: Array) -> float:
@@ -109,7 +114,7 @@ def crps(prediction: Prediction | Array, y: Array) -> float:
 def crps_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """CRPS of each row, averaged over its outputs, ``(B,)``; see :func:`crps`."""
     if isinstance(prediction, Prediction):
-        return by_row(_prediction_crps(regression(prediction, "crps"), y)).mean(1)
+        return row_means(*_prediction_crps(regression(prediction, "crps"), y))
     samples = check_rows("prediction", score_tensor("prediction", prediction)).double()
     if samples.dim() < 2:
         raise InvalidData(
@@ -121,8 +126,14 @@ def crps_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     return by_row(sample_crps(samples, observed)).mean(1)
 
 
-def _prediction_crps(prediction: RegressionPrediction, y: Array) -> Tensor:
-    mean, observed = (each.view(prediction.mean.shape) for each in means_and_target(prediction, y))
+def _prediction_crps(prediction: RegressionPrediction, y: Array) -> tuple[Tensor, Tensor | None]:
+    """The score of each outcome, and which of them count, ``(B, E)``."""
+    mean, observed, counted = means_and_target(prediction, y)
+    shape = prediction.mean.shape
+    return by_row(_crps_of(prediction, mean.view(shape), observed.view(shape))), counted
+
+
+def _crps_of(prediction: RegressionPrediction, mean: Tensor, observed: Tensor) -> Tensor:
     if prediction.components.discrete:
         _check_counts(observed)
     elif _is_normal_mixture(prediction):
@@ -185,8 +196,8 @@ def accuracy(prediction: Prediction | Array, y: Array) -> float:
 @torch.no_grad()
 def accuracy_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """Share of right labels in each row, ``(B,)``."""
-    table, observed = classes_and_target(prediction, y)
-    return (table.labels == observed).double().mean(1)
+    table, observed, counted = classes_and_target(prediction, y)
+    return row_means((table.labels == observed).double(), counted)
 
 
 def brier(prediction: Prediction | Array, y: Array) -> float:
@@ -214,6 +225,6 @@ def brier(prediction: Prediction | Array, y: Array) -> float:
 @torch.no_grad()
 def brier_rows(prediction: Prediction | Array, y: Array) -> Tensor:
     """Brier score of each row, averaged over its pixels or outputs, ``(B,)``."""
-    table, observed = classes_and_target(prediction, y)
+    table, observed, counted = classes_and_target(prediction, y)
     truth = torch.nn.functional.one_hot(observed, table.probs.shape[-1])
-    return (table.probs - truth).square().sum(-1).mean(1)
+    return row_means((table.probs - truth).square().sum(-1), counted)

@@ -36,9 +36,26 @@ class Categorical(Likelihood):
 
     Outputs are ``(batch, classes)`` with labels ``(batch,)``, or ``(batch, classes, height, width)`` (any number of
     extra dimensions) with labels ``(batch, height, width)``. Labels count from 0.
+
+    Args:
+        ignore_index: A label that says that there is none, as -100 for the padding of sequences: what has it adds
+            nothing to the log likelihood, and scores leave it out. None: every label counts. N counts rows (sequences),
+            ignored labels or not.
     """
 
     labels = True
+
+    ignore_index: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ignore_index is not None:
+            object.__setattr__(self, "ignore_index", check_count("ignore_index", self.ignore_index, at_least=-(2**62)))
+
+    def __repr__(self) -> str:
+        return "Categorical()" if self.ignore_index is None else f"Categorical(ignore_index={self.ignore_index})"
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        return None if self.ignore_index is None else y != self.ignore_index
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         return align_target(y.long(), output.shape[2:])
@@ -49,7 +66,8 @@ class Categorical(Likelihood):
                 f"Categorical needs a network with one output for each of two or more classes in dimension 1, but its "
                 f"output has shape {tuple(output.shape)}. For yes/no targets with one output use Bernoulli()."
             )
-        return check_labels(y, output.shape[1], output.shape[2:], name=name).to(output.device)
+        known = check_labels(y, output.shape[1], output.shape[2:], name=name, ignore_index=self.ignore_index)
+        return known.to(output.device)
 
     def doubts(self, y: Tensor, output: Tensor, last_operation: str) -> list[str]:
         said, classes = [], output.shape[1]
@@ -58,6 +76,8 @@ class Categorical(Likelihood):
                 f"The network ends in a {last_operation.lower()}, but Categorical() takes logits and applies a softmax "
                 f"itself: probabilities could not get near 0 or 1. Remove the last {last_operation.lower()}."
             )
+        counted = self.counted(y)
+        y = y if counted is None else y[counted]
         missing = (torch.bincount(y.flatten(), minlength=classes) == 0).nonzero().flatten().tolist()
         if missing == [0] and classes > 2:
             said.append(
@@ -73,10 +93,11 @@ class Categorical(Likelihood):
         return said
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
-        return sum_over_event(-F.cross_entropy(output, y, reduction="none"))
+        ignored = -100 if self.ignore_index is None else self.ignore_index  # where all count, no label is -100
+        return sum_over_event(-F.cross_entropy(output, y, reduction="none", ignore_index=ignored))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
-        return CategoricalPrediction(outputs.log_softmax(2), log_weights)
+        return CategoricalPrediction(outputs.log_softmax(2), log_weights, ignore_index=self.ignore_index)
 
     def identified(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(2)
@@ -86,7 +107,8 @@ class Categorical(Likelihood):
         if outputs.covariance is None:
             return super().predict_normal(outputs, params)
         log_mean_probs = average_log_softmax(outputs.mean, outputs.covariance)
-        return CategoricalPrediction(outputs.draws.log_softmax(2), outputs.log_weights, log_mean_probs)
+        log_probs = outputs.draws.log_softmax(2)
+        return CategoricalPrediction(log_probs, outputs.log_weights, log_mean_probs, ignore_index=self.ignore_index)
 
     def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
         return SoftmaxInformation(output.softmax(1))
@@ -100,10 +122,14 @@ class CategoricalPrediction(ClassPrediction):
         log_weights: Normalised log weights of the draws, ``(K,)``.
         log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``. Where they are given, in
             closed form, the labels of a row are taken to be independent, and the draws only split the uncertainty.
+        ignore_index: The label that scores leave out, or None.
     """
 
-    def __init__(self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor | None = None):
-        self.log_probs, self.log_weights = log_probs, log_weights
+    def __init__(
+        self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor | None = None, *,
+        ignore_index: int | None = None,
+    ):  # fmt: skip
+        self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
         self.samples = log_probs.exp()
         self._closed_form = log_mean_probs is not None
         self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
@@ -127,17 +153,26 @@ class CategoricalPrediction(ClassPrediction):
         return self._mix(entropy(self.log_probs, dim=2))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        y = check_labels(self._check_rows(y), self.log_probs.shape[2], self.log_probs.shape[3:], name="y")
+        shape, ignored = self.log_probs.shape, self.ignore_index
+        y = check_labels(self._check_rows(y), shape[2], shape[3:], name="y", ignore_index=ignored)
+        counted = self.counted(y)
+        y = y if counted is None else y.where(counted, 0)
         if self._closed_form:
-            return sum_over_event(self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1))
-        index = y.unsqueeze(1).expand(self.log_probs.shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
-        return self._log_mix(sum_over_event(self.log_probs.gather(2, index).squeeze(2), batch_dims=2))
+            found = self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1)
+            return sum_over_event(found if counted is None else found.where(counted, 0.0))
+        index = y.unsqueeze(1).expand(shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
+        found = self.log_probs.gather(2, index).squeeze(2)
+        return self._log_mix(sum_over_event(found if counted is None else found.where(counted, 0.0), batch_dims=2))
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        return None if self.ignore_index is None else y != self.ignore_index
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
         closed_form = all(part._closed_form for part in parts)
         means = log_mixed([part.log_mean_probs for part in parts], log_weights) if closed_form else None
-        return cls(torch.cat([part.log_probs for part in parts]), joined_log_weights(parts, log_weights), means)
+        log_probs, ignored = torch.cat([part.log_probs for part in parts]), parts[0].ignore_index
+        return cls(log_probs, joined_log_weights(parts, log_weights), means, ignore_index=ignored)
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""
@@ -157,8 +192,13 @@ def entropy(log_probs: Tensor, *, dim: int) -> Tensor:
     return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(dim)
 
 
-def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
-    """Return ``y`` as integer labels ``(rows, *trailing)`` from 0 to ``classes - 1``, or raise saying which is not."""
+def check_labels(
+    y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...], *, name: str, ignore_index: int | None = None
+) -> Tensor:
+    """Return ``y`` as integer labels ``(rows, *trailing)`` from 0 to ``classes - 1``, or raise saying which is not.
+
+    ``ignore_index`` is allowed too.
+    """
     try:
         y = align_target(y, trailing, name=name)
     except InvalidData as error:
@@ -173,7 +213,12 @@ def check_labels(y: Tensor, classes: int, trailing: torch.Size | tuple[int, ...]
     if y.is_floating_point():
         refuse_where(y != y.round(), y, name=name, expected=expected, advice="For numbers as targets use Gaussian().")
     advice = "Number the classes from 0, or give the network's last layer more outputs."
-    refuse_where((y < 0) | (y >= classes), y, name=name, expected=expected, advice=advice)
+    bad = (y < 0) | (y >= classes)
+    if ignore_index is not None:
+        bad, expected = bad & (y != ignore_index), f"{expected} or {ignore_index}, which is ignored"
+    elif (y == -100).any():
+        advice = "If -100 is no label, say so: Categorical(ignore_index=-100)."
+    refuse_where(bad, y, name=name, expected=expected, advice=advice)
     return y.long()
 
 

@@ -15,7 +15,7 @@ from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import CorrelatedNormal, NormalComponents, NormalOutputs
 from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, sum_over_event
-from knowable.core.support.checks import check_count, check_number
+from knowable.core.support.checks import check_count, check_number, check_type
 from knowable.errors import InvalidArgument, InvalidData
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -34,6 +34,8 @@ class Gaussian(Likelihood):
             A positive number: fixed. A sequence: fixed, one for each output.
         outputs: How many outputs have a noise of their own (the last dimension of the network's output); with 1, one
             noise serves all of them.
+        missing: Whether NaN in the targets is a value that was not observed: it adds nothing to the log likelihood, and
+            scores leave it out. False: NaN is refused. N counts rows, complete or not.
 
     Example:
         >>> Gaussian().params()
@@ -46,8 +48,14 @@ class Gaussian(Likelihood):
 
     noise: float | tuple[float, ...] | None = None
     outputs: int = field(default=1, kw_only=True)
+    missing: bool = field(default=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        missing = ", missing=True" if self.missing else ""
+        return f"Gaussian(noise={self.noise!r}, outputs={self.outputs!r}{missing})"
 
     def __post_init__(self) -> None:
+        check_type("missing", self.missing, bool, "True or False")
         check_count("outputs", self.outputs)
         if isinstance(self.noise, Iterable) and not isinstance(self.noise, str):
             each = tuple(check_number(f"noise[{i}]", value, above=0.0) for i, value in enumerate(self.noise))
@@ -77,9 +85,16 @@ class Gaussian(Likelihood):
                 f"{tuple(output.shape)}. Give outputs={output.shape[-1] if output.dim() > 1 else 1}, or change the "
                 f"network's last layer."
             )
-        return as_numbers(y, output, output.shape[1:], name=name)
+        return as_numbers(y, output, output.shape[1:], name=name, missing=self.missing)
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        return ~torch.isnan(y) if self.missing else None
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
+        if self.missing:
+            known, log_noise = ~torch.isnan(y), self._log_noise(params, output)
+            scaled = (torch.nan_to_num(y) - output) * torch.exp(-log_noise)
+            return sum_over_event((-0.5 * scaled.square() - (log_noise + HALF_LOG_TWO_PI)) * known)
         count = output.shape[1:].numel()
         if isinstance(self.noise, float):
             squares = sum_over_event((y - output).square())
@@ -93,12 +108,13 @@ class Gaussian(Likelihood):
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> RegressionPrediction:
         scale = self.noise_scale(params, like=outputs)
-        return RegressionPrediction(NormalComponents(outputs, self._over_draws(scale, outputs)), log_weights)
+        components = NormalComponents(outputs, self._over_draws(scale, outputs))
+        return RegressionPrediction(components, log_weights, missing=self.missing)
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> RegressionPrediction:
         """One normal distribution: the noise and the outputs' own variance add up."""
-        if outputs.covariance is None and outputs.mean[0].numel() > 1:
-            return super().predict_normal(outputs, params)  # type: ignore[return-value]  # correlations unknown
+        if (outputs.covariance is None or self.missing) and outputs.mean[0].numel() > 1:  # correlations are unknown,
+            return super().predict_normal(outputs, params)  # type: ignore[return-value]  # or of what was observed
         mean, within = outputs.mean.unsqueeze(0), outputs.variance.unsqueeze(0)
         noise = self.noise_scale(params, like=outputs.mean).square().expand_as(mean)
         scale = (noise + within.to(mean.dtype)).sqrt()
@@ -108,7 +124,9 @@ class Gaussian(Likelihood):
             total = outputs.covariance.double() + noise.double().reshape(len(mean[0]), -1).diag_embed()
             components = CorrelatedNormal(mean, scale, torch.linalg.cholesky(total).to(mean.dtype))
         log_weights = torch.zeros(1, dtype=mean.dtype, device=mean.device)
-        return RegressionPrediction(components, log_weights, within=within.to(mean.dtype), samples=outputs.draws)
+        return RegressionPrediction(
+            components, log_weights, within=within.to(mean.dtype), samples=outputs.draws, missing=self.missing
+        )
 
     def information(self, output: Tensor, params: Params) -> DiagonalInformation:
         return DiagonalInformation(self.noise_scale(params, like=output).pow(-2.0).expand_as(output))

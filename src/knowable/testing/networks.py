@@ -1,16 +1,19 @@
 """Small networks that every method must handle, each with data and a likelihood: one a kind.
 
 They are as small as they can be while keeping what makes their kind difficult: running statistics, recurrence,
-attention with dropout, weights used twice, parts that are frozen.
+attention with dropout, weights used twice, parts that are frozen, several inputs and outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from knowable import Categorical, Gaussian
 from knowable.core.model.likelihood import Likelihood
@@ -28,28 +31,30 @@ class NetworkCase:
         name: The kind of network.
         net: The network.
         likelihood: What its output means.
-        x: Inputs.
+        x: Inputs: a tensor, a tuple or a dict.
         y: Targets.
         random: Which parameters are random.
         frozen: Which stay as they are.
+        output: Which tensor of what it returns is meant.
     """
 
     name: str
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor
+    x: Any
     y: Tensor
     random: str = "*"
     frozen: tuple[str, ...] = ()
+    output: str | None = None
 
     @property
-    def data(self) -> tuple[Tensor, Tensor]:
+    def data(self) -> tuple[Any, Tensor]:
         """Inputs and targets, as a fit takes them."""
         return self.x, self.y
 
     def model(self, prior: Prior | None = None) -> Model:
         """The case as a model."""
-        return Model(self.net, self.likelihood, prior, random=self.random, frozen=self.frozen)
+        return Model(self.net, self.likelihood, prior, random=self.random, frozen=self.frozen, output=self.output)
 
 
 def network_case(name: str, *, rows: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> NetworkCase:
@@ -63,8 +68,8 @@ def network_case(name: str, *, rows: int = 16, seed: int = 0, dtype: torch.dtype
     with own_randomness(seed):
         case = NETWORKS[name](rows)
     case.net.to(dtype)
-    tensors = [value.to(dtype) if value.is_floating_point() else value for value in case.data]
-    return NetworkCase(case.name, case.net, case.likelihood, *tensors, random=case.random, frozen=case.frozen)
+    x, y = tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, case.data)
+    return replace(case, x=x, y=y)
 
 
 def _linear(rows: int) -> NetworkCase:
@@ -190,6 +195,72 @@ def _shared(rows: int) -> NetworkCase:
     return NetworkCase("shared", net, Gaussian(0.3), *_regression(rows, 3))
 
 
+@dataclass
+class TokenOutput:
+    """What :class:`Tagger` returns."""
+
+    loss: Tensor | None  # none without labels
+    logits: Tensor  # (batch, classes, tokens)
+
+
+class Tagger(nn.Module):
+    """A transformer block over words of which some are padding, with a label for every word."""
+
+    def __init__(self, words: int, width: int, classes: int):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> TokenOutput:
+        """Logits of each word of ``input_ids`` ``(batch, tokens)``; ``attention_mask`` is 0 at padding."""
+        words = self.embed(input_ids)
+        query, key, value = self.mix(words).unsqueeze(1).chunk(3, -1)  # one head
+        heard = F.scaled_dot_product_attention(query, key, value, attention_mask[:, None, None, :].bool())
+        return TokenOutput(None, self.head(self.norm(words + self.out(heard.squeeze(1)))).transpose(1, 2))
+
+
+def _tagger(rows: int) -> NetworkCase:
+    words, length = torch.randint(1, 6, (rows, 5)), torch.arange(rows) % 4 + 2
+    mask = (torch.arange(5) < length.unsqueeze(1)).long()
+    labels = (words % 3).where(mask.bool(), -100)
+    inputs = {"input_ids": words * mask, "attention_mask": mask}
+    return NetworkCase("tagger", Tagger(6, 4, 3), Categorical(ignore_index=-100), inputs, labels, output="logits")
+
+
+class TwoTowers(nn.Module):
+    """Numbers and an image, which meet in the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.image = nn.Linear(3, 4), nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, numbers: Tensor, image: Tensor) -> Tensor:
+        """One number for each row."""
+        seen = torch.relu(self.image(image)).mean((2, 3))
+        return self.head(torch.cat([torch.tanh(self.numbers(numbers)), seen], 1))
+
+
+def _two_inputs(rows: int) -> NetworkCase:
+    x, y = _regression(rows, 3)
+    return NetworkCase("two_inputs", TwoTowers(), Gaussian(0.3), (x, torch.randn(rows, 1, 5, 5)), y)
+
+
+class NestedTowers(TwoTowers):
+    """The same with inputs inside others."""
+
+    def forward(self, parts: dict[str, Any]) -> Tensor:  # type: ignore[override]
+        """One number for each row."""
+        return super().forward(parts["numbers"], *parts["images"])
+
+
+def _nested_inputs(rows: int) -> NetworkCase:
+    x, y = _regression(rows, 3)
+    inputs = {"parts": {"numbers": x, "images": (torch.randn(rows, 1, 5, 5),)}}
+    return NetworkCase("nested_inputs", NestedTowers(), Gaussian(0.3), inputs, y)
+
+
 def _regression(rows: int, features: int) -> tuple[Tensor, Tensor]:
     x = torch.randn(rows, features)
     return x, torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(rows, 1)
@@ -202,6 +273,7 @@ def _labels(rows: int, classes: int) -> Tensor:
 _CASES = (
     *(_linear, _mlp, _batchnorm_mlp, _batchnorm_cnn, _residual, _lstm, _transformer),
     *(_frozen_backbone, _last_layer, _tied, _shared),
+    *(_tagger, _two_inputs, _nested_inputs),
 )
 NETWORKS: dict[str, Callable[[int], NetworkCase]] = {case.__name__.removeprefix("_"): case for case in _CASES}
 """Every case by name."""

@@ -22,6 +22,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.compiling.simplify import simplify
+from knowable.core.network.inputs import Structure, flattened, taking_flat
 from knowable.core.network.network import LINEAR_ALGEBRA_ERROR, batched
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import time_left
@@ -39,7 +40,8 @@ class Recorded:
     A function that cannot be recorded, because it reads a value out of a tensor, runs its own code.
 
     Args:
-        function: Takes tensors and returns tensors; it changes none of them.
+        function: Takes tensors (or :class:`~knowable.core.network.inputs.Inputs`, of which the graph takes the tensors)
+            and returns tensors; it changes none of them.
         mode: ``"eager"`` (run the function itself), ``"traced"`` (run the recorded operations), ``"compiled"`` (fuse
             them with torch's compiler), or a function that returns one of these at each call.
         record: The same function in the form to be recorded, where that differs.
@@ -56,22 +58,24 @@ class Recorded:
         """The function's result."""
         tensors = tuple([each.contiguous() for each in tensors])  # a graph is recorded for one memory layout
         mode = self.mode if isinstance(self.mode, str) else self.mode()
-        key = mode, tensors[0].dtype, *[each.shape for each in tensors]
+        flat, structure = flattened(tensors)
+        key = mode, structure, tensors[0].dtype, *[each.shape for each in flat]
         graph = self._graphs.get(key)
         if graph is None:
             with torch.random.fork_rng():  # a resumed run records again, and must draw the same random numbers
-                graph = self._graphs[key] = self._prepare(mode, *tensors)
+                graph = self._graphs[key] = self._prepare(mode, structure, *flat)
         with torch.no_grad():
-            return graph(*tensors)
+            return graph(*flat)
 
-    def _prepare(self, mode: str, *example: Tensor) -> Callable[..., Any]:
+    def _prepare(self, mode: str, structure: Structure, *example: Tensor) -> Callable[..., Any]:
+        function, record = (taking_flat(each, structure) for each in (self.function, self.record))
         if mode == "eager":
-            return self.function
-        self.function(*example)  # if vmap refuses, its error comes from here and not from inside the recording
+            return function
+        function(*example)  # if vmap refuses, its error comes from here and not from inside the recording
         try:
-            return (compiled if mode == "compiled" else traced)(self.record, *example)
+            return (compiled if mode == "compiled" else traced)(record, *example)
         except RuntimeError:  # a value is read out of a tensor
-            return self.function
+            return function
 
 
 # --- the gradient of a log density, for all chains ------------------------------------------------------------------

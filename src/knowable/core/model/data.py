@@ -6,11 +6,13 @@ batches.
 
 Rows may have weights, their own or those of their classes. A batch is then ``(x, y, weights)`` and not ``(x, y)``: code
 that does not support weights fails to unpack it instead of silently ignoring them.
+
+Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -20,10 +22,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from knowable.core.support.checks import check_choice, check_count
+from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
+from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several
+from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.support.tensors import check_finite, check_rows, to_tensor
-from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
+from knowable.core.support.tensors import check_rows, to_tensor
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
@@ -32,6 +36,7 @@ Batch = tuple[Tensor, ...]
 """``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
 
 _CHUNK = 4096  # rows per batch where no gradient is needed
+_SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 
 
@@ -41,10 +46,12 @@ class Data:
 
     ``Data((x, y), weights=w)`` counts each row as often as its weight says, ``Data((x, y), class_weights="balanced")``
     each class as much as the others; ``Data(loader, size=10_000)`` gives a loader without a length its size: an epoch
-    is so many rows of it, and it may be endless.
+    is so many rows of it, and it may be endless; ``Data(loader, target="labels")`` says which entry of batches that are
+    dicts is the target.
 
     Attributes:
-        source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader.
+        source: ``(x, y)`` tensors or arrays in memory, a Dataset or a DataLoader. x is a tensor, a tuple of several
+            (the network's arguments in order), a dict (its arguments by name) or a nested mix; all have the rows first.
         size: Number of examples N; None where it can be found by itself.
         weights: How much each row counts, ``(N,)``: the log likelihood is Σ w_n log p(y_n | x_n, θ), and a row of
             weight 2 counts as two rows. Only for data in memory. Where several networks are trained side by side, each
@@ -54,6 +61,7 @@ class Data:
             up to N. A factor on ``weights`` where both are given. The numbers count as they are, and not as shares of
             their sum: twice as large, and the posterior is as sure as with twice the rows.
         target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``; None where it is not known.
+        target: Where rows or batches are dicts: the name of the target. All other entries are inputs.
 
     >>> Data((torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])), class_weights="balanced").size
     4
@@ -64,19 +72,24 @@ class Data:
     weights: Tensor | None = None
     target_shape: tuple[int, ...] | None = None
     class_weights: Any = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         source = self.source
-        if isinstance(source, TensorDataset | tuple) or _is_ours(source):  # a list is one of batches
-            source = _two(source, "data")
+        if isinstance(source, Mapping):
+            source = _pair(source, self.target, "data")
+        ours = self.target is None and _is_ours(source)
+        if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
+            x, y = _two(source, "data")
+            source = as_rows(x) if is_several(x) else x, y
             object.__setattr__(self, "source", source)
         if self.size is None:
             object.__setattr__(self, "size", _size_found(source))
         object.__setattr__(self, "size", check_count("size", self.size))
         if self.weights is not None:
-            object.__setattr__(self, "weights", _checked_weights(self.weights, self.size, self.in_memory))
+            object.__setattr__(self, "weights", checked_weights(self.weights, self.size, self.in_memory))
         if self.class_weights is not None:
-            object.__setattr__(self, "class_weights", _checked_class_weights(self.class_weights, self.in_memory))
+            object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights, self.in_memory))
 
     @property
     def weighted(self) -> bool:
@@ -100,7 +113,7 @@ class Data:
         if not self.in_memory:
             for number, batch in enumerate(self._epoch(self.source)):
                 if number >= skip:
-                    yield batch if isinstance(self.source, _Checked) else _pair(batch)
+                    yield batch if isinstance(self.source, _Checked) else _pair(batch, self.target)
             return
         whole = self.tensors
         sizes = _batch_sizes(self.size, batch_size)
@@ -165,8 +178,10 @@ class Data:
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
-            whole = self.source.whole() if isinstance(self.source, _Checked) else map(_pair, self.source)
-            yield from self._epoch(whole)
+            checked = isinstance(self.source, _Checked)
+            yield from self._epoch(
+                self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
+            )
             return
         yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
 
@@ -174,14 +189,18 @@ class Data:
         weighted = ", weighted" if self.weighted else ""
         if not self.in_memory:
             return f"Data({type(self.source).__name__}, size={self.size:,}{weighted})"
-        return f"Data(x={tuple(self.source[0].shape)}, y={tuple(self.source[1].shape)}{weighted})"
+        x, y = self.source
+        shape = tuple(x.shape) if isinstance(x, Tensor) else x
+        return f"Data(x={shape}, y={tuple(y.shape)}{weighted})"
 
 
 class _Checked:
     """A loader whose batches are cast and checked for the model as they come."""
 
-    def __init__(self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None):
-        self.loader, self.model, self.name, self.class_weights = loader, model, name, class_weights
+    def __init__(
+        self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None, target: str | None = None
+    ):
+        self.loader, self.model, self.name, self.class_weights, self.target = loader, model, name, class_weights, target
 
     def __iter__(self) -> Iterator[Batch]:
         return self._checked(self.loader)
@@ -195,8 +214,10 @@ class _Checked:
 
     def _checked(self, loader: Any) -> Iterator[Batch]:
         for batch in loader:
-            x, y = checked_pair(*_pair(batch), self.model, self.name)
-            yield (x, y) if self.class_weights is None else (x, y, _of_classes(self.class_weights, y, self.model))
+            x, y = checked_pair(*_pair(batch, self.target), self.model, self.name)
+            yield (
+                (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
+            )
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -213,7 +234,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             source = data.source
             if isinstance(source, Dataset):
                 source = DataLoader(source, batch_size=batch_size or 128, shuffle=True)
-            return _loaded(source, data.size, model, name, data.class_weights)
+            return _loaded(source, data.size, model, name, data.class_weights, data.target)
         inner = as_data(data.source, model, name=name, batch_size=batch_size)
         if inner.size != data.size:
             raise InvalidArgument(f"{name}.size is {data.size}, but its tensors have {inner.size} rows.")
@@ -221,7 +242,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             return replace(inner, weights=data.weights, class_weights=data.class_weights)
         weights = None if data.weights is None else data.weights.to(device=model.device, dtype=model.dtype)
         if data.class_weights is not None:
-            by_class = _of_classes(data.class_weights, inner.source[1], model)
+            by_class = weights_of_classes(data.class_weights, inner.source[1], model)
             weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
     if isinstance(data, TensorDataset):
@@ -240,6 +261,9 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         return _loaded(loader, len(data), model, name)  # type: ignore[arg-type]
     data = _two(data, name)
     x, y = checked_pair(data[0], data[1], model, name)
+    counted = None if model is None else model.likelihood.counted(y)
+    if model is not None and counted is not None and not counted.any():
+        raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
     return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
 
 
@@ -247,11 +271,22 @@ def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
     """Check inputs alone, as for a prediction; of a Dataset or a loader, all of its inputs in their order."""
     x = column_of(x, 0)
     pair = isinstance(x, tuple | list) and len(x) == 2 and all(getattr(each, "ndim", 0) for each in x)
-    if pair and x[0].shape != x[1].shape:
+    if pair and not _fits_arguments(x, model):
         raise InvalidType(f"{name} must be the inputs alone, got a pair. Pass the x of (x, y).")
-    x = _cast(check_finite(check_rows(to_tensor(x, name), name), name), model)
+    x = _cast(check_inputs(as_rows(x, name), name), model)
     model.network.probe(x, model.network_params(model.params()), model.buffers())
     return x
+
+
+def _fits_arguments(x: Any, model: Model) -> bool:
+    """Whether two arrays can be rows, or inputs of the network."""
+    if isinstance(x, list):
+        return x[0].shape == x[1].shape
+    try:
+        check_arguments(model.net, as_rows(x))
+    except InvalidData:
+        return False
+    return True
 
 
 def column_of(data: Any, place: int) -> Any:
@@ -259,10 +294,11 @@ def column_of(data: Any, place: int) -> Any:
 
     A loader's shuffling and ``drop_last`` do not count. Anything else is returned as it is.
     """
+    target = None
     if isinstance(data, Data):
         if not data.in_memory and _length(data.source) is None:
-            return torch.cat([to_tensor(batch[place], "xy"[place]) for batch in data])
-        data = data.source
+            return torch.cat([as_rows(batch[place], "xy"[place]) for batch in data])
+        data, target = data.source, data.target
         if isinstance(data, tuple):
             return data[place]
     if isinstance(data, TensorDataset):
@@ -275,8 +311,8 @@ def column_of(data: Any, place: int) -> Any:
         return data
     found = []
     for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
-        found.append(to_tensor(parts[place] if place < len(parts) else _no_targets(place), "xy"[place]))
+        parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
+        found.append(as_rows(_tupled(parts[place]) if place < len(parts) else _no_targets(place), "xy"[place]))
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
@@ -320,14 +356,16 @@ def _batch_sizes(size: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def _loaded(loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None) -> Data:
+def _loaded(
+    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: str | None = None
+) -> Data:
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
         raise InvalidData(
             f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
         )
     if model is not None and not isinstance(loader, _Checked):
-        loader = _Checked(loader, model, name, class_weights)
-    return Data(loader, size, class_weights=class_weights)
+        loader = _Checked(loader, model, name, class_weights, target)
+    return Data(loader, size, class_weights=class_weights, target=target)
 
 
 def _in_order(loader: Any) -> Any:
@@ -353,16 +391,19 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
         return data[0], data[1]
     if isinstance(data, tuple | list):
         got = f"{len(data)} items"
-        hint = " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
+        hint = _SEVERAL if len(data) > 2 else ""
+        hint += " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
     else:
         got = f"{type(data).__name__}"
         hint = " Put inputs and targets in parentheses: (x, y)." if getattr(data, "ndim", 0) else ""
+        if isinstance(data, Mapping):
+            hint = " Say which of its entries is the target: kn.Data(..., target=...)."
     raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.{hint}")
 
 
 def _size_found(source: Any) -> int:
     if isinstance(source, tuple):
-        return len(to_tensor(source[0], "x"))
+        return len(as_rows(source[0], "x"))
     if isinstance(source, DataLoader):
         return _size_of(source, "data")
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
@@ -393,23 +434,43 @@ def _sampler_of(loader: DataLoader) -> Any:
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+def _pair(batch: Any, target: str | None = None, name: str = "Each batch of the data") -> tuple[Any, Any]:
+    """Inputs and targets of a batch: a pair, or a dict of which ``target`` is the target."""
+    if isinstance(batch, Mapping):
+        keys = ", ".join(map(repr, batch))
+        if target is None:
+            raise InvalidData(f"{name} is a dict with {keys}: say which is the target, kn.Data(..., target=...).")
+        if target not in batch:
+            raise InvalidData(f"target={target!r} is not there: {name[0].lower()}{name[1:]} has {keys}.")
+        return {key: each for key, each in batch.items() if key != target}, batch[target]
+    if target is not None:
+        raise InvalidData(f"target={target!r} is for batches that are dicts, got {type(batch).__name__}.")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.")
-    return batch[0], batch[1]
+        hint = _SEVERAL if isinstance(batch, tuple | list) and len(batch) > 2 else ""
+        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.{hint}")
+    return _tupled(batch[0]), batch[1]
+
+
+def _tupled(x: Any) -> Any:
+    """What a loader has made lists of, as the tuples that they were."""
+    if isinstance(x, Mapping):
+        return {key: _tupled(each) for key, each in x.items()}
+    holds = isinstance(x, tuple | list) and any(isinstance(each, Tensor | Mapping | tuple | list) for each in x)
+    return tuple(_tupled(each) for each in x) if holds else x
 
 
 def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
     """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
     of = "" if name == "data" else f" of {name}"
-    x, y = to_tensor(x, f"x{of}"), to_tensor(y, f"y{of}")
-    check_rows(x, f"x{of}")
+    x, y = as_rows(x, f"x{of}"), to_tensor(y, f"y{of}")
+    if isinstance(x, Tensor):
+        check_rows(x, f"x{of}")
     if y.dim() == 0 or x.shape[0] != y.shape[0]:
         raise InvalidData(
             f"x and y must have the same number of rows, got x {tuple(x.shape)} and y {tuple(y.shape)} in {name}."
         )
-    check_finite(x, f"x{of}")
+    check_inputs(x, f"x{of}")
     if model is None:
         return x, y
     x = _cast(x, model)
@@ -418,75 +479,29 @@ def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tup
 
 
 def _cast(x: Tensor, model: Model) -> Tensor:
-    """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings)."""
+    """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings, masks)."""
     x = x.to(model.device)
     if x.is_floating_point():
-        return x.to(model.dtype)
+        x = x.to(model.dtype)
+        if isinstance(x, Tensor):
+            return x
     params, buffers = model.network_params(model.params()), model.buffers()
     try:
         model.network.probe(x, params, buffers)
         return x
     except InvalidData as refused:
-        cast = x.to(model.dtype)
+        cast = _all_cast(x, model.dtype)
         try:
             model.network.probe(cast, params, buffers)
         except InvalidData:
-            if "embedding" in str(refused):  # an index out of range, and not a number of another kind
+            if "embedding" in str(refused) or not isinstance(x, Tensor):  # an index out of range, and not its kind
                 raise refused from None
             raise
         return cast
 
 
-def _checked_weights(weights: Any, size: int, in_memory: bool) -> Tensor:
-    if not in_memory:
-        raise InvalidArgument(
-            "weights go with rows in memory: pass Data((x, y), weights=w). With a loader give class_weights=, or let a "
-            "WeightedRandomSampler draw the rows."
-        )
-    weights = to_tensor(weights, "weights")
-    if weights.dim() not in (1, 2) or weights.shape[0] != size:
-        raise InvalidArgument(f"weights must have a number for each of {size} rows, got shape {tuple(weights.shape)}.")
-    check_finite(weights, "weights")
-    if (weights < 0).any() or not (weights.sum(0) > 0).all():
-        raise InvalidArgument("weights must be 0 or above and not all 0.")
-    return weights
-
-
-def _checked_class_weights(weights: Any, in_memory: bool) -> Any:
-    if isinstance(weights, str):
-        check_choice("class_weights", weights, ("balanced",))
-        if not in_memory:
-            raise InvalidArgument(
-                "class_weights='balanced' needs the number of rows of each class, which a loader does not say. Pass a "
-                "weight for each class: class_weights=[...]."
-            )
-        return weights
-    weights = check_finite(to_tensor(weights, "class_weights"), "class_weights")
-    if weights.dim() != 1 or len(weights) < 2 or (weights < 0).any() or not weights.any():
-        raise InvalidArgument(
-            f"class_weights must be a number for each class, 0 or above and not all 0, or 'balanced'; got {weights!r}."
-        )
-    return weights
-
-
-def _of_classes(weights: Any, y: Tensor, model: Model) -> Tensor:
-    """The weight of each row's class, ``(batch,)``."""
-    labels = y.reshape(len(y), -1)
-    if not model.likelihood.labels or labels.shape[1] != 1:
-        raise Unsupported(
-            f"class_weights need one label in each row, got y of shape {tuple(y.shape)} with "
-            f"{type(model.likelihood).__name__}(). Weigh rows themselves: kn.Data((x, y), weights=w)."
-        )
-    labels = labels[:, 0].long()
-    if isinstance(weights, str):
-        counts = torch.bincount(labels)
-        weights = len(labels) / (torch.count_nonzero(counts) * counts.clamp_min(1))
-    if labels.max() >= len(weights):
-        raise InvalidArgument(
-            f"class_weights has {len(weights)} numbers, for the labels 0 to {len(weights) - 1}, but y has the label "
-            f"{labels.max().item()}."
-        )
-    return weights.to(device=y.device, dtype=model.dtype)[labels]
+def _all_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if isinstance(x, Tensor) else x.mapped(lambda each: each.to(dtype))
 
 
 def _no_targets(place: int) -> Any:

@@ -73,6 +73,10 @@ class Likelihood(ABC):
         matter.
         """
 
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Which of the targets ``y`` count, in their shape; None where all do. The others add nothing to log_prob."""
+        return None
+
     def doubts(self, y: Tensor, output: Tensor, last_operation: str) -> list[str]:
         """Sentences about targets and outputs that are allowed but probably not meant.
 
@@ -198,6 +202,10 @@ class OutputInformation(ABC):
         """That of rows that count ``weights`` ``(batch,)`` times each."""
         raise Unsupported(f"{type(self).__name__} has no weighted(), which rows with weights need. Define it.")
 
+    def only(self, counted: Tensor) -> OutputInformation:
+        """That of the targets that count alone: 1 or 0 for each target ``(batch, ...)``."""
+        raise Unsupported(f"{type(self).__name__} has no only(), which targets that do not count need. Define it.")
+
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Vectors v, each of the shape of the outputs, whose outer products row by row sum up to Λ.
 
@@ -247,6 +255,9 @@ class DiagonalInformation(OutputInformation):
     def weighted(self, weights: Tensor) -> DiagonalInformation:
         return DiagonalInformation(_by_row(weights, self.values) * self.values)
 
+    def only(self, counted: Tensor) -> DiagonalInformation:
+        return DiagonalInformation(self.values * counted)
+
     def of_group(self, group: int, groups: int) -> DiagonalInformation:
         """The part of the outputs whose index in the last dimension is ``group`` (of ``groups``); the rest is zero."""
         mask = torch.arange(groups, device=self.values.device) == group
@@ -261,7 +272,7 @@ class SoftmaxInformation(OutputInformation):
     """
 
     probs: Tensor  # probabilities, (batch, classes, ...)
-    weights: Tensor | None = None  # of the rows, (batch,); a factor of their matrices
+    weights: Tensor | None = None  # of the rows, (batch,), or of their positions, (batch, ...): factors of the matrices
 
     @property
     def shape(self) -> torch.Size:
@@ -270,7 +281,7 @@ class SoftmaxInformation(OutputInformation):
     def root(self, values: Tensor) -> Tensor:
         scaled = self.probs.sqrt() * values
         found = scaled - self.probs * scaled.sum(1, keepdim=True)
-        return found if self.weights is None else _by_row(self.weights.sqrt(), found) * found
+        return found if self.weights is None else _by_position(self.weights.sqrt(), found) * found
 
     def times(self, values: Tensor) -> Tensor:
         scaled = self.probs * values
@@ -280,10 +291,15 @@ class SoftmaxInformation(OutputInformation):
         return self._counted(self.probs * (1.0 - self.probs))
 
     def weighted(self, weights: Tensor) -> SoftmaxInformation:
-        return SoftmaxInformation(self.probs, self._counted(weights))
+        both = weights if self.weights is None else _by_row(weights, self.weights) * self.weights
+        return SoftmaxInformation(self.probs, both)
+
+    def only(self, counted: Tensor) -> SoftmaxInformation:
+        known = counted.to(self.probs.dtype)
+        return SoftmaxInformation(self.probs, known if self.weights is None else _by_row(self.weights, known) * known)
 
     def _counted(self, values: Tensor) -> Tensor:
-        return values if self.weights is None else _by_row(self.weights, values) * values
+        return values if self.weights is None else _by_position(self.weights, values) * values
 
     def couples_only(self, dim: int) -> bool:
         return dim % self.probs.dim() == 1
@@ -372,6 +388,11 @@ class EmpiricalInformation(OutputInformation):
     def columns(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         """One column: the gradients."""
         yield self.gradient
+
+
+def _by_position(weights: Tensor, values: Tensor) -> Tensor:
+    """``weights`` ``(batch,)`` or ``(batch, ...)`` so that they multiply ``values`` ``(batch, classes, ...)``."""
+    return _by_row(weights, values) if weights.dim() == 1 else weights.unsqueeze(1)
 
 
 def _by_row(weights: Tensor, values: Tensor) -> Tensor:

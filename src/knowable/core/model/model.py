@@ -12,7 +12,9 @@ from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_likelihood
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.network import Network, check_module
+from knowable.core.network.outputs import Output
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
@@ -31,7 +33,8 @@ class Model:
     Everything is on the full-data scale: a mini-batch of M rows stands for N. There is no weight of the KL term to set.
 
     Args:
-        net: Any ``nn.Module`` that maps a batch to one tensor. It is never changed.
+        net: Any ``nn.Module``. Its inputs may be one tensor, several in a tuple, or a dict by the names of its
+            ``forward``'s arguments. It is never changed.
         likelihood: What the output means: ``Gaussian()``, ``Categorical()``, ...
         prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior. None is
             ``Normal(1.0)``; methods that begin at weights that were trained elsewhere then choose its scale.
@@ -39,6 +42,8 @@ class Model:
             estimates under their prior.
         frozen: Names or globs of the parameters that stay as they are in ``net``. Parameters with
             ``requires_grad=False`` are frozen too, unless ``random`` has their full name (a glob does not count).
+        output: Which tensor the likelihood takes, where the network returns several: a name (a key or an attribute, as
+            ``"logits"``), a place in a tuple, or a function of what the network returns.
 
     >>> import knowable as kn
     >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
@@ -54,6 +59,7 @@ class Model:
         *,
         random: str | Iterable[str] = "*",
         frozen: str | Iterable[str] = (),
+        output: Output | None = None,
     ):
         if not isinstance(likelihood, Likelihood):
             raise InvalidType(no_likelihood(likelihood))
@@ -70,7 +76,7 @@ class Model:
         self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
         self.prior_given = prior is not None  # or the default
         self._choose_prior(prior)
-        self.network = Network(net, self.frozen_names, self._frozen_values)
+        self.network = Network(net, self.frozen_names, self._frozen_values, output)
         random_names = select_names("random", random, names, net) - self.frozen_names
         self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
         if not self.random_names:
@@ -162,7 +168,7 @@ class Model:
         known.frozen_names = self.frozen_names | points.keys()
         known._start = {name: value for name, value in known._start.items() if name not in points}
         known.random_names = [name for name in self.random_names if name not in points]
-        known.network = Network(self.net, known.frozen_names, known._frozen_values)
+        known.network = Network(self.net, known.frozen_names, known._frozen_values, self.network.output)
         return known
 
     def with_priors(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
@@ -212,7 +218,8 @@ class Model:
     def log_likelihood(self, params: Params, x: Tensor, y: Tensor, *, buffers: Buffers | None = None) -> Tensor:
         """The log likelihood per example, ``(batch,)``, for one draw of parameters, in evaluation mode."""
         self.check_params(params)
-        x, y = torch.as_tensor(x, device=self.device), torch.as_tensor(y, device=self.device)
+        x = (x if isinstance(x, Tensor) else as_rows(x)).to(self.device)
+        y = torch.as_tensor(y, device=self.device)
         output = self.forward(
             params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
         )
@@ -329,7 +336,9 @@ class Model:
         if self.held_names:
             held = sum(value.numel() for name, value in self.net.named_parameters() if name in self.held_names)
             which += f"; {held:,} more frozen by requires_grad=False"
-        return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}: {which})"
+        output = self.network.output
+        picks = "" if output is None else f", output={getattr(output, '__qualname__', repr(output))}"
+        return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}{picks}: {which})"
 
 
 def last_operation(output: Tensor) -> str:

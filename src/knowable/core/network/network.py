@@ -24,6 +24,8 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from knowable.core.network.inputs import call, check_arguments, described
+from knowable.core.network.outputs import Output, check_output, picked, refuse_output
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.network.recomputation import RUN_ONCE_MORE
 from knowable.core.network.refusals import rows_to_try, why_refused
@@ -38,12 +40,20 @@ _Held = list[tuple[dict[str, Any], str, Any]]
 
 
 class Network:
-    """The pure function ``(params, x, buffers) -> output`` of an unmodified module."""
+    """The pure function ``(params, x, buffers) -> output`` of an unmodified module.
 
-    def __init__(self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None):
-        """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used."""
+    ``x`` is a tensor or :class:`~knowable.core.network.inputs.Inputs`, which are spread as the module's arguments.
+    """
+
+    def __init__(
+        self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None, output: Output | None = None
+    ):
+        """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used.
+
+        ``output`` says which tensor of what the module returns is meant.
+        """
         check_module(net)
-        self.net = net
+        self.net, self.output = net, check_output(output)
         self._frozen, self._held = frozen, held or {}
         self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
         self._training = _Swappable(_structural_copy(net, self._held).train())
@@ -53,7 +63,7 @@ class Network:
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
-        return Network(self.net, self._frozen, self._held)
+        return Network(self.net, self._frozen, self._held, self.output)
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
@@ -74,7 +84,8 @@ class Network:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
         try:
-            return swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
+            found = swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
+            return found if self.output is None else picked(found, self.output)
         except ValueError as error:
             if training and "more than 1 value per channel" in str(error):
                 raise InvalidData(
@@ -140,6 +151,7 @@ class Network:
 
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
+        check_arguments(self.net, x)
         rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():
@@ -148,18 +160,11 @@ class Network:
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             why = why_refused(self._evaluating.module, lambda some: self(params, some, buffers=buffers), x, rows)
-            raise InvalidData(
-                f"The network cannot take x of shape {tuple(x.shape)} and dtype {x.dtype}: "
-                f"{why or str(error).splitlines()[0]}"
-            ) from error
-        if not isinstance(output, Tensor):
-            raise InvalidType(
-                f"The network must return one tensor, got {type(output).__name__}. Wrap it in a module whose forward "
-                f"picks the tensor that the likelihood needs."
-            )
+            raise InvalidData(f"The network cannot take {described(x)}: {why or str(error).splitlines()[0]}") from error
+        refuse_output(output)
         if output.dim() == 0 or output.shape[0] != len(rows):
             advice = "Batches come first (use batch_first=True in recurrent and attention layers)."
-            if x.dim() == 1:
+            if isinstance(x, Tensor) and x.dim() == 1:
                 advice = f"If x of shape {tuple(x.shape)} is one row, pass x.unsqueeze(0), or X[:1] and not X[0]."
             raise InvalidData(
                 f"The network's output must have one row per row of x: {len(rows)} rows gave shape "
@@ -202,7 +207,7 @@ class _Swappable:
         return self._holding(held, self._run, x, updated)
 
     def _run(self, x: Any, updated: Buffers | None) -> Tensor:
-        output = self.module(x) if self._spares_input else self._run_on_a_copy(x)
+        output = call(self.module, x) if self._spares_input else self._run_on_a_copy(x)
         if updated:
             for name, value in updated.items():
                 store, key = self._places[name][0]
@@ -213,7 +218,7 @@ class _Swappable:
     def _run_on_a_copy(self, x: Any) -> Tensor:
         given = tree_map_only(Tensor, torch.clone, x)
         before = _versions(given)
-        output = self.module(given)
+        output = call(self.module, given)
         self._spares_input = before is not None and _versions(given) == before
         return output
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from knowable.core.network.inputs import tensors_of
+
 _TRIED = 3  # rows
 _MOST_COLUMNS = 64  # whose smallest and largest values are tried
 
@@ -20,10 +22,12 @@ def rows_to_try(module: nn.Module, x: Tensor) -> Tensor:
     An index that is out of range is then among the smallest or the largest of its column.
     """
     first = torch.arange(min(_TRIED, len(x)), device=x.device)
-    if x.dim() == 0 or not any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules()):
+    if x.shape == () or not any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules()):
         return first
-    columns = x.detach().reshape(len(x), -1)[:, :_MOST_COLUMNS]
-    return torch.cat([first, columns.argmax(0), columns.argmin(0)]).unique()
+    given = [each for each in tensors_of(x) if each.dtype != torch.bool]
+    columns = [each.detach().reshape(len(x), -1)[:, :_MOST_COLUMNS] for each in given]
+    extremes = [place for each in columns for place in (each.argmax(0), each.argmin(0))]
+    return torch.cat([first, *extremes]).unique()
 
 
 def why_refused(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows: Tensor) -> str:
@@ -36,7 +40,7 @@ def why_refused(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows
         rows: Positions of those it was tried on.
     """
     found = _first_complaint(module, run, x, rows)
-    if x.dim() != 1:
+    if not isinstance(x, Tensor) or x.dim() != 1:
         return found
     if _takes(run, x.unsqueeze(0)):
         return f"{found} It looks like a single row: pass x.unsqueeze(0), or X[:1] and not X[0].".strip()
@@ -106,7 +110,7 @@ def _unknown_index(name: str, count: int, given: Tensor, x: Tensor, rows: Tensor
     place = tuple(bad[0].tolist())
     value = int(given[place])
     same = given.shape[0] == len(rows)
-    in_row = (x[rows[place[0]]] == value).nonzero().flatten().tolist() if same and x.dim() == 2 else []
+    in_row = (x[rows[place[0]]] == value).nonzero().flatten().tolist() if same and len(x.shape) == 2 else []
     row = f" in row {rows[place[0]].item()}" if same else ""
     column = f", column {in_row[0]}" if len(in_row) == 1 else ""
     where = f"{row}{column} (counting from 0)" if row else ""

@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
+from knowable.core.network.outputs import Output
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.storage.folder import read_folder, write_folder
@@ -56,6 +57,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
+        **_describe_output(model.network.output),
     }
     tensors |= with_prefix("prior.", prior_tensors)
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
@@ -67,17 +69,35 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
             NeedsClasses,
             stacklevel=3,
         )
+    if content.get("output") == _FUNCTION:
+        warnings.warn(
+            "The model's output is a function, and an artifact contains no code: load it with "
+            "knowable.load(path, net, output=function).",
+            NeedsClasses,
+            stacklevel=3,
+        )
     return folder
 
 
+_FUNCTION = {"function": True}  # in place of an output that is a function
+
+
+def _describe_output(output: Output | None) -> dict[str, Any]:
+    """Which output of the network is meant, where that is said."""
+    return {} if output is None else {"output": output if isinstance(output, str | int) else _FUNCTION}
+
+
 def load_posterior(
-    path: str | os.PathLike[str], net: nn.Module | None = None, classes: Iterable[type] = ()
+    path: str | os.PathLike[str],
+    net: nn.Module | None = None,
+    classes: Iterable[type] = (),
+    output: Callable[[Any], Tensor] | None = None,
 ) -> Posterior:
     """Read a posterior; ``net`` is needed if the network was not made of plain ``torch.nn`` layers."""
     classes = _checked_classes(classes)
     content, tensors = read_folder(path, KIND)
     try:
-        model = _load_model(content, tensors, net, classes)
+        model = _load_model(content, tensors, net, classes, output)
         here = {name: value.to(model.device) for name, value in tensors.items()}
         own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
         return build_posterior(model, content, own, points=points, buffers=buffers)
@@ -183,8 +203,15 @@ def _checked_classes(classes: Iterable[type]) -> list[type]:
 
 
 def _load_model(
-    content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None, classes: Sequence[type]
+    content: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module | None, classes: Sequence[type], output: Any
 ) -> Model:
+    saved = content.get("output")
+    if (saved == _FUNCTION) != (output is not None):
+        raise InvalidArgument(
+            "The model's output is a function, which the artifact cannot hold: pass it as load(path, net, output=...)."
+            if output is None
+            else f"output is for models whose output is a function; that of this one is {saved!r}. Leave it out."
+        )
     frozen = without_prefix("frozen.", tensors)
     if net is None:
         structure = content["network"]["structure"]
@@ -210,7 +237,8 @@ def _load_model(
         build_object(content["likelihood"], Likelihood, classes),
         [n for n in content["frozen"] if n not in fixed],
     )
-    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen)
+    picks = saved if output is None else output
+    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks)
 
 
 def _dtype(name: str) -> torch.dtype:

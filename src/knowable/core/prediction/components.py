@@ -32,6 +32,7 @@ def restored(prediction: RegressionPrediction, shift: float | Tensor, scale: flo
         prediction.log_weights,
         within=None if prediction.within is None else prediction.within * scale.square(),
         samples=prediction.samples * scale + shift,
+        missing=prediction.missing,
     )
 
 
@@ -121,7 +122,9 @@ def transformed(prediction: RegressionPrediction, transform: str, shift: Tensor,
     samples = None
     if prediction.samples is not prediction.components.mean and prediction.within is not None:
         samples = _inverse_of(transform, prediction.samples * scale + shift)
-    return RegressionPrediction(components, prediction.log_weights, within=within, samples=samples)
+    return RegressionPrediction(
+        components, prediction.log_weights, within=within, samples=samples, missing=prediction.missing
+    )
 
 
 def _inverse_of(transform: str, value: Tensor) -> Tensor:

@@ -75,8 +75,11 @@ def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure
     observed = to_tensor(y, "y").cpu()
     if observed.numel() != labels.numel() or len(observed) != len(labels):
         raise InvalidData(f"y must have the shape {tuple(labels.shape)} of the labels, got {tuple(observed.shape)}.")
-    right = labels.flatten() == observed.flatten()
-    return _drawn(ax, [lambda axes: _reliability(axes, confidence.flatten(), right.double())])
+    right, confidence = labels.flatten() == observed.flatten(), confidence.flatten()
+    counted = prediction.counted(observed)
+    if counted is not None:
+        right, confidence = right[counted.flatten()], confidence[counted.flatten()]
+    return _drawn(ax, [lambda axes: _reliability(axes, confidence, right.double())])
 
 
 def binned(confidence: Tensor, right: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -152,6 +155,11 @@ def _band(axes: Axes, x: Tensor, output: _Numbers, level: float) -> None:
 
 def _against(axes: Axes, output: _Numbers, level: float) -> None:
     assert output.y is not None
+    known = ~output.y.isnan()
+    if not known.all():
+        parts = (output.mean, output.low, output.high, output.reach, output.y)
+        output = _Numbers(*(each[known] for each in parts))
+        assert output.y is not None
     inside = (output.y >= output.low) & (output.y <= output.high)
     ends = [
         min(output.y.min().item(), output.low.min().item()),

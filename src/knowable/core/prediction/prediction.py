@@ -60,6 +60,10 @@ class Prediction(ABC):
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes, ``(n, batch, ...)``."""
 
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Which of the outcomes ``y`` count, in their shape; None where all do. Scores leave the others out."""
+        return None
+
     @classmethod
     def joined(cls, parts: Sequence[Any], log_weights: Tensor) -> Prediction:
         """One prediction that mixes several of the same kind.
@@ -192,6 +196,7 @@ class RegressionPrediction(Prediction):
         *,
         within: Tensor | None = None,
         samples: Tensor | None = None,
+        missing: bool = False,
     ):
         """Mix ``components``.
 
@@ -201,8 +206,9 @@ class RegressionPrediction(Prediction):
             within: Epistemic variance already contained in the components' variance, ``(K, batch, ...)``; for
                 predictions where the weights were integrated out in closed form.
             samples: What each posterior draw predicts, if that is not the components' mean.
+            missing: Whether NaN in outcomes is a value that was not observed, which scores leave out.
         """
-        self.components = components
+        self.components, self.missing = components, missing
         self.log_weights = log_weights
         self.within = within
         self.samples = components.mean if samples is None else samples
@@ -255,7 +261,14 @@ class RegressionPrediction(Prediction):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return self._log_mix(sum_over_event(self.components.log_prob(self._aligned(y)), batch_dims=2))
+        y = self._aligned(y)
+        if not self.missing:
+            return self._log_mix(sum_over_event(self.components.log_prob(y), batch_dims=2))
+        found = self.components.log_prob(y.where(~y.isnan(), self.mean)).where(~y.isnan(), 0.0)
+        return self._log_mix(sum_over_event(found, batch_dims=2))
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        return ~y.isnan() if self.missing else None
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw outcomes, ``(n, batch, ...)``; all outputs of one row come from the same component."""
@@ -276,7 +289,8 @@ class RegressionPrediction(Prediction):
                 [torch.zeros_like(part.components.mean) if part.within is None else part.within for part in parts]
             )
         samples = torch.cat([part.samples for part in parts])
-        return RegressionPrediction(components, joined_log_weights(parts, log_weights), within=within, samples=samples)
+        weights, missing = joined_log_weights(parts, log_weights), parts[0].missing
+        return RegressionPrediction(components, weights, within=within, samples=samples, missing=missing)
 
     def shaped(self, target_shape: tuple[int, ...] | None) -> RegressionPrediction:
         here = self.components.mean.shape[2:]
@@ -285,9 +299,8 @@ class RegressionPrediction(Prediction):
         rows = self.components.mean.shape[1]
         within = None if self.within is None else self.within.reshape(-1, rows, *target_shape)
         samples = self.samples.reshape(-1, rows, *target_shape)
-        return RegressionPrediction(
-            ShapedComponents(self.components, target_shape), self.log_weights, within=within, samples=samples
-        )
+        components = ShapedComponents(self.components, target_shape)
+        return RegressionPrediction(components, self.log_weights, within=within, samples=samples, missing=self.missing)
 
     def plot(self, x: Any = None, y: Any = None, *, ax: Axes | None = None, level: float = 0.9) -> Figure:
         r"""Draw the prediction with its uncertainty.
@@ -313,7 +326,7 @@ class RegressionPrediction(Prediction):
 
     def _aligned(self, y: Tensor) -> Tensor:
         y = align_target(self._check_rows(y), self.components.mean.shape[2:])
-        return check_finite_target(y.to(self.components.mean.dtype))
+        return check_finite_target(y.to(self.components.mean.dtype), missing=self.missing)
 
     def __repr__(self) -> str:
         return (
@@ -431,9 +444,9 @@ def sum_over_event(values: Tensor, *, batch_dims: int = 1) -> Tensor:
     return values.flatten(batch_dims).sum(-1) if values.dim() > batch_dims else values
 
 
-def check_finite_target(y: Tensor, *, name: str = "y") -> Tensor:
-    """Raise if ``y`` has missing or infinite values, saying in which rows."""
-    bad = ~torch.isfinite(y)
+def check_finite_target(y: Tensor, *, name: str = "y", missing: bool = False) -> Tensor:
+    """Raise if ``y`` has missing (unless they may be ``missing``) or infinite values, saying in which rows."""
+    bad = torch.isinf(y) if missing else ~torch.isfinite(y)
     if bad.any():
         rows = bad.flatten(1).any(1) if y.dim() > 1 else bad
         where = torch.nonzero(rows).flatten().tolist()
@@ -445,11 +458,12 @@ def check_finite_target(y: Tensor, *, name: str = "y") -> Tensor:
     return y
 
 
-def as_numbers(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str) -> Tensor:
+def as_numbers(
+    y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ...], *, name: str, missing: bool = False
+) -> Tensor:
     """Give ``y`` the shape ``(rows, *trailing)`` and the dtype and device of ``output``; refuse what is not finite."""
-    return check_finite_target(
-        align_target(y, trailing, name=name).to(dtype=output.dtype, device=output.device), name=name
-    )
+    like = {"dtype": output.dtype, "device": output.device}
+    return check_finite_target(align_target(y, trailing, name=name).to(**like), name=name, missing=missing)
 
 
 def refuse_where(bad: Tensor, y: Tensor, *, name: str, expected: str, advice: str) -> None:

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.params import Buffers
 from knowable.core.support.randomness import own_randomness
 
@@ -64,6 +65,10 @@ class Objective(nn.Module, ABC):
     def dimension(self) -> int:
         """The number of trained parameters, from which the default learning rate is chosen."""
         return sum(value.numel() for value in self.parameters() if value.requires_grad)
+
+    def __call__(self, x: Any, *rest: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :meth:`forward`; several inputs may be a tuple or a dict."""
+        return super().__call__(x if isinstance(x, Tensor) else as_rows(x), *rest, **named)
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -27,7 +27,7 @@ from knowable.decisions.compress.compressed import (
 from knowable.decisions.compress.rewrite import Rewritten, largest_difference, rewrite
 from knowable.decisions.compress.saving import dense_bytes, encode_weights, sparse_bytes
 from knowable.decisions.compress.sparse_code import SparseCode, check_bits, choose_grids
-from knowable.errors import InvalidArgument
+from knowable.errors import InvalidArgument, Unsupported
 from knowable.evaluation.scores import accuracy, nll, rmse
 
 _ROWS = 64  # of the data, where no example is given
@@ -85,6 +85,8 @@ def compress(
         )
     """
     check_type("posterior", posterior, Posterior, "a fitted posterior")
+    if posterior.model.network.output is not None:
+        raise Unsupported("compress takes networks that return one tensor; wrap net in a module that picks it.")
     bits = check_bits(bits)
     check_count("repeats", repeats, at_least=0)
     rows = None if data is None else as_data(data, posterior.model)

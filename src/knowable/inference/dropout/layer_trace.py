@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.layer_operations import is_transposed
 from knowable.core.network.params import Params
 from knowable.core.network.weight_uses import WeightTracer, WeightUse
@@ -143,7 +144,7 @@ class LayerTrace:
 
 def trace_layers(model: Model, x: Tensor) -> LayerTrace:
     """Trace the layers of the network in training mode, on rows like those of ``x``."""
-    network = model.network.copy()
+    network, x = model.network.copy(), as_rows(x)
     params = {**model.frozen_params(), **model.network_params(model.params())}
     active: list[_LayerRecorder] = []
     for path, module in network.modules(training=True).items():

@@ -94,6 +94,8 @@ class ExactLinear(Method):
     def _check(self, model: Model) -> Layout:
         if not isinstance(model.likelihood, Gaussian):
             raise Unsupported(f"ExactLinear needs a Gaussian likelihood, got {model.likelihood!r}.")
+        if model.likelihood.missing:
+            raise Unsupported("ExactLinear does not take missing targets. Use Laplace, which is exact here too.")
         unfit = [name for name in model.point_names if name not in (_NOISE, *model.hyper_names)]
         if unfit:
             raise Unsupported(

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.structured_normal import KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
@@ -205,7 +206,8 @@ def kfac_update(
     over rows n, positions t, and columns k of a root of the Fisher information in the outputs,
     :math:`\Lambda_{n,o} = \sum_k v_{nk} v_{nk}^\top`, for each noise scale o. Where the layer's outputs s are the
     network's outputs f, G is the sum of the Λ, without a backward pass. A row of weight w counts w times in A and G.
-    Positions of a sequence on which no output depends (padding that the network masks) do not count.
+    Positions of a sequence on which no output depends (padding that the network masks) do not count, nor do rows
+    without a target that counts and positions without a label.
     """
     expansion = sums.expansion
     acting: list[Tensor | None] = [None for _ in sums.layers]
@@ -225,7 +227,8 @@ def kfac_update(
                 flat, total = each.flatten(0, 1).flatten(1), sums.vectors[name][group]
                 total += second_moment(flat) if total.dim() == 2 else flat.square().sum(0)
     for place in range(len(sums.layers)):
-        _add_inputs(sums, jacobian, place, weights, acting[place])
+        counts = _counts(expansion.model.likelihood, sums.layers[place].positions, y, weights)
+        _add_inputs(sums, jacobian, place, counts, acting[place])
 
 
 def _acting(jacobian: BatchJacobian, layer: Layer, g: Tensor, known: Tensor | None) -> Tensor | None:
@@ -237,19 +240,31 @@ def _acting(jacobian: BatchJacobian, layer: Layer, g: Tensor, known: Tensor | No
 
 
 def _add_inputs(
-    sums: KroneckerSums, jacobian: BatchJacobian, place: int, weights: Tensor | None, acting: Tensor | None
+    sums: KroneckerSums, jacobian: BatchJacobian, place: int, counts: Tensor | None, acting: Tensor | None
 ) -> None:
-    """Add to A and to M."""
-    if weights is None and (acting is None or acting.all()):
+    """Add to A and to M; ``counts`` are those of :func:`_counts`."""
+    if counts is None and (acting is None or acting.all()):
         for use in (jacobian.trace.uses[each] for each in sums.layers[place].uses):
             sums.inputs[place] += input_moment(use)
             sums.counts[place] += use.count
         return
     a = jacobian.activations[place]  # (rows, positions, in)
-    each = a.new_ones(a.shape[:2]) if weights is None else weights.to(a.dtype).unsqueeze(1).expand(a.shape[:2])
+    each = a.new_ones(a.shape[:2]) if counts is None else counts.to(a.dtype).expand(a.shape[:2])
     each = each if acting is None else each * acting
     sums.inputs[place] += second_moment(a * each.sqrt().unsqueeze(-1))
     sums.counts[place] += each.sum().item()
+
+
+def _counts(likelihood: Likelihood, positions: int, y: Tensor, weights: Tensor | None) -> Tensor | None:
+    """How often each row, or each of its positions where they have labels, counts: ``(rows, 1 or positions)``."""
+    counts = None if weights is None else weights.unsqueeze(1)
+    counted = likelihood.counted(y)
+    if counted is None:
+        return counts
+    counted = counted.reshape(len(y), -1)
+    by_position = likelihood.labels and counted.shape[1] == positions
+    known = (counted if by_position else counted.any(1, keepdim=True)).double()
+    return known if counts is None else counts * known
 
 
 @torch.no_grad()

@@ -151,6 +151,8 @@ class ExpansionPoint:
                 total = self.model.likelihood.log_prob(output, y, own).sum()
                 return [EmpiricalInformation(torch.autograd.grad(total, output)[0])]
         information = self.model.likelihood.information(output, own)
+        counted = self.model.likelihood.counted(y)
+        information = information if counted is None else information.only(counted)
         if self.groups == 1:
             return [information]
         assert isinstance(information, DiagonalInformation)  # a noise for each output means that they are independent

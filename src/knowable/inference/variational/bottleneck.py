@@ -170,7 +170,7 @@ class BottleneckObjective(PointObjective):
         """Loss of a batch and its terms, rate and distortion among them in nats per example."""
         params = self.params()
         given = (x, y) if weights is None else (x, y, weights)
-        batch = (each.repeat(self.draws, *(1,) * (each.dim() - 1)) for each in given)  # several codes: the rows again
+        batch = (torch.cat([each] * self.draws) for each in given)  # several codes: the rows again
         log_likelihood, rates = self.fit_and_rate(params, *batch, training=True)
         distortion, rate = -log_likelihood.mean(), rates.mean()
         log_prior = self.model.log_prior(params)

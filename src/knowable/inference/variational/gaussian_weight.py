@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, is_transposed, operands
 from knowable.core.network.params import Params
 from knowable.core.network.weight_uses import WeightTracer, WeightUse
@@ -229,9 +230,8 @@ class Usage:
 
 def trace_usage(model: Model, x: Tensor) -> Usage:
     """Run the network in training mode on a few rows, and note what happens to each random parameter."""
-    params, rows = model.params(), x[:4]
-    changed = rows.clone()
-    changed[0] = rows[-1]
+    params, rows = model.params(), as_rows(x)[:4]
+    changed = rows[torch.tensor([len(rows) - 1, *range(1, len(rows))], device=rows.device)]
     tracer, outputs = WeightTracer({name: params[name] for name in model.random_names}), []
     for inputs, watching in ((rows, tracer), (changed, nullcontext())):
         with own_randomness(0), torch.no_grad(), watching:

@@ -195,7 +195,9 @@ def with_noise_of_residuals(model: Model, x: Tensor, y: Tensor) -> Model:
         return model
     with torch.no_grad():
         output = model.forward(params, x, buffers=model.buffers())
-        size = (model.align(y, output) - output).square().mean().sqrt()
+        y = model.align(y, output)
+        squares, counted = (y - output).square(), model.likelihood.counted(y)
+        size = (squares if counted is None else squares[counted]).mean().sqrt()
     if not math.isfinite(size) or size <= _FAR * params[name].exp().min():
         return model
     text = (

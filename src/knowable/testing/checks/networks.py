@@ -51,12 +51,12 @@ def _expect_learning(posterior: Posterior, model: Model) -> None:
 
 def _expect_a_prediction(posterior: Posterior, case: NetworkCase) -> None:
     prediction = posterior.predict(case.x, samples=4)
-    expect(len(prediction) == len(case.x), f"{len(prediction)} predictions for {len(case.x)} rows.")
+    expect(len(prediction) == len(case.y), f"{len(prediction)} predictions for {len(case.y)} rows.")
     for name in ("total", "aleatoric", "epistemic"):
         value = getattr(prediction, name)
         expect(torch.isfinite(value).all() and (value >= 0).all(), f"prediction.{name} must be finite and at least 0.")
     log_prob = prediction.log_prob(case.y)
-    expect(log_prob.shape == (len(case.x),), f"log_prob(y) has shape {tuple(log_prob.shape)}.")
+    expect(log_prob.shape == (len(case.y),), f"log_prob(y) has shape {tuple(log_prob.shape)}.")
     expect(torch.isfinite(log_prob).all(), "log_prob(y) of the training data is not finite.")
 
 

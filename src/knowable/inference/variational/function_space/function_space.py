@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data, as_input
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import DiagonalNormal
 from knowable.core.posterior.posterior import Posterior
@@ -172,7 +173,7 @@ class FunctionSpaceVI(VariationalMethod):
         return self.objective(model, next(iter(rows))[0], rows.size, start=start, pool=pool, seed=seed)
 
     def _identity(self, objective: FunctionSpaceObjective) -> dict[str, Any]:
-        return {"context": tensor_fingerprint(objective.pool)}
+        return {"context": tensor_fingerprint(*tensors_of(objective.pool))}
 
     def _pool(self, model: Model, data: Data, seed: int) -> Tensor:
         generator = generator_for(seed, "context")
@@ -397,7 +398,8 @@ def context_pool(
 def _points_by_name(context: str, data: Data, margin: float, generator: torch.Generator) -> Tensor:
     first = next(iter(data))[0]
     if context == "auto":
-        flat = first.is_floating_point() and first.dim() == 2 and first.shape[1] <= _BOX_INPUTS
+        one = isinstance(first, Tensor) and first.is_floating_point()
+        flat = one and first.dim() == 2 and first.shape[1] <= _BOX_INPUTS
         context = "box" if flat else "data"
     if context == "data":
         return some_rows(data, POOL, generator)

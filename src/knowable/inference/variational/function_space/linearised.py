@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.params import Buffers, Params, pack
@@ -51,7 +52,7 @@ class LinearisedNetwork:
         """Outputs of the network for a row."""
         if not self._outputs:
             with torch.no_grad():
-                self._outputs = self.model.network(params, x[:1], buffers=buffers).numel()
+                self._outputs = self.model.network(params, as_rows(x)[:1], buffers=buffers).numel()
         return self._outputs
 
 

@@ -38,6 +38,8 @@ def check_likelihood(likelihood: Likelihood) -> None:
             f"The expected log likelihood of {type(likelihood).__name__} under normal outputs is not known. There are "
             f"rules for {', '.join(each.__name__ for each in _KNOWN)}; MeanFieldVI takes any likelihood."
         )
+    if getattr(likelihood, "missing", False) or getattr(likelihood, "ignore_index", None) is not None:
+        raise Unsupported(f"MomentVI needs all targets, and {likelihood!r} leaves some out. Use MeanFieldVI.")
 
 
 def expected_log_likelihood(likelihood: Likelihood, output: Moments, y: Tensor, own: dict[str, Moments]) -> Tensor:

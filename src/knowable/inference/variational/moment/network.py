@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import as_rows
 from knowable.core.network.layer_operations import CONVOLUTIONS, LINEAR, METADATA, operands
 from knowable.core.network.params import Buffers, Params
 from knowable.errors import Unsupported
@@ -56,7 +57,7 @@ def check_layers(model: Model, x: Tensor, *, limit: int) -> None:
     }
     try:
         with torch.no_grad():
-            network(_weights(params, limit), x[:2], buffers=model.buffers(), training=True)
+            network(_weights(params, limit), as_rows(x)[:2], buffers=model.buffers(), training=True)
     except NoRule as error:
         path, module = inside[-1]
         raise NoRule(error.operation, f"{type(module).__name__} {path!r}" if path else type(module).__name__) from None
