@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
-from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several
+from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.tensors import check_rows, to_tensor
@@ -312,7 +312,7 @@ def column_of(data: Any, place: int) -> Any:
     found = []
     for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
         parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
-        found.append(as_rows(_tupled(parts[place]) if place < len(parts) else _no_targets(place), "xy"[place]))
+        found.append(as_rows(tupled(parts[place]) if place < len(parts) else _no_targets(place), "xy"[place]))
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
@@ -449,15 +449,7 @@ def _pair(batch: Any, target: str | None = None, name: str = "Each batch of the 
         got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
         hint = _SEVERAL if isinstance(batch, tuple | list) and len(batch) > 2 else ""
         raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.{hint}")
-    return _tupled(batch[0]), batch[1]
-
-
-def _tupled(x: Any) -> Any:
-    """What a loader has made lists of, as the tuples that they were."""
-    if isinstance(x, Mapping):
-        return {key: _tupled(each) for key, each in x.items()}
-    holds = isinstance(x, tuple | list) and any(isinstance(each, Tensor | Mapping | tuple | list) for each in x)
-    return tuple(_tupled(each) for each in x) if holds else x
+    return tupled(batch[0]), batch[1]
 
 
 def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:

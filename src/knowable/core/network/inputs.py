@@ -171,6 +171,14 @@ def is_several(x: Any) -> bool:
     return isinstance(x, tuple) and any(is_several(each) or getattr(each, "ndim", 0) > 0 for each in x)
 
 
+def tupled(x: Any) -> Any:
+    """What a loader has made lists of, as the tuples that they were."""
+    if isinstance(x, Mapping):
+        return {key: tupled(each) for key, each in x.items()}
+    holds = isinstance(x, tuple | list) and any(isinstance(each, Tensor | Mapping | tuple | list) for each in x)
+    return tuple(tupled(each) for each in x) if holds else x
+
+
 def as_rows(x: Any, name: str = "x") -> Tensor:
     """One tensor, or :class:`Inputs`, from what a user passes; all of it must have the same number of rows."""
     if isinstance(x, Inputs):
