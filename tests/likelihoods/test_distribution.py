@@ -449,7 +449,7 @@ def make(function, **members):
     [
         (lambda self, f, p: f, kn.InvalidType, "Own.distribution.* must return a torch.distributions.*, got Tensor"),
         (lambda self, f, p: distributions.Normal(f.sum(), 1.0), kn.InvalidArgument, "begins with the number of rows"),
-        (lambda self, f, p: distributions.Gamma(f, 1.0), kn.InvalidArgument, "first output: Expected parameter concen"),
+        (lambda self, f, p: distributions.Gamma(-f.abs(), 1.0), kn.InvalidArgument, "first output: Expected parameter"),
         (lambda self, f, p: distributions.Categorical(logits=f), kn.Unsupported, "use kn.Categorical"),
     ],
 )

@@ -276,4 +276,6 @@ _CASES = (
     *(_tagger, _two_inputs, _nested_inputs),
 )
 NETWORKS: dict[str, Callable[[int], NetworkCase]] = {case.__name__.removeprefix("_"): case for case in _CASES}
+ONE_INPUT = [name for name in NETWORKS if name not in ("tagger", "two_inputs", "nested_inputs")]
+"""Names of the networks that take one tensor and return one."""
 """Every case by name."""

@@ -63,7 +63,7 @@ def test_an_objective_must_define_its_loss():
 def test_an_objective_moves_by_the_optimisers_own_step_unless_it_has_another():
     objective = _Plain(kn.Model(batch_norm_net(), kn.Gaussian(0.1)), 10)
     optimiser = torch.optim.SGD(objective.parameters(), lr=0.5)
-    objective(None, None)[0].backward()
+    objective(torch.zeros(1, 1), None)[0].backward()
     objective.update(optimiser)
     assert torch.equal(objective.theta.detach(), torch.full((3,), -0.5))
 

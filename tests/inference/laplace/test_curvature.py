@@ -10,7 +10,7 @@ import knowable as kn
 from knowable.core.network.params import Layout
 from knowable.inference.laplace.curvature import FullCurvature, prior_precision, second_moment, touching_precision
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.testing import NETWORKS
+from knowable.testing.networks import ONE_INPUT
 from tests.core.cases import diagonal_posterior, full_posterior
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 
@@ -18,7 +18,7 @@ DTYPE = torch.float64
 ONE = torch.ones(1, dtype=DTYPE)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ONE_INPUT)
 def test_the_matrix_is_the_slow_one(name):
     expansion = case_expansion(name)
     expected = dense_ggn(expansion)

@@ -10,13 +10,13 @@ import knowable as kn
 from knowable.inference.laplace.curvature import prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.testing import NETWORKS
+from knowable.testing.networks import ONE_INPUT
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 
 ONE = torch.ones(1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ONE_INPUT)
 def test_the_diagonal_is_that_of_the_slow_matrix(name):
     expansion = case_expansion(name)
     expected = dense_ggn(expansion).diagonal()

@@ -10,13 +10,13 @@ import knowable as kn
 from knowable.inference.laplace.curvature import prior_precision
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
 from knowable.inference.laplace.posteriors import LaplacePosterior
-from knowable.testing import NETWORKS
+from knowable.testing.networks import ONE_INPUT
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, gradients
 
 ONE = torch.ones(1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ONE_INPUT)
 def test_with_rank_enough_it_is_the_whole_matrix(name):
     # the matrix has at most rows times outputs directions
     expansion = case_expansion(name, rows=2)

@@ -10,7 +10,8 @@ import knowable as kn
 from knowable.core.network.params import Layout
 from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.likelihoods.categorical import average_log_softmax
-from knowable.testing import NETWORKS, network_case
+from knowable.testing import network_case
+from knowable.testing.networks import ONE_INPUT
 from tests.inference.laplace.oracle import expansion_of, jacobians
 
 STRUCTURES = ["full", "kron", "diag", "lowrank"]
@@ -45,7 +46,7 @@ def slow_covariances(posterior: LaplacePosterior, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ONE_INPUT)
 def test_outputs_are_normal_with_the_slow_covariance(name, structure):
     posterior, x = fitted(name, structure)
     outputs = posterior._closed_form(x, 5, 0, None)

@@ -289,6 +289,7 @@ _KL_DRAWS = 64  # estimates of a KL without a closed form
 _ELBO_ROWS = 200_000  # rows in all passes of the final estimate of the likelihood
 _MOST_PASSES, _FEWEST_PASSES = 256, 4  # over the data; where fewer are affordable, parts of the rows have to do
 _PASSES_PER_EPOCH = 0.3  # of evaluation that cost a tenth of an epoch of training
+_LEAST_ROWS = 2_048  # in all passes, however short the training was
 
 
 def final_elbo(
@@ -344,7 +345,8 @@ def estimates_of_all_rows(total: Callable[[Iterable[Batch]], Any], data: Data, s
         seed: Fixes which rows are taken where not all can be.
         epochs: Of training. After few of them, each estimate is from another part of the rows.
     """
-    passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), _PASSES_PER_EPOCH * epochs)
+    affordable = max(_PASSES_PER_EPOCH * epochs, _LEAST_ROWS / data.size)
+    passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), affordable)
     if passes >= _FEWEST_PASSES:
         return [total(data) for _ in range(int(passes))]
     return [scale * total([batch]) for scale, batch in data.parts(passes, seed=seed)]
