@@ -82,5 +82,5 @@ def test_without_matplotlib_the_extra_to_install_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"pip install knowable\[report\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'knowable\[report\]'"):
         made_up(THREE).plot()

@@ -74,5 +74,5 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
 
 def test_without_matplotlib_the_extra_to_install_is_named(generator, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"pip install knowable\[report\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'knowable\[report\]'"):
         draw(every_panel(generator)[0], key="k")

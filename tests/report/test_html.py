@@ -124,5 +124,5 @@ def test_writing_returns_where_the_page_is(tmp_path):
 
 def test_without_jinja_the_extra_to_install_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r"pip install knowable\[report\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'knowable\[report\]'"):
         render(Report("t", "l"))

@@ -225,13 +225,16 @@ def _rows_identity(data: Data) -> str:
     return tensor_fingerprint(*tensors_of(*data.tensors)) if data.in_memory else str(data.size)
 
 
+_ROWS_TRIED = 32  # to find what is probably not meant
+
+
 def _warn_about(model: Model, rows: Data) -> None:
     """Warn about what is probably not meant; the rows of a loader are not read for it."""
     if not rows.in_memory:
         return
     x, y = rows.tensors[:2]
     with own_randomness(0):
-        said = model.doubts(x[:2], y)
+        said = model.doubts(x[:_ROWS_TRIED], y)
     for each in said:
         warnings.warn(each, ModelWarning, stacklevel=4)
 

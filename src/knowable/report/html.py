@@ -95,7 +95,7 @@ def _environment() -> Environment:
     try:
         import jinja2
     except ImportError:
-        raise MissingExtra("Reports need jinja2, which is not installed. Run: pip install knowable[report]") from None
+        raise MissingExtra("Reports need jinja2, which is not there. Run: pip install 'knowable[report]'.") from None
     return jinja2.Environment(
         loader=jinja2.PackageLoader("knowable.report"),
         autoescape=True,

@@ -46,13 +46,15 @@ class Verdict:
 def verdict(diagnostics: Diagnostics) -> Verdict:
     """Judge a fit by its diagnostics."""
     if diagnostics.interrupted:
-        return Verdict(False, f"The fit was {diagnostics.message}. Run it again and let it end.")
+        return Verdict(
+            False, f"The fit was {diagnostics.message}. Run it again (a command with --force) and let it end."
+        )
     if "rhat" in diagnostics:
         return _chains(diagnostics)
     ended = f" ({diagnostics.message})" if diagnostics.message else ""
     if diagnostics.converged is False:
-        text = f"The fit ended before it converged{ended}. Allow more epochs, a larger budget, or a longer time limit."
-        return Verdict(False, text)
+        more = "Allow more epochs, a larger budget (--budget thorough), or a longer time limit."
+        return Verdict(False, f"The fit ended before it converged{ended}. {more}")
     if diagnostics.converged is None:
         return Verdict(None, f"Whether the fit converged is unknown{ended}: look at the training curve.")
     return Verdict(True, f"The fit converged{ended}.")
@@ -69,7 +71,10 @@ def _chains(terms: Diagnostics) -> Verdict:
     if rhat <= FAIR_RHAT and least >= FAIR_ESS:
         text = f"The chains converged well enough for means, less so for the ends of intervals: {numbers}.{more}"
         return Verdict(None, text)
-    return Verdict(False, f"The chains did not converge: {numbers}. Draw more samples, or use another method.{more}")
+    return Verdict(
+        False,
+        f"The chains did not converge: {numbers}. Draw more samples (--budget thorough), or use another method.{more}",
+    )
 
 
 def terms_listing(diagnostics: Diagnostics) -> Listing | None:

@@ -134,7 +134,7 @@ def learn_column(table: Table, name: str, given: Any = None) -> Column | str:
         return "it has no values"
     kind = _given_kind(name, given) if given is not None else infer_kind(table, name)
     if kind is None:
-        return "it has another text in nearly every row"
+        return "it has another text in nearly every row (--id carries it into predictions)"
     column = Column.kinds[kind].learn(table, name, given)
     return column if column.varies or column.gaps else "it is the same in every row"
 

@@ -85,3 +85,21 @@ def test_outputs_and_labels_that_are_probably_not_meant_are_warned_about(net, li
         kn.MAP(epochs=1).fit(kn.Model(net, likelihood), data)
     said = [str(each.message) for each in seen if each.category is kn.ModelWarning]
     assert len(said) == (says is not None) and all(says in each for each in said)
+
+
+@pytest.mark.parametrize("method", [kn.MAP(epochs=1), kn.DeepEnsemble(2, epochs=1), kn.Laplace(epochs=1)], ids=repr)
+@pytest.mark.parametrize(("factor", "shift"), [(20.0, 300.0), (5000.0, 0.0)])
+def test_targets_that_are_not_standardised_are_said_to_be_so_by_every_method(method, factor, shift):
+    x, y = kn.datasets.sine_with_gap(n=60)
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    with pytest.warns(kn.ModelWarning, match="from the network's first outputs .* Standardise x and y"):
+        method.fit(kn.Model(net, kn.Gaussian()), (x, factor * y + shift))
+
+
+def test_a_network_that_was_trained_on_such_targets_is_left_alone():
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    net = nn.Linear(1, 1)
+    nn.init.constant_(net.weight, 5000.0)
+    nn.init.constant_(net.bias, 300.0)
+    y = 5000.0 * x + 300.0 + 500.0 * torch.sin(9 * x)
+    kn.Laplace().fit(kn.Model(net, kn.Gaussian()), (x, y), start="network")  # warnings are errors here

@@ -258,6 +258,8 @@ class Model:
             found = torch.autograd.grad(total, list(asked.values()), allow_unused=True)
         unused = [name for name, slope in zip(asked, found, strict=True) if slope is None]
         said = self.likelihood.doubts(y, output, last_operation(output))
+        if self.likelihood.noise_name is not None:
+            said += _far_targets(y_of_x, output)
         if unused:
             them = "it" if len(unused) == 1 else "them"
             said.append(
@@ -354,6 +356,22 @@ def last_operation(output: Tensor) -> str:
             return name
         node = node.next_functions[0][0] if node.next_functions else None
     return ""
+
+
+_FAR = 100.0  # root mean square of the residuals of untrained networks, whose targets should be about 1
+
+
+def _far_targets(y: Tensor, output: Tensor) -> list[str]:
+    """A sentence where targets are far from the outputs, and further than a constant would be from them."""
+    away = (y - output.detach()).double()
+    size = away[away.isfinite()].square().mean().sqrt().item()
+    if not size > _FAR or size < 0.5 * y[y.isfinite()].double().std(correction=0).item():  # a trained network
+        return []
+    return [
+        f"The targets are {size:.3g} from the network's first outputs (root mean square). Priors and learning rates "
+        f"are for standardised numbers: the weights may never reach these targets, and predictions are then wrong. "
+        f"Standardise x and y (kn.datasets.Dataset.standardised, or kn.BayesianRegressor, which does it)."
+    ]
 
 
 def _trained_like(net: nn.Module, frozen: set[str]) -> Tensor:

@@ -51,7 +51,7 @@ def figure_style(**changes: Any) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtra("Plots need matplotlib, which is not installed. Run: pip install knowable[report]") from None
+        raise MissingExtra("Plots need matplotlib, which is not there. Run: pip install 'knowable[report]'.") from None
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **RC, "backend": "agg", **changes}
     with matplotlib.rc_context(settings):
         yield

@@ -24,7 +24,7 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained, TrainingResult
-from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, ModelWarning, Unsupported
+from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
 from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
 from knowable.inference.variational.newton import Rise, is_steady, possible_rise, refine
 from knowable.inference.variational.objective import VariationalObjective
@@ -200,12 +200,6 @@ def with_noise_of_residuals(model: Model, x: Tensor, y: Tensor) -> Model:
         size = (squares if counted is None else squares[counted]).mean().sqrt()
     if not math.isfinite(size) or size <= _FAR * params[name].exp().min():
         return model
-    text = (
-        f"The targets are {size:.3g} from the network's first outputs (root mean square). Priors and learning rates "
-        f"are for standardised numbers: the weights may never reach these targets, and the noise then explains them. "
-        f"Standardise x and y (kn.datasets.Dataset.standardised, or kn.BayesianRegressor, which does it)."
-    )
-    warnings.warn(text, ModelWarning, stacklevel=2)
     return model.starting_at({name: torch.full_like(params[name], math.log(size))})
 
 
