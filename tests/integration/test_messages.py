@@ -218,6 +218,7 @@ def test_a_loader_is_scored_as_its_tensor(posterior):
 # --- numbers that are very large or very small -----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:The targets are:knowable.errors.ModelWarning")
 @pytest.mark.parametrize("size", [1e12, 1e-12])
 def test_large_and_small_numbers_are_printed_to_be_read(size):
     model = kn.Model(nn.Linear(3, 1).double(), kn.Gaussian(0.1 * size), kn.Normal(size))

@@ -33,6 +33,7 @@ def test_posterior_is_the_closed_form(seed, d):
     assert posterior.diagnostics.converged
 
 
+@pytest.mark.filterwarnings("ignore:The targets are:knowable.errors.ModelWarning")
 def test_float32_network_is_solved_in_double_precision(seed):
     # one weight of precision ~ 1e8 beside one of ~ 1: float32 normal equations would lose the second
     x = torch.randn(200, 2) * torch.tensor([300.0, 0.05])

@@ -172,5 +172,5 @@ def test_without_the_extra_for_reports_a_run_is_made_all_the_same(tmp_path, monk
     path = write_csv(tmp_path / "n.csv", number_rows(40))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "map", "--budget", "quick")
     assert result.exit_code in (0, 3), result.stderr
-    assert "pip install knowable[report]" in result.stderr
+    assert "pip install 'knowable[report]'" in result.stderr
     assert (tmp_path / "run" / "report.json").is_file() and not (tmp_path / "run" / "report.html").exists()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -204,13 +206,35 @@ class BatchedGradient:
 
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives NaN anyway."""
-    checks = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
+    """Leave arguments of torch's distributions unchecked: a check is a branch, and out of range gives NaN anyway.
+
+    The setting is one for the whole process: of several threads, the first one to enter changes it, and the last one to
+    leave puts it back.
+    """
+    with _UNCHECKED.lock:
+        if _UNCHECKED.inside == 0:
+            _UNCHECKED.before = torch.distributions.Distribution._validate_args
+            torch.distributions.Distribution.set_default_validate_args(False)
+        _UNCHECKED.inside += 1
     try:
         yield
     finally:
-        torch.distributions.Distribution.set_default_validate_args(checks)
+        with _UNCHECKED.lock:
+            _UNCHECKED.inside -= 1
+            if _UNCHECKED.inside == 0:
+                torch.distributions.Distribution.set_default_validate_args(_UNCHECKED.before)
+
+
+@dataclass
+class _Unchecked:
+    """How many contexts leave distributions unchecked now, and what the setting was before the first."""
+
+    lock: Any = field(default_factory=threading.Lock)
+    inside: int = 0
+    before: bool = True
+
+
+_UNCHECKED = _Unchecked()
 
 
 # --- recording and compiling -----------------------------------------------------------------------------------------

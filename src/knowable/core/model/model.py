@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -365,7 +366,9 @@ def _far_targets(y: Tensor, output: Tensor) -> list[str]:
     """A sentence where targets are far from the outputs, and further than a constant would be from them."""
     away = (y - output.detach()).double()
     size = away[away.isfinite()].square().mean().sqrt().item()
-    if not size > _FAR or size < 0.5 * y[y.isfinite()].double().std(correction=0).item():  # a trained network
+    if (
+        not _FAR < size < math.inf or size < 0.5 * y[y.isfinite()].double().std(correction=0).item()
+    ):  # a trained network
         return []
     return [
         f"The targets are {size:.3g} from the network's first outputs (root mean square). Priors and learning rates "
