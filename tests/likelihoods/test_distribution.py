@@ -453,9 +453,12 @@ def make(function, **members):
         (lambda self, f, p: distributions.Categorical(logits=f), kn.Unsupported, "use kn.Categorical"),
     ],
 )
-def test_a_distribution_that_cannot_be_one_is_refused(function, error, words):
+@pytest.mark.parametrize("checks", [True, False])  # torch.compile switches them off for good
+def test_a_distribution_that_cannot_be_one_is_refused(function, error, words, checks, monkeypatch):
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", checks)
     with pytest.raises(error, match=words):
         fit(make(function))
+    assert distributions.Distribution._validate_args is checks
 
 
 def test_targets_of_a_wrong_shape_or_type_are_refused():

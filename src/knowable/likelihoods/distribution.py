@@ -88,6 +88,8 @@ class DistributionLikelihood(Likelihood):
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
         output = output.detach()[:1].requires_grad_()
         own = {key: value.to(output).requires_grad_() for key, value in self.params().items()}
+        checks = Distribution._validate_args
+        Distribution.set_default_validate_args(True)  # torch.compile switches it off for the whole process
         try:
             with torch.enable_grad():
                 made = self._made(output, own)
@@ -98,6 +100,8 @@ class DistributionLikelihood(Likelihood):
                 f"{type(self).__name__}.distribution() cannot be made at the network's first output: {error}\n"
                 f"An output may be any number: map it into the parameter's range with exp, softplus or sigmoid."
             ) from None
+        finally:
+            Distribution.set_default_validate_args(checks)
         if isinstance(made, Categorical):
             raise Unsupported("A Categorical distribution is of labels, which have no mean: use kn.Categorical().")
         y = as_numbers(y, output, _target_shape(made), name=name)
