@@ -181,7 +181,7 @@ def test_rows_in_order_come_in_chunks_that_cover_all():
 
 
 def test_parts_of_the_rows_stand_for_all_of_them(seed):
-    # the sum over all rows, estimated by 160 parts of 64 rows each: within 5 standard errors
+    # the sum over all rows, estimated by 16 parts of 640 rows each: within 5 standard errors
     x = torch.randn(4000, 1, generator=torch.Generator().manual_seed(seed)).exp()
     found = torch.tensor([scale * batch[0].sum().item() for scale, batch in Data((x, x), 4000).parts(2.56, seed=seed)])
     assert len(found) == 16

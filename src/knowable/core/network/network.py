@@ -202,7 +202,7 @@ class _Swappable:
                         self._places.setdefault(name, []).append((store, key))
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, updated: Buffers | None = None) -> Tensor:
-        """Run the module; buffers that its code assigns anew are put into ``updated``, by the names there."""
+        """Run the module; buffers that its code assigns are put into ``updated``, by the names there."""
         held = [(store, key, value) for name, value in tensors.items() for store, key in self._places[name]]
         return self._holding(held, self._run, x, updated)
 
