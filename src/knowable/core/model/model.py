@@ -15,7 +15,7 @@ from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
 from knowable.core.network.inputs import as_rows
 from knowable.core.network.network import Network, check_module
-from knowable.core.network.outputs import Output
+from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
@@ -44,7 +44,8 @@ class Model:
         frozen: Names or globs of the parameters that stay as they are in ``net``. Parameters with
             ``requires_grad=False`` are frozen too, unless ``random`` has their full name (a glob does not count).
         output: Which tensor the likelihood takes, where the network returns several: a name (a key or an attribute, as
-            ``"logits"``), a place in a tuple, or a function of what the network returns.
+            ``"logits"``), a place in a tuple, or a function of what the network returns. With ``Joint``: a dict of
+            these by head; None takes each head by its name.
 
     >>> import knowable as kn
     >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
@@ -60,7 +61,7 @@ class Model:
         *,
         random: str | Iterable[str] = "*",
         frozen: str | Iterable[str] = (),
-        output: Output | None = None,
+        output: Output | Mapping[str, Output] | None = None,
     ):
         if not isinstance(likelihood, Likelihood):
             raise InvalidType(no_likelihood(likelihood))
@@ -70,7 +71,7 @@ class Model:
         if len(set(names)) < len(names):
             raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
         self.net = net
-        self.likelihood = likelihood
+        self.likelihood, output = likelihood.for_network(output)
         self.held_names = _without_gradient(net, random)
         self.frozen_names = select_names("frozen", frozen, names, net) | set(self.held_names)
         self._like = _trained_like(net, self.frozen_names)  # dtype and device of everything
@@ -220,7 +221,7 @@ class Model:
         """The log likelihood per example, ``(batch,)``, for one draw of parameters, in evaluation mode."""
         self.check_params(params)
         x = (x if isinstance(x, Tensor) else as_rows(x)).to(self.device)
-        y = torch.as_tensor(y, device=self.device)
+        y = self.likelihood.rows_of(y).to(self.device)
         output = self.forward(
             params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
         )
@@ -281,7 +282,8 @@ class Model:
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Targets with the shape and dtype in which they are scored against ``output``."""
-        if y.dim() == 0 or len(y) != len(output):
+        y = y if isinstance(y, Tensor) else self.likelihood.rows_of(y)
+        if not y.shape or len(y) != len(output):
             raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
         return self.likelihood.align(y.to(self.dtype) if y.is_floating_point() else y, output)
 
@@ -339,7 +341,7 @@ class Model:
         if self.held_names:
             held = sum(value.numel() for name, value in self.net.named_parameters() if name in self.held_names)
             which += f"; {held:,} more frozen by requires_grad=False"
-        output = self.network.output
+        output = as_said(self.network.output)
         picks = "" if output is None else f", output={getattr(output, '__qualname__', repr(output))}"
         return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}{picks}: {which})"
 
