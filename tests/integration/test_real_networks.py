@@ -310,14 +310,3 @@ def test_the_models_dtype_is_that_of_the_parameters_which_are_not_frozen(method)
     alone = method.fit(kn.Model(head, kn.Gaussian()), (features, y))
     wanted = alone.predict(features, generator=torch.Generator().manual_seed(0)).mean
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-
-
-def test_dtypes_that_cannot_be_trained_are_refused_by_name():
-    with pytest.raises(
-        kn.InvalidArgument, match=r"mixes parameter dtypes.*bfloat16 in backbone.bias, torch.float32 in head"
-    ):
-        kn.Model(MixedPrecision(), kn.Gaussian())
-    net = nn.Linear(3, 1)
-    net.filter = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
-    with pytest.raises(kn.InvalidArgument, match=r"complex64 in 'filter'.*view_as_complex"):
-        kn.Model(net, kn.Gaussian())

@@ -53,12 +53,13 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
             "structure": describe(model.net),
             "parameters": {name: list(value.shape) for name, value in model.net.named_parameters()},
         },
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **_describe_dtypes(model),
         "likelihood": describe_object(model.likelihood),
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
         **_describe_output(model.network.output),
+        **({} if model.network.autocast is None else {"autocast": _name(model.network.autocast)}),
     }
     tensors |= with_prefix("prior.", prior_tensors)
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
@@ -234,6 +235,8 @@ def _load_model(
             )
         with own_randomness(0):
             net = build(structure).to(_dtype(content["dtype"]))
+        for name, dtype in content.get("dtypes", {}).items():
+            net.get_parameter(name).data = net.get_parameter(name).data.to(_dtype(dtype))
     _check_network(net, content)
     if not all(value.requires_grad for value in net.parameters()):  # the artifact says what is frozen
         net = copy.deepcopy(net).requires_grad_(True)
@@ -249,8 +252,20 @@ def _load_model(
         build_object(content["likelihood"], Likelihood, classes),
         [n for n in content["frozen"] if n not in fixed],
     )
-    picks = saved if output is None else output
-    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks)
+    picks, autocast = saved if output is None else output, content.get("autocast")
+    autocast = None if autocast is None else _dtype(autocast)
+    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks, autocast=autocast)
+
+
+def _describe_dtypes(model: Model) -> dict[str, Any]:
+    """That of the network's first parameter, and of each where they differ."""
+    own = {name: _name(value.dtype) for name, value in model.net.named_parameters()}
+    first = next(iter(own.values()), _name(model.dtype))
+    return {"dtype": first} if set(own.values()) <= {first} else {"dtype": first, "dtypes": own}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(name: str) -> torch.dtype:
