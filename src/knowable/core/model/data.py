@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
@@ -39,7 +39,7 @@ TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 """Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
 _Target = str | Sequence[str] | None
-_CHUNK = 4096  # rows per batch where no gradient is needed
+_CHUNK, _FEWEST, _CHUNK_BYTES = 4096, 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 
@@ -66,6 +66,8 @@ class Data:
             their sum: twice as large, and the posterior is as sure as with twice the rows.
         target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``, by name where there are several; None
             where it is not known.
+        at_once: Most rows that go through a network together, also where no gradient is needed: the batch size of the
+            fit. None: as many as take 16 MB, at least 128 and at most 4,096. A loader keeps its own batches.
         target: Where rows or batches are dicts: the name of the target, or a list of several, which are then a dict of
             targets. All other entries are inputs.
 
@@ -79,6 +81,7 @@ class Data:
     target_shape: TargetShape = None
     class_weights: Any = None
     target: str | Sequence[str] | None = None
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         source = self.source
@@ -131,6 +134,14 @@ class Data:
         for rows in order.to(whole[0].device).split(sizes)[skip:]:
             yield tuple(each.index_select(0, rows) for each in whole)
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows in memory go through a network together."""
+        if self.at_once is not None or not self.in_memory:
+            return self.at_once or _CHUNK
+        row = sum(each[0].numel() * each.element_size() for each in tree_leaves(self.source) if len(each))
+        return min(_CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
+
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
@@ -165,7 +176,7 @@ class Data:
         """
         if self.in_memory:
             whole = self.tensors
-            rows = int(min(_CHUNK, max(passes * self.size / _PARTS, _PART_ROWS)))
+            rows = int(min(self.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
             for number in range(max(_PARTS, round(passes * self.size / rows))):
                 if rows >= self.size:
                     yield 1.0, whole
@@ -189,7 +200,7 @@ class Data:
                 self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
             )
             return
-        yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
+        yield from zip(*(each.split(self.most_rows) for each in self.tensors), strict=True)
 
     def __repr__(self) -> str:
         weighted = ", weighted" if self.weighted else ""
@@ -233,7 +244,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         data: What the user passed.
         model: The model that will see it: fixes dtype and device, and checks labels and shapes.
         name: What error messages call it.
-        batch_size: Batch size for a Dataset that has to be loaded row by row.
+        batch_size: Most rows of data in memory that go through a network together, and the batch size for a Dataset
+            that has to be loaded row by row.
     """
     if isinstance(data, Data):
         if not data.in_memory:
@@ -270,7 +282,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     counted = None if model is None else model.likelihood.counted(y)
     if model is not None and counted is not None and not counted.any():
         raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
-    return Data((x, y), x.shape[0], target_shape=_target_shape(_targets(data[1], model)))
+    return Data((x, y), x.shape[0], target_shape=_target_shape(_targets(data[1], model)), at_once=batch_size)
 
 
 def _targets(y: Any, model: Model | None, name: str = "y") -> Tensor:

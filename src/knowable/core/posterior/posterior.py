@@ -351,8 +351,8 @@ def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int |
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
     if memory is not None and size > memory // 2:
         raise InvalidArgument(
-            f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows alone take {size:,} "
-            f"bytes, and at most half may go into them. Use predict_stream, which yields predictions for blocks of "
+            f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows and their copies take "
+            f"{size:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions for blocks of "
             f"rows, or fewer samples."
         )
 
@@ -398,13 +398,14 @@ class _Budget:
 
 
 class _Footprint:
-    """Bytes per row and draw: the output, all activations, and the weights."""
+    """Bytes per row and draw: the output and its copies in the prediction, all activations, and the weights."""
 
     def __init__(self, posterior: Posterior, x: Tensor):
         params = posterior.mean()
         random = {name: value for name, value in params.items() if name not in posterior.points}
         output = posterior.model.network.probe(x, posterior.model.network_params(params), posterior.buffers)[:2]
-        self.output = max(1, output.numel() * output.element_size() // len(x[:2]))
+        copies = posterior.model.likelihood.copies
+        self.output = max(1, copies * output.numel() * output.element_size() // len(x[:2]))
         self.working = bytes_per_row(posterior.model, x, posterior.buffers)
         self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
         self.parameters = sum(value.numel() for value in params.values())
