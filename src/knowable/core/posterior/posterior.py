@@ -352,8 +352,8 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
     if memory is not None and size > memory // 2:
         raise InvalidArgument(
             f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows and their copies take "
-            f"{size:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions for blocks "
-            f"of rows, or fewer samples."
+            f"{size:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions for "
+            f"blocks of rows, or fewer samples."
         )
 
 
