@@ -383,11 +383,11 @@ def test_gradients_bound_a_run_that_does_not_mix(thin):
     assert found.diagnostics.converged is False
 
 
-def test_a_bounded_run_has_enough_draws_to_be_judged():
+def test_a_bounded_run_of_too_few_draws_has_not_mixed():
     stuck = HMC(chains=2, max_gradients=1, warmup=0, step_size=1e-3, steps=4)
     with pytest.warns(kn.ConvergenceWarning, match="not mixed"):
         found = stuck.sample(normal, {"x": torch.zeros(1)})
-    assert found.draws["x"].shape == (2, 100, 1)
+    assert found.draws["x"].shape == (2, 1, 1) and found.diagnostics.converged is False
     with pytest.raises(kn.InvalidArgument, match="Give one of them"):
         HMC(draws=10, max_gradients=10)
 

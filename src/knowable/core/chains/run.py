@@ -14,7 +14,7 @@ from torch import Tensor
 from knowable.core.chains.convergence import convergence_terms
 from knowable.core.chains.draw_store import DTYPES, DrawStore
 from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
-from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing, info_terms
+from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
 from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.storage.folder import Checkpoint
@@ -181,12 +181,11 @@ class ChainRun:
             return self.largest_block
         used = self.target.gradients - self.sampling_from
         left = (most * self.store.chains - self.target.gradients) * drawn // max(1, used)
-        return max(left, FEW * self.thin - drawn, 1)
+        return max(left, 1)
 
     def _out_of_gradients(self) -> bool:
         most = self.settings.max_gradients
-        enough = self.done - self.warmup >= FEW * self.thin
-        return most is not None and enough and self.target.gradients >= most * self.store.chains
+        return most is not None and self.target.gradients >= most * self.store.chains and len(self.monitored) > 0
 
     def _apply_time_limit(self, warming: bool, each: float) -> None:
         """Shorten the warm-up, or end the run, where the time limit demands it; a transition took ``each`` seconds."""
@@ -207,8 +206,10 @@ class ChainRun:
 
     def _mixed(self) -> bool | None:
         monitored = torch.cat(self.monitored).transpose(0, 1)
-        fixed = monitored.shape[1] if self._out_of_gradients() else self.settings.draws
-        return self.mixing.reached(convergence_terms(monitored), fixed)
+        found = convergence_terms(monitored)
+        if self._out_of_gradients():
+            return self.mixing.reached(found, monitored.shape[1]) is True
+        return self.mixing.reached(found, self.settings.draws)
 
     def _check_finite(self, positions: Tensor) -> None:
         if not torch.isfinite(positions).all():
@@ -313,6 +314,8 @@ class ChainRun:
 
     def _message(self, interrupted: bool) -> str:
         transitions = max(0, self.done - self.warmup)
+        if interrupted and not transitions:
+            return f"stopped from the keyboard in the warm-up of {self.settings.chains} chains, before the first draw"
         if interrupted:
             return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
         outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]

@@ -66,7 +66,7 @@ class ChainSettings:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
         max_gradients: Where ``draws`` is None: gradients of each chain, warm-up included, after which the run ends even
-            where the chains have not mixed (but not before 100 draws of each); None is no limit.
+            where the chains have not mixed; None is no limit.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is the sampler's own.
         start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network: Sommer et al.,
             2025), ``"map"`` (all at one trained network), ``"prior"`` (draws from the prior), ``"network"`` (the
