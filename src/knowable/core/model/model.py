@@ -14,7 +14,7 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_lik
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
 from knowable.core.network.inputs import as_rows
-from knowable.core.network.network import Network, check_module
+from knowable.core.network.network import Network, check_module, no_hidden_loops
 from knowable.core.network.outputs import Output
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
@@ -278,6 +278,16 @@ class Model:
         """
         scores = self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
         return scores if weights is None else weights * scores
+
+    def scores(self, outputs: Tensor, y: Tensor, stack: Params, weights: Tensor | None = None) -> Tensor:
+        """What :meth:`score` gives for each of K draws, ``(K, batch)``, of outputs ``(K, batch, ...)``."""
+        own = {name: value for name, value in stack.items() if name in self._own}
+        try:
+            with no_hidden_loops():
+                return torch.func.vmap(lambda output, params: self.score(output, y, params, weights))(outputs, own)
+        except RuntimeError:  # a likelihood that cannot be batched
+            each = [self.score(output, y, index_params(own, k), weights) for k, output in enumerate(outputs)]
+            return torch.stack(each)
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Targets with the shape and dtype in which they are scored against ``output``."""
