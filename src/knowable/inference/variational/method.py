@@ -23,10 +23,10 @@ from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
-from knowable.core.training.settings import Trained, TrainingResult
+from knowable.core.training.settings import LITTLE_WORK, Trained, TrainingResult
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
 from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
-from knowable.inference.variational.newton import LITTLE, Rise, is_steady, possible_rise, refine, worth_checking
+from knowable.inference.variational.newton import Rise, is_steady, possible_rise, refine, worth_checking
 from knowable.inference.variational.objective import VariationalObjective
 
 _WARMUP_STEPS = 2_000  # with kl_warmup=None
@@ -347,7 +347,7 @@ def estimates_of_all_rows(
         epochs: Of training. After few of them, each estimate is from another part of the rows.
         dimension: Number of trained parameters. With many of them, short training is followed by few estimates.
     """
-    least = min(_LEAST_ROWS, LITTLE // max(1, dimension))
+    least = min(_LEAST_ROWS, LITTLE_WORK // max(1, dimension))
     affordable = max(_PASSES_PER_EPOCH * epochs, least / data.size)
     passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), affordable)
     if passes >= _FEWEST_PASSES:

@@ -27,6 +27,7 @@ from torch import Tensor
 from knowable.core.model.data import FEWEST_ROWS, Batch, Data
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.settings import LITTLE_WORK
 from knowable.errors import Unsupported
 from knowable.inference.variational.objective import VariationalObjective
 
@@ -39,7 +40,6 @@ _UNIT_DRAWS = 2_048  # for the covariance of q
 _FEWEST, _MOST = 8, 512  # draws of the check over all rows
 _VALUES = 2**24  # gradients of single weights that the check keeps; of more weights, some stand for all
 _NEWTON_ROWS = 5_000_000  # gradients of a row, for the expected Hessian of one step
-LITTLE = 2**31  # rows times weights: work that is always affordable
 _ALL = slice(None)
 _NATS, _NATS_PER_WEIGHT = 0.5, 0.01  # what may be missing: a scale off by a tenth, a mean off by a seventh of its scale
 
@@ -86,7 +86,7 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
 def worth_checking(objective: VariationalObjective, data: Data, epochs: float) -> bool:
     """Whether :func:`possible_rise` costs little beside ``epochs`` of training, or little at all."""
     rows = (2 if objective.symmetric else 1) * FEWEST_ROWS
-    return rows <= 0.2 * epochs * data.size or rows * objective.dimension <= LITTLE
+    return rows <= 0.2 * epochs * data.size or rows * objective.dimension <= LITTLE_WORK
 
 
 def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs: float) -> Rise:
