@@ -285,9 +285,7 @@ class DiagonalPlusLowRank(FlatNormal):
 _ROWS = 2**18  # of a factor that are in double precision at one time
 
 
-def directions(
-    factor: Tensor, signs: Tensor | None = None, *, scale: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def directions(factor: Tensor, signs: Tensor | None = None, *, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Orthonormal Q ``(D, k)`` and e ``(k,)`` with Q diag(e) Qᵀ = F diag(signs) Fᵀ, computed in double precision.
 
     There are at most D columns, whatever the number of columns of ``factor`` F. Its rows are first multiplied by

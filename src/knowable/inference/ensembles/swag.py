@@ -288,9 +288,7 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int, most:
     return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
 
 
-def lowest_log_likelihood(
-    model: Model, rows: Data, batch_size: int, *, seed: int, most: int = _RATE_BATCHES
-) -> float:
+def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: int, most: int = _RATE_BATCHES) -> float:
     """The log likelihood below which SGD has left the mode.
 
     Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
