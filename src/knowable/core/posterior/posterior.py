@@ -360,7 +360,14 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
     """How many rows a prediction may have so that its result takes at most half of the memory."""
     per_row = _Footprint(posterior, x).output * samples
-    return max(1, (memory or _DEFAULT_MEMORY) // (2 * per_row))
+    return max(1, (memory or _free_memory(posterior.model.device)) // (2 * per_row))
+
+
+def _free_memory(device: torch.device) -> int:
+    """Working memory where no limit is given: 2 GiB, or half of what is free on a graphics card if that is less."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _DEFAULT_MEMORY
+    return min(_DEFAULT_MEMORY, torch.cuda.mem_get_info(device)[0] // 2)
 
 
 def _block(posterior: Posterior, start: int, stop: int, samples: int, seed: int, *, keep: bool) -> Params:
@@ -386,7 +393,7 @@ class _Budget:
         footprint = _Footprint(posterior, x)
         result = draws * len(x) * footprint.output
         _check_result(result, draws, len(x), memory)
-        left = (memory or _DEFAULT_MEMORY + result) - result
+        left = (memory or _free_memory(posterior.model.device) + result) - result
         self.keep = draws * footprint.draw <= left // 4
         left -= draws * footprint.draw if self.keep else 0
         self.block = draws if self.keep else max(1, min(DRAWS_PER_BLOCK, left // (4 * footprint.draw)))

@@ -63,7 +63,7 @@ def train(
     saver, engine = as_checkpoint(checkpoint), as_engine(engine)
     started = time.monotonic()
     with own_randomness(derive_seed(seed, "training")), progress_bar(label, progress) as bar:
-        run = TrainingRun(objective, data, settings, validation, seed, engine)  # here: it keeps the random state
+        run = TrainingRun(objective, data, settings, validation, seed, engine, keeps_all=saver is not None)
         if saver is not None:
             saver.begin(
                 {"seed": seed, "size": data.size, **({"settings": repr(settings)} if identity is None else identity)}
@@ -122,6 +122,7 @@ class TrainingRun:
     validation: Data | None
     seed: int
     engine: Engine
+    keeps_all: bool = False  # whether the state that is kept has the optimiser's too, as a checkpoint must
     step: int = 0
     epoch: int = 0
     batch: int = 0  # steps done in this epoch: a batch each, or as many as are accumulated
@@ -150,7 +151,9 @@ class TrainingRun:
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
-        self.good = self._snapshot()  # the state at the end of the last window: what a checkpoint holds
+        self.good: tuple[dict[str, Any], dict[str, Tensor]] = ({}, {})  # the state at the end of the last window
+        self.keeping = False  # whether that is just being replaced by the state as it is
+        self._keep_state()
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -254,7 +257,7 @@ class TrainingRun:
         if record["epoch"] >= self.objective.settles_from:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
-        self.good = self._snapshot()
+        self._keep_state()
         bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
         if saver is not None and saver.due:
             saver.save(*self.good)
@@ -277,13 +280,11 @@ class TrainingRun:
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors = {
-            **with_prefix("objective.", self.objective.tensors()),
-            **with_prefix("random.", random_state()),
-            **with_prefix("best.", self.best),
-        }
-        for index, param in enumerate(self.params):
+    def _keep_state(self) -> None:
+        """Keep the state as the one to go back to, in the memory of the one before."""
+        self.keeping = True
+        tensors = {**with_prefix("objective.", self.objective.tensors()), **with_prefix("random.", random_state())}
+        for index, param in enumerate(self.params if self.keeps_all else ()):
             for name, value in self.optimiser.state.get(param, {}).items():
                 tensors[f"optimiser.{index}.{name}"] = torch.as_tensor(value)
         content = {
@@ -292,18 +293,23 @@ class TrainingRun:
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "records_since_best": self.records_since_best,
         }  # fmt: skip
-        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
-        return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
+        frames = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
+        held = self.good[1]
+        kept = {name: _copied(value, held.get(name)) for name, value in tensors.items()}
+        self.good = content, {**kept, **frames, **with_prefix("best.", self.best)}
+        self.keeping = False
 
     def resume(self, saver: Checkpoint) -> None:
         """Take up a saved run, if there is one."""
         saved = saver.load()
         if saved is not None:
             self._restore(*saved)
-            self.good = self._snapshot()
+            self._keep_state()
 
     def restore_good(self) -> None:
         """Go back to the state at the end of the last window."""
+        if self.keeping:  # an interrupt came just there: it is the state as it is
+            self._keep_state()
         self._restore(*self.good)
 
     def _restore(self, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -318,7 +324,7 @@ class TrainingRun:
                 value.copy_(tensors[f"objective.{name}"])
         count = sum(name.startswith("frame.") for name in tensors)
         self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
-        self.best = {name: value.clone() for name, value in without_prefix("best.", tensors).items()}
+        self.best = without_prefix("best.", tensors)
         for index, param in enumerate(self.params):
             self.optimiser.state.pop(param, None)
             if state := without_prefix(f"optimiser.{index}.", tensors):
@@ -329,6 +335,7 @@ class TrainingRun:
         at = self.step
         halvings = self.halvings + 1
         self.restore_good()
+        self.optimiser.state.clear()  # what it remembers is of steps that were too long
         if self.settings.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
             raise Diverged(
                 f"{what} at step {at} with learning rate "
@@ -336,7 +343,7 @@ class TrainingRun:
                 f"{self.objective.remedy}"
             )
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
-        self.good = self._snapshot()
+        self._keep_state()
         warnings.warn(
             f"{what} at step {at}: training continues from step {self.step} with half the learning rate "
             f"({self.rate * self.schedule.scale:.3g}).",
@@ -350,7 +357,8 @@ class TrainingRun:
             with torch.no_grad():
                 for name, value in self.objective.tensors().items():
                     value.copy_(self.best[name])
-        self.good = self._snapshot()
+        if self.keeps_all:
+            self._keep_state()
 
     def result(self, interrupted: bool, seconds: float) -> TrainingResult:
         """How the run went."""
@@ -367,6 +375,13 @@ class TrainingRun:
             message = f"{'settled' if converged else 'ended'} after {self.step} steps"
         epochs = self.epoch + self.batch / self.per_epoch
         return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
+
+
+def _copied(value: Tensor, held: Tensor | None) -> Tensor:
+    """A copy, in the memory that is held where it fits."""
+    if held is None or held.shape != value.shape or held.dtype != value.dtype:
+        return value.detach().clone()
+    return held.copy_(value.detach())
 
 
 def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

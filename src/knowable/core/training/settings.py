@@ -12,6 +12,8 @@ from knowable.core.training.schedule import SHAPES
 from knowable.errors import InvalidArgument
 
 OPTIMISERS = ("adam", "sgd")
+LITTLE_WORK = 2**31
+"""Rows times parameters: what may be done before or after training, however short that is."""
 
 
 @dataclass(frozen=True, kw_only=True)

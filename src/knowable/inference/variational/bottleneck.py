@@ -208,7 +208,7 @@ class BottleneckObjective(PointObjective):
             return sum(torch.stack([fit.sum(), rate.sum()]).double() for fit, rate in found) / data.size  # type: ignore[return-value]
 
         with torch.no_grad(), own_randomness(derive_seed(seed, "rate and distortion")):
-            found = torch.stack(estimates_of_all_rows(total, data, seed, epochs))
+            found = torch.stack(estimates_of_all_rows(total, data, seed, epochs, self.dimension))
         distortion, error = mean_and_error((-found[:, 0]).tolist())
         return {"rate": found[:, 1].mean().item(), "distortion": distortion, "distortion_standard_error": error}
 
