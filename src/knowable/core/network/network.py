@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,15 +47,18 @@ class Network:
     """
 
     def __init__(
-        self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None, output: Output | None = None
-    ):
+        self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None, output: Output | None = None,
+        autocast: torch.dtype | None = None,
+    ):  # fmt: skip
         """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used.
 
-        ``output`` says which tensor of what the module returns is meant.
+        ``output`` says which tensor of what the module returns is meant. With ``autocast`` the module runs under
+        ``torch.autocast`` of that dtype, and its output is in single precision.
         """
         check_module(net)
-        self.net, self.output = net, check_output(output)
+        self.net, self.output, self.autocast = net, check_output(output), check_autocast(autocast)
         self._frozen, self._held = frozen, held or {}
+        self._dtypes, self._full, self._input_dtype = _own_dtypes(net, frozen)
         self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
         self._training = _Swappable(_structural_copy(net, self._held).train())
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
@@ -63,7 +67,7 @@ class Network:
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
-        return Network(self.net, self._frozen, self._held, self.output)
+        return Network(self.net, self._frozen, self._held, self.output, self.autocast)
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
@@ -84,6 +88,8 @@ class Network:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
         try:
+            if self.autocast is not None or self._dtypes:
+                return self._in_own_dtypes(swappable, params, x, buffers or {}, training)
             found = swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
             return found if self.output is None else picked(found, self.output)
         except ValueError as error:
@@ -93,6 +99,20 @@ class Network:
                     "single row has no variance. Use a larger batch_size, with a loader drop_last=True, or more rows."
                 ) from error
             raise
+
+    def _in_own_dtypes(
+        self, swappable: _Swappable, params: Params, x: Tensor, buffers: Buffers, training: bool
+    ) -> Tensor:
+        """The output in full precision of a network that computes with less, by its own dtypes or by autocast."""
+        params = {name: value.to(self._dtypes.get(name, value.dtype)) for name, value in params.items()}
+        x = x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+        context = nullcontext()
+        if self.autocast is not None:
+            context = torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
+        with context:
+            found = swappable({**params, **buffers}, x, buffers if training else None)
+        found = found if self.output is None else picked(found, self.output)
+        return found.to(self._full) if isinstance(found, Tensor) and found.is_floating_point() else found
 
     def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
@@ -146,8 +166,23 @@ class Network:
             own[name].fill_(1.0 if name.endswith("running_var") else 0.0)
         with torch.no_grad():
             for rows in _even_parts(x, _STATISTICS_BATCH):
-                self._counting({**params, **own}, rows)
+                self._in_own_dtypes(self._counting, params, rows, own, False)
         return own
+
+    def _tried(self, params: Params, x: Tensor, buffers: Buffers | None) -> Tensor:
+        """The output; a network of several dtypes that refuses inputs in full precision gets them with fewer digits."""
+        try:
+            return self(params, x, buffers=buffers)
+        except RuntimeError:
+            few = [dtype for dtype in self._dtypes.values() if dtype != self._full]
+            if self._input_dtype is not None or not few:
+                raise
+            self._input_dtype = few[0]
+            try:
+                return self(params, x, buffers=buffers)
+            except RuntimeError:
+                self._input_dtype = None
+                raise
 
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
@@ -155,7 +190,7 @@ class Network:
         rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():
-                output = self(params, x[rows], buffers=buffers)
+                output = self._tried(params, x[rows], buffers)
         except KnowableError:  # a part of ours inside the network, which says what is wrong itself
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -171,6 +206,34 @@ class Network:
                 f"{tuple(output.shape)}. {advice}"
             )
         return output
+
+
+def _own_dtypes(
+    net: nn.Module, frozen: Collection[str]
+) -> tuple[dict[str, torch.dtype], torch.dtype, torch.dtype | None]:
+    """Of parameters that are trained in another dtype than their own: that; the dtype of training; that of inputs.
+
+    Inputs of a network that is all of one dtype with few digits have that one; others are tried.
+    """
+    every = {name: value.dtype for name, value in net.named_parameters()}
+    trained = {name: dtype for name, dtype in every.items() if name not in frozen}
+    full = full_dtype(trained.values())
+    if all(dtype == full for dtype in trained.values()):
+        return {}, full, None
+    kinds = set(every.values())
+    return trained, full, kinds.pop() if len(kinds) == 1 else None
+
+
+def full_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """In which numbers of these dtypes are trained: single precision, or double where any of them is."""
+    return torch.float64 if torch.float64 in list(dtypes) else torch.float32
+
+
+def check_autocast(autocast: Any) -> torch.dtype | None:
+    """Refuse what is not a dtype of fewer digits."""
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise InvalidArgument(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}.")
+    return autocast
 
 
 def _draws_together(network: Network, stack: Params, x: Tensor, shared: Buffers) -> Tensor:

@@ -44,7 +44,7 @@ class Posterior(ABC):
         log_evidence: log p(D): exact, a bound, an estimate, or None.
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
-            ``(N,)``. None, the network's own shape, where the data came from a loader.
+            ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -73,7 +73,7 @@ class Posterior(ABC):
         self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.log_evidence = log_evidence
         self.seed = seed
-        self.target_shape: tuple[int, ...] | None = None
+        self.target_shape: Any = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
