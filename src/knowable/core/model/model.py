@@ -14,15 +14,14 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_lik
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
 from knowable.core.network.inputs import as_rows
-from knowable.core.network.network import Network, check_module
+from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module
 from knowable.core.network.outputs import Output
-from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
+from knowable.core.network.params import Buffers, Params, expand_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
-_DRAWS_AT_ONCE = 8  # of a prior prediction, in one batched call where the network is small
-_VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
+_VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
 _ROWS_AT_ONCE = 65_536
 
 
@@ -96,8 +95,8 @@ class Model:
             )
 
     def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None) -> None:
-        values = {**{name: value.detach().clone() for name, value in self.net.named_parameters()}, **self._own}
-        start = {name: value for name, value in values.items() if name not in self.frozen_names}
+        values = {**{name: value.detach() for name, value in self.net.named_parameters()}, **self._own}
+        start = {name: value.clone() for name, value in values.items() if name not in self.frozen_names}
         self._frozen_values: Params = {}  # frozen at other values than the network's own
         self._buffers = {name: value.detach().clone() for name, value in self.net.named_buffers()}
         prior = _as_prior(prior)
@@ -205,8 +204,8 @@ class Model:
         return {name: value for name, value in params.items() if name not in extra}
 
     def frozen_params(self) -> Params:
-        """The network's frozen parameters, at the values they are held at."""
-        return {name: value for name, value in self.network.params().items() if name in self.frozen_names}
+        """The network's frozen parameters, at the values they are held at, in its own memory."""
+        return self.network.own_params(self.frozen_names)
 
     def likelihood_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the likelihood, by short names."""
@@ -310,18 +309,13 @@ class Model:
         check_count("samples", samples)
         check_generator(generator)
         x, stack = as_input(x, self), self.prior_draws(samples, generator=generator)
-        network, count = self.network_params(stack), sum(value.numel() for value in self._start.values())
+        network = self.network_params(stack)
+        small = sum(self._start[name].numel() for name in self.random_names) <= _VECTORISE_BELOW
         with torch.no_grad():
             blocks = [
-                torch.cat([
-                    self.network.over_draws(
-                        index_params(network, slice(k, k + _DRAWS_AT_ONCE)), rows, buffers=self._buffers,
-                        vectorise=count <= _VECTORISE_BELOW,
-                    )
-                    for k in range(0, samples, _DRAWS_AT_ONCE)
-                ])
+                self.network.over_draws(network, rows, buffers=self._buffers, vectorise=small, at_once=DRAWS_AT_ONCE)
                 for rows in x.split(_ROWS_AT_ONCE)
-            ]  # fmt: skip
+            ]
             weights = torch.zeros(samples, dtype=self.dtype, device=self.device).log_softmax(0)
             return self.likelihood.predict(torch.cat(blocks, dim=1), self.likelihood_params(stack), weights)
 
