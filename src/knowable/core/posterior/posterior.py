@@ -266,14 +266,16 @@ class Posterior(ABC):
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, frozen: str = "stored") -> Path:
         """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code.
 
         Args:
             path: The folder.
             overwrite: Replace a posterior that was saved there before.
+            frozen: ``"stored"``: the frozen parameters are saved too, once. ``"reference"``: only their hashes are, and
+                loading needs the network that has them, ``kn.load(path, net)``, and checks them.
         """
-        return save_posterior(self, path, overwrite=overwrite)
+        return save_posterior(self, path, overwrite=overwrite, frozen=frozen)
 
     def __repr__(self) -> str:
         start = self.model.params()
