@@ -168,7 +168,7 @@ class Model:
         known.frozen_names = self.frozen_names | points.keys()
         known._start = {name: value for name, value in known._start.items() if name not in points}
         known.random_names = [name for name in self.random_names if name not in points]
-        known.network = Network(self.net, known.frozen_names, known._frozen_values, self.network.output)
+        known.network = self.network.holding(known.frozen_names, known._frozen_values)
         return known
 
     def with_priors(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:

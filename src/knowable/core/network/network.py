@@ -68,6 +68,10 @@ class Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
         return Network(self.net, self._frozen, self._held, self.output)
 
+    def holding(self, frozen: Collection[str], held: Params) -> Network:
+        """The same network with other parameters frozen, and with these values."""
+        return Network(self.net, frozen, held, self.output)
+
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
 
@@ -142,7 +146,7 @@ class Network:
         """What runs a part of the network once; not where gradients are wanted, which the part itself may need."""
         if torch.is_grad_enabled() or any(map(_is_wrapped, tree_leaves((params, x)))):
             return None
-        self._shared = self._shared or SharedPart(self)
+        self._shared = self._shared or SharedPart(self.copy())
         return self._shared
 
     def is_steady(self, params: Params, x: Tensor, buffers: Buffers) -> bool:
@@ -191,9 +195,12 @@ class Network:
                 self._counting({**params, **own}, rows)
         return own
 
+    def _check_arguments(self, x: Tensor) -> None:
+        check_arguments(self.net, x)
+
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
-        check_arguments(self.net, x)
+        self._check_arguments(x)
         rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():

@@ -15,15 +15,15 @@ from __future__ import annotations
 import bisect
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from knowable.core.network.params import Buffers, Params
 from knowable.core.support.randomness import own_randomness
@@ -34,27 +34,41 @@ if TYPE_CHECKING:
 Place = tuple[str, int]
 """A call of a submodule: its path, and how many calls of it came before."""
 
-Features = dict[Place, Any]
-"""What calls returned: trees of tensors."""
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returned."""
+
+    output: Any  # a tree of tensors
+    read: tuple[bool, ...]  # of its leaves: False where only such calls use it, and zeros that take no memory are there
+    changed: bool  # whether the network works on it in place, so that every run needs a copy
+
+
+Features = dict[Place, Result]
+"""The results of the calls that are the same for all."""
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, slice)
 
 
 class SharedPart:
-    """Runs a network with the results of some calls of its submodules given."""
+    """Runs a network with the results of some calls of its submodules given.
 
-    def __init__(self, network: Network, *, training: bool = False):
-        self.network = network.copy()
-        self.training = training
+    Args:
+        network: A network that may be changed: a copy.
+    """
+
+    def __init__(self, network: Network):
+        self.network = network
         self._running: _Recording | _Replaying | None = None
-        modules = self.network.modules(training=training)
-        self.possible = not any(isinstance(module, torch.jit.ScriptModule) for module in modules.values())
-        if self.possible:
-            for path, module in modules.items():
+        self.possible = not any(isinstance(each, torch.jit.ScriptModule) for each in network.net.modules())
+        for training in (True, False) if self.possible else ():
+            for path, module in network.modules(training=training).items():
                 if path:
                     module.forward = _Watched(self, path, module.forward)  # type: ignore[method-assign]
 
-    def features(self, params: Params, varying: Collection[str], x: Tensor, buffers: Buffers) -> Features | None:
+    def features(
+        self, params: Params, varying: Collection[str], x: Tensor, buffers: Buffers, *, training: bool = False
+    ) -> Features | None:
         """What is the same for all values of the ``varying`` parameters and buffers; None where nothing is.
 
         Args:
@@ -62,16 +76,19 @@ class SharedPart:
             varying: Their names.
             x: Inputs, one row each.
             buffers: The other buffers.
+            training: Of the network in training mode.
         """
-        fixed = self._without(varying)
+        modules = self.network.modules(training=training)
+        fixed = _without(modules, varying)
         if not self.possible or not any(any(True for _ in module.parameters()) for module in fixed.values()):
             return None
-        known = [*params.values(), *buffers.values(), *tree_leaves(x), *self._own_tensors()]
         own = {name: params[name].clone() for name in varying}  # in memory that no other tensor shares
+        buffers = dict(buffers)  # code that assigns them would put its own in their place
+        known = [*params.values(), *buffers.values(), *tree_leaves(x), *_tensors_in(modules.values())]
         recording = _Recording(own.values(), known, fixed.keys())
         try:
             with torch.no_grad(), own_randomness(0), self._as(recording), recording:
-                output = self.network({**params, **own}, x, buffers=dict(buffers), training=self.training)
+                output = self.network({**params, **own}, x, buffers=buffers, training=training)
         except (RuntimeError, NotImplementedError):  # a tensor without memory of its own, or an error of the network
             return None
         found = recording.found(output)
@@ -80,40 +97,43 @@ class SharedPart:
 
     def __call__(self, params: Params, x: Tensor, features: Features, buffers: Buffers) -> Tensor:
         """The network's output, with ``features`` as the results of the calls that they belong to."""
-        with self._as(_Replaying(features)):
-            return self.network(params, x, buffers=buffers, training=self.training)
+        with self.replaying(features):
+            return self.network(params, x, buffers=buffers)
 
-    def _without(self, varying: Collection[str]) -> dict[str, nn.Module]:
-        """The submodules that hold no tensor of these names, and whose own submodules have no hooks."""
-        modules = self.network.modules(training=self.training)
-        named = dict(modules[""].named_parameters()) | dict(modules[""].named_buffers())
-        own = {id(named[name]) for name in varying}
-        return {
-            path: module
-            for path, module in modules.items()
-            if path
-            and not any(id(each) in own for each in (*module.parameters(), *module.buffers()))
-            and not any(_has_hooks(each) for each in module.modules() if each is not module)
-        }
-
-    def _own_tensors(self) -> Iterator[Tensor]:
-        """All tensors that the modules hold, as parameters, buffers or attributes."""
-        for module in self.network.modules(training=self.training).values():
-            for each in tree_leaves([module._parameters, module._buffers, list(vars(module).values())]):
-                if isinstance(each, Tensor):
-                    yield each
+    def replaying(self, features: Features) -> AbstractContextManager[None]:
+        """A context in which calls of the network find ``features`` in the places of their results."""
+        return self._as(_Replaying(features))
 
     @contextmanager
     def _as(self, running: _Recording | _Replaying) -> Iterator[None]:
-        self._running = running
+        before, self._running = self._running, running
         try:
             yield
         finally:
-            self._running = None
+            self._running = before
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A submodule's call; outside of a run of this part (a block that is computed anew for a gradient) as it is."""
         return forward(*args, **kwargs) if self._running is None else self._running.call(path, forward, args, kwargs)
+
+
+def _without(modules: Mapping[str, nn.Module], varying: Collection[str]) -> dict[str, nn.Module]:
+    """The submodules that hold no tensor of these names, and whose own submodules have no hooks."""
+    named = dict(modules[""].named_parameters()) | dict(modules[""].named_buffers())
+    own = {id(named[name]) for name in varying}
+    return {
+        path: module
+        for path, module in modules.items()
+        if path
+        and not any(id(each) in own for each in (*module.parameters(), *module.buffers()))
+        and not any(_has_hooks(each) for each in module.modules() if each is not module)
+    }
+
+
+def _tensors_in(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """All tensors that modules hold, as parameters, buffers or attributes."""
+    for module in modules:
+        yield from _tensors([module._parameters, module._buffers, list(vars(module).values())])
 
 
 class _Watched:
@@ -141,14 +161,7 @@ class _Replaying:
         if place not in self.features:
             return forward(*args, **kwargs)
         found = self.features[place]
-        return tree_map_only(Tensor, torch.clone, found.output) if isinstance(found, _Changed) else found
-
-
-@dataclass
-class _Changed:
-    """A result that the network works on in place, so that every run needs its own copy."""
-
-    output: Any
+        return tree_map_only(Tensor, torch.clone, found.output) if found.changed else found.output
 
 
 @dataclass
@@ -159,10 +172,11 @@ class _Call:
     start: int  # operations before it
     stop: int  # operations until its end
     output: Any
-    used: bool = False  # its result was read
-    read: bool = False  # by an operation outside of all such calls
-    written: bool = False  # its result was changed in place by such an operation,
-    lost: bool = False  # or by a later call, before anyone else read it
+    memory: list[int | None]  # of each leaf of its output
+    used: set[int] = field(default_factory=set)  # memory that was read
+    read: set[int] = field(default_factory=set)  # by an operation outside of all such calls
+    written: bool = False  # changed in place by such an operation
+    lost: set[int] = field(default_factory=set)  # changed by a later call, before anyone else read it
 
 
 class _Recording(TorchDispatchMode):
@@ -179,7 +193,7 @@ class _Recording(TorchDispatchMode):
         self.counts = Counter[str]()
         self.inside = 0  # how many calls that may turn out independent are running
         self.made: dict[int, _Call] = {}  # by memory: the last call that returned it
-        self.reads: list[tuple[int, _Call]] = []
+        self.reads: list[tuple[int, _Call, int]] = []
         self.branches = False  # whether Python code saw the value of a dependent tensor
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -213,13 +227,13 @@ class _Recording(TorchDispatchMode):
         call = self.made.get(memory)
         if call is None:
             return
-        if changes and self.inside and not call.used:  # no one else has seen it as it was
-            call.lost, call.output = True, _placeholder(call.output)
+        if changes and self.inside and memory not in call.used:  # no one else has seen it as it was
+            call.lost.add(memory)
         elif changes and not call.written:
             call.output = tree_map_only(Tensor, torch.clone, call.output)
             call.written = not self.inside
-        call.used = True
-        self.reads.append((self.time, call))
+        call.used.add(memory)
+        self.reads.append((self.time, call, memory))
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -241,36 +255,36 @@ class _Recording(TorchDispatchMode):
         leaves = tree_leaves(output)
         if may_be and self.dependent == dependent and all(isinstance(each, (Tensor, *_PLAIN)) for each in leaves):
             del self.calls[before:]  # they are part of this one
-            call = _Call(place, start, self.time, output)
+            memory = [_memory(each) if isinstance(each, Tensor) else None for each in leaves]
+            call = _Call(place, start, self.time, output, memory)
             self.calls.append(call)
-            self.made.update((_memory(each), call) for each in _tensors(leaves))
+            self.made.update((each, call) for each in memory if each is not None)
         return output
 
     def found(self, output: Any) -> Features | None:
-        """The results of all independent calls; those that only other ones use are placeholders of their shape."""
+        """The results of all independent calls."""
         if self.branches:
             return None
         starts = [call.start for call in self.calls]
-        for time, call in self.reads:
+        for time, call, memory in self.reads:
             within = bisect.bisect_right(starts, time) - 1
-            call.read |= within < 0 or time >= self.calls[within].stop
-        for each in _tensors(output):
-            if (call := self.made.get(_memory(each))) is not None:
-                call.read = True
-        if any(call.read and call.lost for call in self.calls):
+            if within < 0 or time >= self.calls[within].stop:
+                call.read.add(memory)
+        for memory in map(_memory, _tensors(output)):
+            if memory in self.made:
+                self.made[memory].read.add(memory)
+        if any(call.read & call.lost for call in self.calls):
             return None
-        return {call.place: _kept(call) for call in self.calls}
+        return {call.place: _result(call) for call in self.calls}
 
 
-def _kept(call: _Call) -> Any:
-    if not call.read:
-        return _placeholder(call.output)
-    return _Changed(call.output) if call.written else call.output
-
-
-def _placeholder(output: Any) -> Any:
-    """Zeros of the same shapes that take no memory, for results of which only the shape may be asked."""
-    return tree_map_only(Tensor, lambda each: each.new_zeros(()).expand(each.shape), output)
+def _result(call: _Call) -> Result:
+    leaves, spec = tree_flatten(call.output)
+    read = tuple(memory is None or memory in call.read for memory in call.memory)
+    kept = [
+        each if wanted else each.new_zeros(()).expand(each.shape) for each, wanted in zip(leaves, read, strict=True)
+    ]
+    return Result(tree_unflatten(kept, spec), read, call.written)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

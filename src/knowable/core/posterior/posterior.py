@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +22,9 @@ from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import arguments_named, check_count, check_generator
+from knowable.core.support.checks import arguments_named, check_count, check_generator, parse_memory
 from knowable.core.support.randomness import generator_for
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.errors import InvalidArgument, Unsupported
 
 T = TypeVar("T")
 
@@ -294,23 +292,6 @@ class Posterior(ABC):
 _DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def parse_memory(value: int | str | None) -> int | None:
-    """Bytes from a number or from text such as ``"500MB"``."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
-        if not match or match[2].upper() not in _UNITS:
-            raise InvalidArgument(f"max_memory must be bytes or text such as '500MB', got {value!r}.")
-        value = int(float(match[1]) * _UNITS[match[2].upper()])
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InvalidType(f"max_memory must be bytes or text such as '500MB', got {type(value).__name__}.")
-    if value <= 0:
-        raise InvalidArgument(f"max_memory must be > 0, got {value}.")
-    return int(value)
 
 
 def predict_outputs(
