@@ -60,6 +60,7 @@ class SharedPart:
     def __init__(self, network: Network):
         self.network = network
         self._running: _Recording | _Replaying | None = None
+        self._known: dict[tuple[frozenset[str], bool], tuple[list[nn.Module], dict[str, bool]]] = {}
         self.possible = not any(isinstance(each, torch.jit.ScriptModule) for each in network.net.modules())
         for training in (True, False) if self.possible else ():
             for path, module in network.modules(training=training).items():
@@ -78,13 +79,12 @@ class SharedPart:
             buffers: The other buffers.
             training: Of the network in training mode.
         """
-        modules = self.network.modules(training=training)
-        fixed = _without(modules, varying)
-        if not self.possible or not any(any(True for _ in module.parameters()) for module in fixed.values()):
+        modules, fixed = self._modules(frozenset(varying), training)
+        if not self.possible or not any(fixed.values()):
             return None
         own = {name: params[name].clone() for name in varying}  # in memory that no other tensor shares
         buffers = dict(buffers)  # code that assigns them would put its own in their place
-        known = [*params.values(), *buffers.values(), *tree_leaves(x), *_tensors_in(modules.values())]
+        known = [*params.values(), *buffers.values(), *tree_leaves(x), *_tensors([vars(each) for each in modules])]
         recording = _Recording(own.values(), known, fixed.keys())
         try:
             with torch.no_grad(), own_randomness(0), self._as(recording), recording:
@@ -92,8 +92,15 @@ class SharedPart:
         except (RuntimeError, NotImplementedError):  # a tensor without memory of its own, or an error of the network
             return None
         found = recording.found(output)
-        gains = found is not None and any(any(True for _ in fixed[path].parameters()) for path, _ in found)
-        return found if gains else None
+        return found if found is not None and any(fixed[path] for path, _ in found) else None
+
+    def _modules(self, varying: frozenset[str], training: bool) -> tuple[list[nn.Module], dict[str, bool]]:
+        """All modules, and those without a varying tensor by path: whether they have weights."""
+        if (varying, training) not in self._known:
+            modules = self.network.modules(training=training)
+            fixed = {path: any(True for _ in each.parameters()) for path, each in _without(modules, varying).items()}
+            self._known[varying, training] = list(modules.values()), fixed
+        return self._known[varying, training]
 
     def __call__(self, params: Params, x: Tensor, features: Features, buffers: Buffers) -> Tensor:
         """The network's output, with ``features`` as the results of the calls that they belong to."""
@@ -128,12 +135,6 @@ def _without(modules: Mapping[str, nn.Module], varying: Collection[str]) -> dict
         and not any(id(each) in own for each in (*module.parameters(), *module.buffers()))
         and not any(_has_hooks(each) for each in module.modules() if each is not module)
     }
-
-
-def _tensors_in(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """All tensors that modules hold, as parameters, buffers or attributes."""
-    for module in modules:
-        yield from _tensors([module._parameters, module._buffers, list(vars(module).values())])
 
 
 class _Watched:
@@ -199,7 +200,7 @@ class _Recording(TorchDispatchMode):
     # --- operations --------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = _tensors((args, kwargs))
+        given = _tensors(args) + _tensors(kwargs)
         written = _written(func, args, kwargs or {})
         for each in given:
             self._reads(_memory(each), changes=any(each is other for other in written))
@@ -213,7 +214,7 @@ class _Recording(TorchDispatchMode):
             self.dependent += 1
             self.held += made
             self.touched.update(map(_memory, made))
-            self.branches |= any(isinstance(each, bool | int | float | complex) for each in tree_leaves(result))
+            self.branches |= isinstance(result, bool | int | float | complex)
         else:
             for each in made:
                 self.known.add(_memory(each))
@@ -288,7 +289,11 @@ def _result(call: _Call) -> Result:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+    """All tensors in tuples, lists and dicts: of every operation, where ``torch.utils._pytree`` would be slow."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return [found for each in parts if not isinstance(each, _PLAIN) for found in _tensors(each)]
 
 
 def _memory(each: Tensor) -> int:
