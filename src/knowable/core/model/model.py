@@ -13,8 +13,9 @@ from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_likelihood
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
+from knowable.core.network.batched import no_hidden_loops
 from knowable.core.network.inputs import as_rows
-from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, full_dtype, no_hidden_loops
+from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, full_dtype
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
