@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import adapters
 from benchmarks.study import Rows
+
+from benchmarks import adapters
 
 
 @pytest.mark.slow
