@@ -39,6 +39,7 @@ STUDIES = (
     "in_between",
     "empirical_bayes",
     "trained_networks",
+    "sizes",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",
