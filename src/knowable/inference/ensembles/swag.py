@@ -65,8 +65,8 @@ class SWAG(Trained, Method):
         learning_rate: Step size while finding the mode; None chooses it from the number of parameters.
         batch_size: Rows per step, in both phases; None takes all rows up to 1,024 and 128 beyond, and in the second
             phase at most a tenth of the rows.
-        training: Optimiser, patience and accumulation while finding the mode; gradient clipping and divergence in both
-            phases: ``kn.Training(...)``.
+        training: Optimiser, schedule, patience and accumulation while finding the mode; gradient clipping and
+            divergence in both phases: ``kn.Training(...)``.
         rank: Number K of deviations in the low-rank part; 0 keeps the diagonal alone, which then is not halved.
         snapshots: Number T of epochs at the constant rate; None: from 20 to 100, to make about 5,000 steps.
         rate: Constant learning rate of SGD with momentum 0.9; None chooses it, see :func:`constant_rate`.
@@ -175,7 +175,7 @@ class SWAG(Trained, Method):
         rate = self.rate or constant_rate(model, rows, batch_size, seed=seed, most=most)
         return TrainingSettings(
             epochs=snapshots, learning_rate=rate, batch_size=batch_size, schedule="constant",
-            training=replace(self.training, optimiser="sgd", patience=20, accumulate=1),
+            training=replace(self.training, optimiser="sgd", scheduler=None, warmup=0, patience=20, accumulate=1),
         )  # fmt: skip
 
     def _posterior(

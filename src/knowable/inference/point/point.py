@@ -446,15 +446,26 @@ def warn_of_replaced_weights(model: Model, seed: int, advice: str) -> None:
 
 def _reset_values(model: Model) -> dict[str, Tensor]:
     """Parameters and buffers of the modules that can reset themselves, after they have."""
-    net = copy_module(model.net)
+    net = copy_module(model.net, _out_of_reach(model))
     done: set[str] = set()
     for path, module in net.named_modules():
-        own = {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
+        own = _own_names(path, module)
         reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))  # or attention's
         if own - model.frozen_names and _resets(reset):
             done |= own | {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
     every = (*net.named_parameters(), *net.named_buffers())
     return {name: value.detach() for name, value in every if name in done}
+
+
+def _own_names(path: str, module: nn.Module) -> set[str]:
+    return {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
+
+
+def _out_of_reach(model: Model) -> dict[int, Tensor]:
+    """The parameters that no module that resets itself can change, by their ids: a copy may share them."""
+    resetting = [each for path, each in model.net.named_modules() if _own_names(path, each) - model.frozen_names]
+    reached = {id(value) for module in resetting for value in module.parameters()}
+    return {id(value): value for value in model.net.parameters() if id(value) not in reached}
 
 
 def _new_values(value: Tensor, reset: Tensor | None) -> Tensor:

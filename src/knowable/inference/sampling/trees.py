@@ -294,8 +294,8 @@ def _turned(
 
 
 _LEAVES = np.arange(2**15)
-_LEVEL = np.array([int(n).bit_count() for n in _LEAVES >> 1])  # where the first point of a part is remembered
-_PARTS = np.array([(~n & (n + 1)).bit_length() - 1 for n in map(int, _LEAVES)])  # trailing ones
+_LEVEL = (_LEAVES[:, None] >> np.arange(1, 15) & 1).sum(axis=1)  # ones: where the first point of a part is remembered
+_PARTS = np.log2(~_LEAVES & (_LEAVES + 1)).astype(int)  # trailing ones
 
 
 # --- the arithmetic of one step, which can be fused ------------------------------------------------------------------
