@@ -116,3 +116,27 @@ def test_a_record_has_the_objectives_own_summary(seed):
     run = _diary(seed, (torch.randn(300, 2), torch.randn(300)))
     _steps(run, 80)
     assert [record["entries"] for record in run.history] == [33.0, 66.0, 80.0]
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_checkpoint_the_optimisers_memory_is_not_kept_and_begins_anew_after_a_divergence(seed):
+    run = _run(seed)
+    run.keeps_all = False
+    _steps(run, 40)
+    assert not any(name.startswith("optimiser.") for name in run.good[1])
+    at = [value.detach().clone() for value in run.params]
+    with pytest.warns(kn.errors.ConvergenceWarning, match="half the learning rate"):
+        run._diverged("The loss became NaN or infinite")
+    assert run.step == 100 and not run.optimiser.state
+    assert not any(torch.equal(one, two) for one, two in zip(at, run.params, strict=True))
+
+
+def test_state_is_kept_in_the_memory_of_the_one_before(seed):
+    run = _run(seed)
+    _steps(run, 40)
+    places = {name: value.data_ptr() for name, value in run.good[1].items()}
+    _steps(run, 30)
+    assert run.good[0]["step"] == 200
+    assert {name: value.data_ptr() for name, value in run.good[1].items()} == places

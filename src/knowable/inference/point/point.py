@@ -118,14 +118,16 @@ class NormalPriors:
         priors = {name: None if model.hyper_names else model.prior.prior_of(name) for name in params}
         if any(prior is None for prior in priors.values()):
             return cls()
-        found, constant = {}, 0.0
+        found: dict[str, tuple[float, float]] = {}
+        constant = 0.0
         for name, prior in priors.items():
-            moments = fixed_normal(prior)
-            if prior is not None and moments is not None and not any(isinstance(each, Tensor) for each in moments):
-                found[name] = moments
-                at_mean = prior.log_prob(torch.tensor(moments[0], dtype=torch.float64))
+            mean, precision = fixed_normal(prior) or (None, None)
+            if prior is not None and isinstance(mean, float) and isinstance(precision, float):
+                found[name] = mean, precision
+                at_mean = prior.log_prob(torch.tensor(mean, dtype=torch.float64))
                 constant += params[name].numel() * at_mean.item()
-        return cls(tuple(found), *zip(*found.values(), strict=True), constant) if found else cls()
+        means, precisions = (tuple(each[place] for each in found.values()) for place in (0, 1))
+        return cls(tuple(found), means, precisions, constant)
 
 
 class NormalLogPrior(torch.autograd.Function):
