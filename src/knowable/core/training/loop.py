@@ -27,6 +27,7 @@ from knowable.core.support.progress import Bar, deferred_interrupts, progress_ba
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
+from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
@@ -109,6 +110,10 @@ def _warn_about(result: TrainingResult) -> None:
 # --- one run of the loop: its steps, its windows, and the state from which it can resume -----------------------------
 
 _MOST_HALVINGS = 8
+_SEARCH_FROM = 500  # steps of the first-order optimiser before L-BFGS, which goes to the nearest minimum
+_LONGEST_SEARCH = 5_000  # evaluations by L-BFGS, after which the first-order optimiser goes on
+_LITTLE = 0.1  # of what is allowed to the optimiser: the gain of a round in which the loss counts as settled
+_MOST_SEARCHED = 10_000  # parameters
 _NOT_FINITE = "The loss became NaN or infinite"
 
 
@@ -130,6 +135,7 @@ class TrainingRun:
     history: list[dict[str, float]] = field(default_factory=list)
     best_score: float = -math.inf
     records_since_best: int = 0
+    searched: int = 0  # evaluations by L-BFGS; -1: it does not apply, or came to no good end
 
     def __post_init__(self) -> None:
         keep_free_memory()
@@ -146,6 +152,8 @@ class TrainingRun:
             cycles=self.settings.cycles,
         )  # fmt: skip
         self.deadline = Deadline.within_limit()
+        if not self._may_search:
+            self.searched = -1
         compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
@@ -156,6 +164,9 @@ class TrainingRun:
 
     def epoch_of_steps(self, saver: Checkpoint | None, bar: Bar) -> None:
         """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
+        if self.searched >= 0 and self.step >= _SEARCH_FROM:
+            self._search(saver, bar)
+            return
         first = self.step
         if self.batch < self.per_epoch:
             done = self.batch * self.settings.training.accumulate
@@ -251,7 +262,7 @@ class TrainingRun:
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
         self.history.append(record)
-        if record["epoch"] >= self.objective.settles_from:
+        if record["epoch"] >= self.objective.settles_from and self.searched <= 0:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
         self.good = self._snapshot()
@@ -259,6 +270,44 @@ class TrainingRun:
         if saver is not None and saver.due:
             saver.save(*self.good)
         return not self.finished
+
+    # --- by L-BFGS ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_search(self) -> bool:
+        """Whether the run goes to a minimum at its defaults, on all rows at once."""
+        return (
+            self.settings == TrainingSettings(batch_size=self.settings.batch_size)
+            and self.per_epoch == 1
+            and self.data.in_memory
+            and self.validation is None
+            and self.deadline is None
+            and self.objective.dimension <= _MOST_SEARCHED
+        )
+
+    def _search(self, saver: Checkpoint | None, bar: Bar) -> None:
+        """A round of L-BFGS. The run ends where it gains nothing; where there are too many, the optimiser goes on."""
+        (batch,) = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch)
+        if self.searched == 0 and not self.objective.is_smooth(*batch):
+            self.searched = -1
+            return
+        found: dict[str, Tensor] = {}
+
+        def loss() -> Tensor:
+            with self.engine.precision_context(batch[0].device):
+                value, terms = self._loss(*batch)
+            found.update(terms, loss=value.detach())
+            return value
+
+        done = lbfgs_round(self.params, loss)
+        self.step, self.epoch = self.step + done.evaluations, self.epoch + done.evaluations
+        self.searched += done.evaluations
+        if done.gain <= _LITTLE * self.schedule.settling.tolerance and not self.objective.changes_at_minimum():
+            self.finished, self.schedule.fall_from = True, self.step
+        elif self.searched > _LONGEST_SEARCH:
+            self.searched = -1
+        self.sums = {name: done.evaluations * value for name, value in found.items()}
+        self._close_window(saver, bar)
 
     # --- validation --------------------------------------------------------------------------------------------------
 
@@ -290,7 +339,7 @@ class TrainingRun:
             "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
             "finished": self.finished, "history": list(self.history), "schedule": self.schedule.state(),
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
-            "records_since_best": self.records_since_best,
+            "records_since_best": self.records_since_best, "searched": self.searched,
         }  # fmt: skip
         kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
         return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
@@ -311,6 +360,7 @@ class TrainingRun:
         self.halvings, self.finished, self.history = content["halvings"], content["finished"], list(content["history"])
         self.best_score = -math.inf if content["best_score"] is None else content["best_score"]
         self.records_since_best = content["records_since_best"]
+        self.searched = content.get("searched", -1)
         self.schedule.restore(content["schedule"])
         self.sums = {}
         with torch.no_grad():

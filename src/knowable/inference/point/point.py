@@ -67,6 +67,12 @@ class PointObjective(Objective):
         log_prior = self.model.log_prior(params)
         return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
 
+    def is_smooth(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> bool:
+        """With a prior, without which the minimum may be at infinity, and without dropout and batch statistics."""
+        steady = self.use_prior and self.attack is None
+        params = {name: value.detach() for name, value in self.params().items()}
+        return steady and self.model.network.is_steady(self.model.network_params(params), x, self.net_buffers)
+
     def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Mean over the rows, and over their adversarial copies."""
         if self.attack is None:
