@@ -152,10 +152,10 @@ class ChainRun:
         if not len(positions):
             return
         self.store.add(positions)
-        self.monitored.append(self.monitor(positions))
-        self.values.append(block.values[first :: self.thin])
+        self.monitored.append(self.monitor(positions).cpu())  # in main memory, as the draws are
+        self.values.append(block.values[first :: self.thin].cpu())
         for name, value in block.info.tensors().items():
-            self.info.setdefault(name, []).append(value[first :: self.thin])
+            self.info.setdefault(name, []).append(value[first :: self.thin].cpu())
 
     def _wanted(self) -> int:
         """Draws of each chain until convergence is checked next, or until the end."""
@@ -293,7 +293,8 @@ class ChainRun:
         if not self.store.kept:  # stopped before the first draw: the present positions
             position = self.state.position.unsqueeze(0)
             self.store.add(position)
-            self.monitored, self.values = [self.monitor(position)], [self.target.value(position[0]).unsqueeze(0)]
+            self.monitored = [self.monitor(position).cpu()]
+            self.values = [self.target.value(position[0]).unsqueeze(0).cpu()]
             self.info = {}
         monitored = torch.cat(self.monitored).transpose(0, 1)
         info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}

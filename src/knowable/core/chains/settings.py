@@ -11,8 +11,8 @@ from torch import Tensor
 
 from knowable.core.chains.draw_store import DTYPES
 from knowable.core.posterior.diagnostics import NOT_BAYES
-from knowable.core.posterior.posterior import Posterior, parse_memory
-from knowable.core.support.checks import check_choice, check_count, check_number, check_type
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_choice, check_count, check_number, check_type, parse_memory
 from knowable.errors import InvalidArgument, InvalidType
 
 STARTS = ("ensemble", "map", "prior", "network")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import warnings
@@ -13,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
-from knowable.core.network.outputs import Output
+from knowable.core.network.network import copy_module
+from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.storage.folder import read_folder, write_folder
+from knowable.core.storage.folder import read_folder, tensor_fingerprint, write_folder
+from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError, NeedsClasses
 
@@ -35,14 +37,24 @@ FAMILIES: dict[str, type[Posterior]] = {}
 """Posterior classes by the name of their family in an artifact; they enter themselves."""
 
 
-def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+FROZEN = ("stored", "reference")
+
+
+def save_posterior(
+    posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False, frozen: str = "stored"
+) -> Path:
     """Write ``posterior`` to a folder, atomically."""
+    check_choice("frozen", frozen, FROZEN)
     model = posterior.model
+    held, hashes = model.frozen_params(), {}
+    if frozen == "reference":  # what the network itself has; values from elsewhere are stored in any case
+        own = dict(model.net.named_parameters())
+        hashes = {name: _hash(value) for name, value in held.items() if value.data_ptr() == own[name].data_ptr()}
     tensors = {
         **with_prefix("posterior.", posterior._tensors()),
         **with_prefix("point.", posterior.points),
         **with_prefix("buffer.", posterior.buffers),
-        **with_prefix("frozen.", model.frozen_params()),
+        **with_prefix("frozen.", {name: value for name, value in held.items() if name not in hashes}),
     }
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
@@ -52,12 +64,14 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
             "structure": describe(model.net),
             "parameters": {name: list(value.shape) for name, value in model.net.named_parameters()},
         },
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **_describe_dtypes(model),
         "likelihood": describe_object(model.likelihood),
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
+        **({"hashes": hashes} if hashes else {}),
         **_describe_output(model.network.output),
+        **({} if model.network.autocast is None else {"autocast": _name(model.network.autocast)}),
     }
     tensors |= with_prefix("prior.", prior_tensors)
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
@@ -79,12 +93,20 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
     return folder
 
 
+def _hash(value: Tensor) -> str:
+    """Of all of its values, its shape and its dtype."""
+    return tensor_fingerprint(value, rows=max(1, value.numel()))
+
+
 _FUNCTION = {"function": True}  # in place of an output that is a function
 
 
 def _describe_output(output: Output | None) -> dict[str, Any]:
     """Which output of the network is meant, where that is said."""
-    return {} if output is None else {"output": output if isinstance(output, str | int) else _FUNCTION}
+    said = as_said(output)
+    each = said.values() if isinstance(said, Mapping) else [said]
+    plain = all(isinstance(one, str | int) for one in each)
+    return {} if said is None else {"output": said if plain else _FUNCTION}
 
 
 def load_posterior(
@@ -136,30 +158,38 @@ def build_posterior(
         log_evidence=None if evidence is None else LogEvidence(*evidence),
         seed=description["seed"],
     )
-    posterior.target_shape = None if shape is None else tuple(shape)
+    named = isinstance(shape, dict)
+    posterior.target_shape = (
+        {name: tuple(each) for name, each in shape.items()} if named else None if shape is None else tuple(shape)
+    )
     return posterior
 
 
 def describe_object(value: Any) -> Any:
     """A likelihood or prior as JSON: its class name and fields."""
     if not isinstance(value, Likelihood | Prior):
-        return list(value) if isinstance(value, tuple) else value
+        return [describe_object(each) for each in value] if isinstance(value, tuple) else value
     if not is_dataclass(value) or vars(value).keys() - {f.name for f in fields(value)}:
         raise InvalidArgument(
             f"{type(value).__name__} cannot be saved: make it a frozen dataclass whose fields are plain numbers."
         )
     own = {} if _is_knowables(type(value)) else {"own": True}
+    kind = {"kind": "likelihood"} if isinstance(value, Likelihood) else {}
     return {
         "name": type(value).__name__,
         **own,
-        **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)},
+        **kind,
+        **{f.name: describe_object(getattr(value, f.name)) for f in fields(value) if f.init},
     }  # type: ignore[arg-type]
 
 
 def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> Any:
     """The inverse of :func:`describe_object`; only known subclasses of ``base`` and the given ``classes`` are made."""
+    if isinstance(description, list):
+        return tuple(build_object(each, base, classes) for each in description)
     if not isinstance(description, dict):
-        return tuple(description) if isinstance(description, list) else description
+        return description
+    base = Likelihood if description.get("kind") == "likelihood" else base
     found = [cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)]
     built_in = {cls.__name__: cls for cls in found if _is_knowables(cls)}
     given = {cls.__name__: cls for cls in classes if issubclass(cls, base)}
@@ -175,7 +205,7 @@ def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> 
         )
     cls = known[name]
     made = {f.name: build_object(description[f.name], Prior, classes) for f in fields(cls) if f.name in description}
-    missing = [f.name for f in fields(cls) if f.name not in made and f.default is MISSING]
+    missing = [f.name for f in fields(cls) if f.init and f.name not in made and f.default is MISSING]
     if missing:
         raise KeyError(missing[0])
     return cls(**made)
@@ -186,7 +216,7 @@ def _classes_of(model: Model) -> list[type]:
     priors = list(model.prior.globs.values()) if isinstance(model.prior, PriorByName) else []
     found: list[Any] = [model.likelihood, *priors]
     for each in found:
-        found += [value for value in vars(each).values() if isinstance(value, Prior)]
+        found += [value for value in tree_leaves(list(vars(each).values())) if isinstance(value, Prior | Likelihood)]
     return [type(each) for each in found]
 
 
@@ -213,6 +243,11 @@ def _load_model(
             else f"output is for models whose output is a function; that of this one is {saved!r}. Leave it out."
         )
     frozen = without_prefix("frozen.", tensors)
+    if net is None and content.get("hashes"):
+        raise InvalidArgument(
+            f"This posterior was saved without its {len(content['hashes'])} frozen parameters (frozen='reference'): "
+            f"pass the network that has them, load(path, net)."
+        )
     if net is None:
         structure = content["network"]["structure"]
         if structure is None:
@@ -222,23 +257,59 @@ def _load_model(
             )
         with own_randomness(0):
             net = build(structure).to(_dtype(content["dtype"]))
+        for name, dtype in content.get("dtypes", {}).items():
+            net.get_parameter(name).data = net.get_parameter(name).data.to(_dtype(dtype))
     _check_network(net, content)
-    if not all(value.requires_grad for value in net.parameters()):  # the artifact says what is frozen
-        net = copy.deepcopy(net).requires_grad_(True)
-    with torch.no_grad():
-        own = dict(net.named_parameters())
-        if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
-            net = copy.deepcopy(net)  # the user's own is never changed
-            for name, value in net.named_parameters():
-                value.copy_(frozen.get(name, value))
+    _check_references(net, content.get("hashes", {}))
+    net = _with_values(net, frozen)
     prior = _build_prior(content["prior"], without_prefix("prior.", tensors), classes)
     fixed = prior.fixed if isinstance(prior, PosteriorPrior) else {}
     likelihood, own_frozen = (
         build_object(content["likelihood"], Likelihood, classes),
         [n for n in content["frozen"] if n not in fixed],
     )
-    picks = saved if output is None else output
-    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks)
+    picks, autocast = saved if output is None else output, content.get("autocast")
+    autocast = None if autocast is None else _dtype(autocast)
+    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks, autocast=autocast)
+
+
+def _describe_dtypes(model: Model) -> dict[str, Any]:
+    """That of the network's first parameter, and of each where they differ."""
+    own = {name: _name(value.dtype) for name, value in model.net.named_parameters()}
+    first = next(iter(own.values()), _name(model.dtype))
+    return {"dtype": first} if set(own.values()) <= {first} else {"dtype": first, "dtypes": own}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_references(net: nn.Module, hashes: dict[str, str]) -> None:
+    """Refuse a network whose frozen parameters are not those that the posterior was fitted with."""
+    own = dict(net.named_parameters())
+    other = [name for name, expected in hashes.items() if _hash(own[name]) != expected]
+    if other:
+        raise InvalidArgument(
+            f"net is not the network this posterior was fitted with: {', '.join(other[:3])}{', ...' * (len(other) > 3)}"
+            f" of its {len(hashes)} frozen parameters, which were saved by reference, {'have' if other[1:] else 'has'} "
+            f"other values. Load the weights that it had then."
+        )
+
+
+def _with_values(net: nn.Module, values: Params) -> nn.Module:
+    """The network with other values of some parameters, in a copy that shares the memory of all others.
+
+    All of its parameters require a gradient: the artifact says what is frozen.
+    """
+    every = dict(net.named_parameters())
+    same = all(torch.equal(every[name].detach().cpu(), value) for name, value in values.items())
+    if same and all(value.requires_grad for value in every.values()):
+        return net
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
+    for name, value in every.items():
+        other = values.get(name, value.detach())
+        shared[id(value)] = nn.Parameter(value.detach() if same else other.to(value.device))
+    return copy_module(net, shared)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast
@@ -136,6 +137,25 @@ def readable_fields(settings: Any) -> str:
 def as_batch(shape: Iterable[int]) -> str:
     """The shape of what a network makes of a few rows, for messages: ``(rows, 3)``."""
     return f"(rows, {', '.join(map(str, list(shape)[1:]))}".rstrip() + ")"
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_memory(value: int | str | None, name: str = "max_memory") -> int | None:
+    """Bytes from a number or from text such as ``"500MB"``."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+        if not match or match[2].upper() not in _UNITS:
+            raise InvalidArgument(f"{name} must be bytes or text such as '500MB', got {value!r}.")
+        value = int(float(match[1]) * _UNITS[match[2].upper()])
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidType(f"{name} must be bytes or text such as '500MB', got {type(value).__name__}.")
+    if value <= 0:
+        raise InvalidArgument(f"{name} must be > 0, got {value}.")
+    return int(value)
 
 
 def _bounds(above: float | None, at_least: float | None, below: float | None, at_most: float | None) -> str:

@@ -324,8 +324,9 @@ class TrajectoryLength:
         updates = self.updates + 1
         slope = _MEMORY * self.slope + (1 - _MEMORY) * new_slope
         change = _MEMORY * self.change + (1 - _MEMORY) * new_change
-        rise = slope / change - 1.0 if change > 0 else 0.0  # d log(C / T) / d log T
-        log_length = self.log_length + _RATE * min(max(rise, -2.0), 2.0)
+        # of a long trajectory the slope is noise: bounded alone, without the cost, so that the cost still shortens it
+        rise = min(max(slope / change, -3.0), 3.0) - 1.0 if change > 0 else 0.0  # d log(C / T) / d log T
+        log_length = self.log_length + _RATE * rise
         log_length = min(max(log_length, math.log(step)), math.log(_MOST_STEPS * step))
         fresh = max(0.02, 1 / updates)
         averaged = (1 - fresh) * self.log_averaged + fresh * log_length

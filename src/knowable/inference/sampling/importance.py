@@ -27,8 +27,8 @@ from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params, expand_params, stack_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
-from knowable.core.posterior.posterior import Posterior, parse_memory
-from knowable.core.support.checks import check_choice, check_count, check_number, check_type
+from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_choice, check_count, check_number, check_type, parse_memory
 from knowable.core.support.progress import progress_bar
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, Unsupported

@@ -73,7 +73,9 @@ class Sampler(ChainSettings, Method):
         target = ModelTarget(
             model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
         )
-        identity = {**job.identity, "engine": repr(engine), "positions": tensor_fingerprint(start.positions)}
+        identity = {**job.identity, "engine": repr(engine)}
+        if job.checkpoint is not None:
+            identity["positions"] = tensor_fingerprint(start.positions)
         result = self._run(
             target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
             monitor=FunctionMonitor(model, *rows.tensors[:2], start, target.layout),

@@ -91,9 +91,8 @@ class SimulatedAnnealing(Sampler):
         if result.interrupted:  # no time to cool: the best that the chains came by
             return target.layout.views(result.state.best[int(result.state.best_value.argmax())])
         kernel = self.kernel(target.layout.size)
-        position, _ = kernel.cool(
-            target, result.state, generator=generator_for(0, "cooling", device=result.draws.device)
-        )
+        generator = generator_for(0, "cooling", device=result.state.position.device)
+        position, _ = kernel.cool(target, result.state, generator=generator)
         return target.layout.views(position)
 
 
