@@ -161,8 +161,8 @@ class Data:
     def parts(self, passes: float, *, seed: int, fewest: int = _PARTS) -> Iterator[tuple[float, Batch]]:
         """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
 
-        There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where that would
-        make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where
+        that would make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
         """
         if self.in_memory:
             whole = self.tensors

@@ -61,7 +61,7 @@ class Particles(Posterior):
         return self._atoms(index)
 
     def _atoms(self, index: Tensor) -> Params:
-        """Some of the atoms, in the model's dtype and on its device (they may be stored in a shorter one, elsewhere)."""
+        """Some of the atoms, in the model's dtype and on its device: they may be stored otherwise, and elsewhere."""
         kept = index.to(next(iter(self.stack.values())).device)
         like = {"dtype": self.model.dtype, "device": self.model.device}
         return {name: value.to(**like) for name, value in index_params(self.stack, kept).items()}

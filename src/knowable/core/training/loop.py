@@ -353,7 +353,7 @@ class TrainingRun:
         elif self.searched > _LONGEST_SEARCH:
             self.searched = -1
         self.sums = {name: done.evaluations * value for name, value in found.items()}
-        self.last_rate = self.rate  # of the optimiser, which rests
+        self.last_rate = self.optimiser.param_groups[0]["lr"]  # which rests
         self._close_window(saver, bar)
 
     # --- validation --------------------------------------------------------------------------------------------------

@@ -275,8 +275,8 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int, most:
     steepest direction of the steepest batch, whose curvature is λ_max, well within what is stable,
     :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that gets nearly all rows right most are flat, and
     those with a row that it gets wrong are steep. The few rows that are left at the end of an epoch do not count.) Both
-    are for the loss per example. In networks it is the second that counts. The model's initial values are the mode. At ``most`` so many batches are
-    looked at; for a short run there are few, and fewer iterations.
+    are for the loss per example. In networks it is the second that counts. The model's initial values are the mode.
+    At ``most`` so many batches are looked at; for a short run there are few, and fewer iterations.
     """
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
