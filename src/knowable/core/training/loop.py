@@ -352,6 +352,7 @@ class TrainingRun:
         elif self.searched > _LONGEST_SEARCH:
             self.searched = -1
         self.sums = {name: done.evaluations * value for name, value in found.items()}
+        self.last_rate = self.optimiser.param_groups[0]["lr"]  # which rests
         self._close_window(saver, bar)
 
     # --- validation --------------------------------------------------------------------------------------------------
