@@ -21,7 +21,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -71,6 +71,15 @@ def measure_here(factory: Factory, *, steps: int = _STEPS) -> dict[str, float]:
     for _ in range(steps):
         step()
     return {"built": round(built - baseline, 1), "peak": round(_status("VmHWM") - baseline, 1)}
+
+
+def peak_of(work: Callable[[], object]) -> float:
+    """The high-water mark of a function in this process, in MB above what was held before."""
+    _release()
+    baseline = _status("VmRSS")
+    _reset_high_water_mark()
+    work()
+    return round(_status("VmHWM") - baseline, 1)
 
 
 def _release() -> None:

@@ -23,7 +23,16 @@ from benchmarks.memory import peak_memory
 from benchmarks.report import describe_case, describe_run, to_markdown, with_earlier_cases, write
 from benchmarks.study import Rows, write_study
 
-BENCHMARKS = ("step_time", "variational_steps", "prediction", "epoch", "stochastic_gradient", "ensembles", "laplace")
+BENCHMARKS = (
+    "step_time",
+    "variational_steps",
+    "prediction",
+    "frozen_backbone",
+    "epoch",
+    "stochastic_gradient",
+    "ensembles",
+    "laplace",
+)
 STUDIES = (
     "gradients",
     "effective_samples",
@@ -39,6 +48,8 @@ STUDIES = (
     "in_between",
     "empirical_bayes",
     "trained_networks",
+    "sizes",
+    "adapters",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

@@ -31,7 +31,8 @@ def load(
 
     Args:
         path: The folder.
-        net: The network it was fitted with, if that was not made of plain ``torch.nn`` layers. It is not changed.
+        net: The network it was fitted with, if that was not made of plain ``torch.nn`` layers, or if frozen parameters
+            were saved by reference. It is not changed.
         classes: Classes of your own likelihood and priors, if it was fitted with such.
         output: The model's ``output``, if that was a function; a name or a place is saved.
 

@@ -18,9 +18,10 @@ from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
+from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
-from knowable.core.support.checks import arguments_named, check_count
+from knowable.core.support.checks import arguments_named, check_count, readable
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -37,6 +38,18 @@ _ELSEWHERE = {
     "num_warmup": "warmup",
     "n_members": "members",
     "optimizer": "optimiser",
+    "verbose": "progress",
+}
+_PLACES = {
+    "device": "A fit runs where the network is: move it with net.to(device) before Model(net, ...); data follow.",
+    "dtype": "A fit computes in the network's own precision: write net.double() before Model(net, ...).",
+}
+_NOT_SETTINGS = {  # of any method, and what to do instead
+    **_PLACES,
+    "verbose": "A bar is shown on a terminal, or with fit(..., progress=True).",
+    "progress": "Pass it to fit: fit(model, data, progress=True).",
+    "seed": "Pass it to fit: fit(model, data, seed=0).",
+    "random_state": "Pass it to fit: fit(model, data, seed=0).",
 }
 
 
@@ -72,7 +85,10 @@ class Method(ABC):
         return super().__new__(cls)
 
     @final
-    @arguments_named(_ELSEWHERE, too_many="Pass inputs and targets as a pair: fit(model, (X, Y)).")
+    @arguments_named(
+        {**_ELSEWHERE, **_PLACES, "random_state": "seed"},
+        too_many="Pass inputs and targets as a pair: fit(model, (X, Y)).",
+    )
     def fit(
         self,
         model: Model,
@@ -102,13 +118,18 @@ class Method(ABC):
         """
         method = self if start is None else _with_start(self, start)
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
-        posterior = method._fit(job)
+        posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
         posterior.target_shape = job.rows.target_shape
         return posterior
 
     def _model_for_data(self, model: Model) -> Model:
         """The model whose network must accept the data: the user's own, unless the method changes the network."""
         return model
+
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether the network sees other inputs than the rows of the data: perturbed, transformed or drawn ones."""
+        return False
 
     @abstractmethod
     def _fit(self, job: FitJob) -> Posterior:
@@ -117,7 +138,7 @@ class Method(ABC):
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
         changed = [
-            f"{each.name}={getattr(self, each.name)!r}"
+            f"{each.name}={readable(getattr(self, each.name))}"
             for each in sorted(fields(self), key=lambda each: each.kw_only)  # type: ignore[arg-type]
             if each.repr and getattr(self, each.name) != each.default
         ]
@@ -183,6 +204,11 @@ class FitJob:
                 f"{type(method).__name__} does not support row weights: its class does not say that it counts them "
                 f"(supports_row_weights = True). All methods of knowable do."
             )
+        changes = method.makes_inputs or method._model_for_data(self.model) is not self.model
+        if self.engine.cache_features and changes:
+            raise Unsupported(
+                f"cache_features=True is not for {method!r}, which changes the network or its inputs. Leave it out."
+            )
         return replace(self, method=method)
 
     def part(self, name: str, **changes: Any) -> FitJob:
@@ -204,7 +230,9 @@ class FitJob:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Identifies the fit in its checkpoint: a resumed fit must have the same."""
+        """Identifies the fit in its checkpoint, if there is one: a resumed fit must have the same."""
+        if self.checkpoint is None:
+            return {}
         model = self.model
         known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
         return {
@@ -215,6 +243,14 @@ class FitJob:
             "data": _rows_identity(self.rows),
             "validation": None if self.validation is None else _rows_identity(self.validation),
         }
+
+
+def _fit_on_features(job: FitJob) -> Posterior:
+    """Fit with the frozen layers computed once; the posterior is of the model itself."""
+    datas = [each for each in (job.rows, job.validation) if each is not None]
+    with with_features(job.model, datas, job.engine.cache_features) as (model, (rows, *others)):
+        made = job.method._fit(replace(job, model=model, rows=rows, validation=others[0] if others else None))
+        return rebound(made, job.model)
 
 
 def method_name(cls: type[Method]) -> str:
@@ -250,6 +286,8 @@ def _unknown_setting(cls: type[Method], name: str, known: list[str]) -> str:
     says = f"{cls.__name__} has no setting {name!r}."
     if "samples" in name and name not in cls.moved:
         says += " Draws of a prediction: posterior.predict(x, samples=...)."
+    if name in _NOT_SETTINGS:
+        return f"{says} {_NOT_SETTINGS[name]}"
     name = _ELSEWHERE.get(name, name)
     if name in cls.moved:
         return f"{says} Write {cls.moved[name]}."

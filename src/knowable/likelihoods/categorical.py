@@ -24,7 +24,7 @@ from knowable.core.prediction.prediction import (
     refuse_where,
     sum_over_event,
 )
-from knowable.core.support.checks import check_count, check_generator
+from knowable.core.support.checks import as_batch, check_count, check_generator
 from knowable.errors import InvalidData
 
 
@@ -65,7 +65,7 @@ class Categorical(Likelihood):
         if output.dim() < 2 or output.shape[1] < 2:
             raise InvalidData(
                 f"Categorical needs a network with one output for each of two or more classes in dimension 1, but its "
-                f"output has shape {tuple(output.shape)}. For yes/no targets with one output use Bernoulli()."
+                f"output has shape {as_batch(output.shape)}. For yes/no targets with one output use Bernoulli()."
             )
         known = check_labels(y, output.shape[1], output.shape[2:], name=name, ignore_index=self.ignore_index)
         return known.to(output.device)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.posterior import posterior as predicting
 from knowable.core.posterior.posterior import bytes_per_row, parse_memory, predict_outputs, rows_that_fit
 from tests.core.cases import atoms, batch_norm_net, diagonal_posterior, full_posterior, mlp
@@ -104,7 +105,8 @@ def test_the_plan_keeps_what_it_counts_within_the_memory(memory):
     plan = predicting._Budget(posterior, x, draws, memory)
     result = draws * len(x) * footprint.output
     weights = (draws if plan.keep else plan.block) * footprint.draw
-    working = plan.rows * footprint.working * (plan.block if plan.vectorise else 1)
+    together = min(plan.block, DRAWS_AT_ONCE) if plan.vectorise else 1
+    working = plan.rows * (footprint.working + (together - 1) * footprint.own)
     assert result + weights + working <= memory
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import knowable as kn
@@ -42,6 +43,11 @@ def _assert_same(first: kn.Posterior, second: kn.Posterior, x: torch.Tensor) -> 
     params = first.mean()
     torch.testing.assert_close(second.model.log_prior(params), first.model.log_prior(params), rtol=0, atol=0)
     assert torch.equal(second.predict(x, 5).samples, first.predict(x, 5).samples)
+
+
+def _names_in(folder) -> list[str]:
+    (file,) = folder.glob("*.safetensors")
+    return sorted(load_file(file))
 
 
 # --- families -------------------------------------------------------------------------------------------------------
@@ -281,6 +287,53 @@ def test_frozen_weights_come_back_even_if_the_network_passed_has_others(tmp_path
     x = torch.randn(5, 2)
     for net in (None, mlp()):
         assert torch.equal(kn.load(tmp_path, net).predict(x, 5).samples, first.predict(x, 5).samples)
+
+
+@pytest.mark.parametrize("random", ["*", "last_layer"])
+@pytest.mark.parametrize("frozen", ["argument", "requires_grad"])
+def test_frozen_weights_may_be_saved_by_reference(random, frozen, tmp_path):
+    net = mlp(2, 1, width=200)
+    net[0].requires_grad_(frozen == "argument")
+    model = kn.Model(net, kn.Gaussian(0.1), random=random, frozen="0.*" if frozen == "argument" else ())
+    first = atoms(model, 3)
+    first.save(tmp_path, frozen="reference")
+    second = kn.load(tmp_path, net)
+    _assert_same(first, second, torch.randn(4, 2))
+    assert second.model.frozen_params()["0.weight"].data_ptr() == net[0].weight.data_ptr()
+    assert not any(name.startswith("frozen.") for name in _names_in(tmp_path))
+    assert all(value.requires_grad for value in net[2].parameters())
+
+
+def test_frozen_weights_are_stored_once(tmp_path):
+    model = kn.Model(mlp(2, 1, width=500), kn.Gaussian(0.1), frozen="0.*")
+    for members in (2, 20):
+        atoms(model, members).save(tmp_path / str(members))
+    names = [_names_in(tmp_path / str(members)) for members in (2, 20)]
+    assert names[0] == names[1]
+    assert [name for name in names[0] if "0." in name] == ["frozen.0.bias", "frozen.0.weight"]
+
+
+def test_loading_shares_the_memory_of_the_network_passed(tmp_path):
+    net = mlp()
+    diagonal_posterior(kn.Model(net, kn.Gaussian(0.1), frozen="0.*")).save(tmp_path)
+    with torch.no_grad():
+        net[0].bias.add_(1.0)
+    loaded = kn.load(tmp_path, net.requires_grad_(False)).model
+    assert dict(loaded.net.named_parameters())["2.weight"].data_ptr() == net[2].weight.data_ptr()
+    assert not torch.equal(loaded.frozen_params()["0.bias"], net[0].bias)
+
+
+def test_other_frozen_weights_than_those_referred_to_are_refused_by_name(tmp_path):
+    net = mlp()
+    diagonal_posterior(kn.Model(net, kn.Gaussian(0.1), frozen="0.*")).save(tmp_path, frozen="reference")
+    with pytest.raises(kn.InvalidArgument, match=r"without its 2 frozen parameters .* load\(path, net\)"):
+        kn.load(tmp_path)
+    with torch.no_grad():
+        net[0].bias[-1] += 1e-6
+    with pytest.raises(kn.InvalidArgument, match=r"0\.bias of its 2 frozen parameters, .* has other values"):
+        kn.load(tmp_path, net)
+    with pytest.raises(kn.InvalidArgument, match=r"frozen must be .*'reference'"):
+        diagonal_posterior(kn.Model(net, kn.Gaussian(0.1))).save(tmp_path / "b", frozen="hash")
 
 
 def test_loading_leaves_the_global_random_state_alone(tmp_path):

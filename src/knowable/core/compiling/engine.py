@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from knowable.core.support.checks import check_choice
+from knowable.core.support.checks import check_choice, parse_memory
 from knowable.errors import InvalidType
 
 MODES = ("auto", "eager", "traced", "compiled")
@@ -28,12 +28,19 @@ class Engine:
             long; ensembles trained in one step trace; networks trained one at a time (``MAP``, ``MeanFieldVI``) run
             their own code. With ``"compiled"`` these also compile loss and gradient where possible: the step is the
             same to rounding (see :mod:`~knowable.core.training.objective`).
+        cache_features: Compute once, for the whole fit, what the frozen layers make of every row; the steps run what
+            comes after them. The result is the same to rounding. True keeps up to 1 GB of such features in memory, and
+            more in a temporary file; bytes (or ``"500MB"``) set another limit. For data in memory: a loader may give
+            other rows every time.
     """
 
     precision: str = "full"
     mode: str = "auto"
+    cache_features: bool | int | str = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cache_features, bool):
+            parse_memory(self.cache_features, "cache_features")
         check_choice("precision", self.precision, ("full", "bfloat16"))
         check_choice("mode", self.mode, MODES)
 

@@ -42,6 +42,7 @@ _Target = str | Sequence[str] | None
 _CHUNK, _FEWEST, _CHUNK_BYTES = 4096, 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
+FEWEST_ROWS = _PARTS * _PART_ROWS
 
 
 @dataclass(frozen=True)
@@ -168,16 +169,16 @@ class Data:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
-    def parts(self, passes: float, *, seed: int) -> Iterator[tuple[float, Batch]]:
+    def parts(self, passes: float, *, seed: int, fewest: int = _PARTS) -> Iterator[tuple[float, Batch]]:
         """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
 
-        There are at least 16. Together they have about ``passes`` times as many rows as the data, more where that would
-        make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where
+        that would make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
         """
         if self.in_memory:
             whole = self.tensors
             rows = int(min(self.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
-            for number in range(max(_PARTS, round(passes * self.size / rows))):
+            for number in range(max(fewest, round(passes * self.size / rows))):
                 if rows >= self.size:
                     yield 1.0, whole
                     continue
@@ -185,11 +186,11 @@ class Data:
                 yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
             return
         done, rows = 0, 0
-        while done < _PARTS or rows < passes * self.size:
+        while done < fewest or rows < passes * self.size:
             for batch in self.batches(_CHUNK):
                 done, rows = done + 1, rows + len(batch[0])
                 yield self.size / len(batch[0]), batch
-                if done >= _PARTS and rows >= passes * self.size:
+                if done >= fewest and rows >= passes * self.size:
                     break
 
     def __iter__(self) -> Iterator[Batch]:

@@ -13,16 +13,16 @@ from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_likelihood
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
+from knowable.core.network.batched import no_hidden_loops
 from knowable.core.network.inputs import as_rows
-from knowable.core.network.network import Network, check_module, full_dtype
+from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, full_dtype
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import check_count, check_generator
+from knowable.core.support.checks import check_count, check_generator, readable
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
-_DRAWS_AT_ONCE = 8  # of a prior prediction, in one batched call where the network is small
-_VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
+_VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
 _ROWS_AT_ONCE = 65_536
 
 
@@ -102,8 +102,7 @@ class Model:
 
     def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None) -> None:
         values = {**{name: value.detach() for name, value in self.net.named_parameters()}, **self._own}
-        values = {k: v.clone() if k in self.frozen_names else v.to(self._like, copy=True) for k, v in values.items()}
-        start = {name: value for name, value in values.items() if name not in self.frozen_names}
+        start = {n: value.to(self._like, copy=True) for n, value in values.items() if n not in self.frozen_names}
         self._frozen_values: Params = {}  # frozen at other values than the network's own
         self._buffers = {name: value.detach().clone() for name, value in self.net.named_buffers()}
         prior = _as_prior(prior)
@@ -179,8 +178,7 @@ class Model:
         known.frozen_names = self.frozen_names | points.keys()
         known._start = {name: value for name, value in known._start.items() if name not in points}
         known.random_names = [name for name in self.random_names if name not in points]
-        network = self.network
-        known.network = Network(self.net, known.frozen_names, known._frozen_values, network.output, network.autocast)
+        known.network = self.network.holding(known.frozen_names, known._frozen_values)
         return known
 
     def with_priors(self, priors: Mapping[str, Prior], *, random: Iterable[str]) -> Model:
@@ -216,8 +214,8 @@ class Model:
         return {name: value for name, value in params.items() if name not in extra}
 
     def frozen_params(self) -> Params:
-        """The network's frozen parameters, at the values they are held at."""
-        return {name: value for name, value in self.network.params().items() if name in self.frozen_names}
+        """The network's frozen parameters, at the values they are held at, in its own memory."""
+        return self.network.own_params(self.frozen_names)
 
     def likelihood_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the likelihood, by short names."""
@@ -290,6 +288,16 @@ class Model:
         scores = self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
         return scores if weights is None else weights * scores
 
+    def scores(self, outputs: Tensor, y: Tensor, stack: Params, weights: Tensor | None = None) -> Tensor:
+        """What :meth:`score` gives for each of K draws, ``(K, batch)``, of outputs ``(K, batch, ...)``."""
+        own = {name: value for name, value in stack.items() if name in self._own}
+        try:
+            with no_hidden_loops():
+                return torch.func.vmap(lambda output, params: self.score(output, y, params, weights))(outputs, own)
+        except RuntimeError:  # a likelihood that cannot be batched
+            each = [self.score(output, y, index_params(own, k), weights) for k, output in enumerate(outputs)]
+            return torch.stack(each)
+
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Targets with the shape and dtype in which they are scored against ``output``."""
         y = y if isinstance(y, Tensor) else self.likelihood.rows_of(y)
@@ -322,18 +330,13 @@ class Model:
         check_count("samples", samples)
         check_generator(generator)
         x, stack = as_input(x, self), self.prior_draws(samples, generator=generator)
-        network, count = self.network_params(stack), sum(value.numel() for value in self._start.values())
+        network = self.network_params(stack)
+        small = sum(self._start[name].numel() for name in self.random_names) <= _VECTORISE_BELOW
         with torch.no_grad():
             blocks = [
-                torch.cat([
-                    self.network.over_draws(
-                        index_params(network, slice(k, k + _DRAWS_AT_ONCE)), rows, buffers=self._buffers,
-                        vectorise=count <= _VECTORISE_BELOW,
-                    )
-                    for k in range(0, samples, _DRAWS_AT_ONCE)
-                ])
+                self.network.over_draws(network, rows, buffers=self._buffers, vectorise=small, at_once=DRAWS_AT_ONCE)
                 for rows in x.split(_ROWS_AT_ONCE)
-            ]  # fmt: skip
+            ]
             weights = torch.zeros(samples, dtype=self.dtype, device=self.device).log_softmax(0)
             return self.likelihood.predict(torch.cat(blocks, dim=1), self.likelihood_params(stack), weights)
 
@@ -425,7 +428,13 @@ def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
     if isinstance(prior, BecomesPrior):
         return prior.as_prior()
     if not isinstance(prior, Prior | Mapping | JointPrior):
+        number = isinstance(prior, int | float) and not isinstance(prior, bool)
+        hint = (
+            f" Write kn.Normal({readable(float(prior))}) for normal weights of that standard deviation."
+            if number
+            else ""
+        )
         raise InvalidType(
-            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}."
+            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}.{hint}"
         )
     return prior

@@ -138,14 +138,17 @@ def differentiable_operations(*, twice: bool = False) -> Iterator[None]:
         yield
 
 
-def jacobian_vector_products(function: Function, at: Params, directions: Params, *, vectorise: bool) -> Tensor:
+def jacobian_vector_products(
+    function: Function, at: Params, directions: Params, *, vectorise: bool, at_once: int | None = None
+) -> Tensor:
     """J times each of a stack of directions: ``(K, rows, ...)``.
 
     Args:
         function: The outputs of the weights.
         at: The weights.
         directions: K directions, each with a leading dimension K.
-        vectorise: All K in one call.
+        vectorise: In batched calls, where torch can.
+        at_once: Directions of one batched call; None is all of them.
     """
 
     def one(direction: Params) -> Tensor:
@@ -155,7 +158,7 @@ def jacobian_vector_products(function: Function, at: Params, directions: Params,
     with differentiable_operations():
         try:
             if vectorise:
-                return vmap(one)(directions)
+                return vmap(one, chunk_size=at_once)(directions)
             return torch.stack([one(index_params(directions, k)) for k in range(number_of_draws(directions))])
         except (RuntimeError, NotImplementedError):  # an operation without a forward derivative
             each = (index_params(directions, k) for k in range(number_of_draws(directions)))

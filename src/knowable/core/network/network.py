@@ -25,15 +25,18 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from knowable.core.network.batched import batched
 from knowable.core.network.inputs import call, check_arguments, described
 from knowable.core.network.outputs import Output, check_output, picked, refuse_output
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
 from knowable.core.network.recomputation import RUN_ONCE_MORE
 from knowable.core.network.refusals import rows_to_try, why_refused
+from knowable.core.network.shared_part import SharedPart
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError
 
 _ROWS_TRIED, _TRIES = 32, 3  # to find out whether training mode differs from evaluation mode
+DRAWS_AT_ONCE = 8  # in one batched call: more save little and take memory
 _STATISTICS_BATCH = 256  # rows whose statistics are taken together
 
 _Held = list[tuple[dict[str, Any], str, Any]]
@@ -64,10 +67,15 @@ class Network:
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
         self._all_draws = batched(_draws_together, _draws_in_turn)
         self._counting: _Swappable | None = None  # made when statistics are first asked for
+        self._shared: SharedPart | None = None  # made when several draws first share a part of the network
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
         return Network(self.net, self._frozen, self._held, self.output, self.autocast)
+
+    def holding(self, frozen: Collection[str], held: Params) -> Network:
+        """The same network with other parameters frozen, and with these values."""
+        return Network(self.net, frozen, held, self.output, self.autocast)
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
@@ -79,6 +87,10 @@ class Network:
     def params(self) -> Params:
         """Copies of what every parameter is when a call does not say."""
         return {name: value.detach().clone() for name, value in self._evaluating.module.named_parameters()}
+
+    def own_params(self, names: Collection[str]) -> Params:
+        """What these parameters are when a call does not say, in the memory of the module."""
+        return {name: value.detach() for name, value in self._evaluating.module.named_parameters() if name in names}
 
     def buffers(self) -> Buffers:
         """Copies of the module's current buffers."""
@@ -114,14 +126,49 @@ class Network:
         found = found if self.output is None else picked(found, self.output)
         return found.to(self._full) if isinstance(found, Tensor) and found.is_floating_point() else found
 
-    def over_draws(self, stack: Params, x: Tensor, *, buffers: Buffers | None = None, vectorise: bool) -> Tensor:
+    def over_draws(
+        self,
+        stack: Params,
+        x: Tensor,
+        *,
+        buffers: Buffers | None = None,
+        vectorise: bool,
+        at_once: int | None = None,
+    ) -> Tensor:
         """Outputs ``(K, batch, ...)`` for a stack of K draws, in evaluation mode.
 
         Buffers that differ from draw to draw are in ``stack`` like parameters; ``buffers`` are those all draws share.
-        ``vectorise`` asks for one batched call; a module that ``vmap`` refuses is called draw by draw instead.
+        ``vectorise`` asks for batched calls, of ``at_once`` draws each (None: all of them); a module that ``vmap``
+        refuses is called draw by draw instead. What does not depend on the tensors that differ runs once.
         """
         shared = {name: value for name, value in (buffers or {}).items() if name not in stack}
-        return (self._all_draws if vectorise else _draws_in_turn)(self, stack, x, shared)
+        own = {name: value for name, value in stack.items() if value.stride(0) != 0}  # the others are expanded
+        if number_of_draws(stack) == 1 or not own:
+            own = stack
+        function = self.given(index_params(stack, 0), own, x, shared)
+        return (self._all_draws if vectorise else _draws_in_turn)(function, own, at_once)
+
+    def given(
+        self, params: Params, varying: Collection[str], x: Tensor, buffers: Buffers
+    ) -> Callable[[Params], Tensor]:
+        """The outputs at ``x`` as a function of the parameters (and buffers) whose names are ``varying``.
+
+        What they have no influence on, such as the frozen layers before a random head, is computed once, here.
+        ``params`` has the values of all others, and typical ones of these.
+        """
+        common = {name: value for name, value in params.items() if name not in varying}
+        part = self._shared_part(params, x) if common or self._frozen else None
+        features = None if part is None else part.features(params, varying, x, buffers)
+        if part is None or features is None:
+            return lambda own: self({**common, **own}, x, buffers=buffers)
+        return lambda own: part({**common, **own}, x, features, buffers)
+
+    def _shared_part(self, params: Params, x: Tensor) -> SharedPart | None:
+        """What runs a part of the network once; not where gradients are wanted, which the part itself may need."""
+        if torch.is_grad_enabled() or any(map(_is_wrapped, tree_leaves((params, x)))):
+            return None
+        self._shared = self._shared or SharedPart(self.copy())
+        return self._shared
 
     def is_steady(self, params: Params, x: Tensor, buffers: Buffers) -> bool:
         """Whether training mode computes what evaluation mode does: no batch statistics, no dropout.
@@ -184,9 +231,12 @@ class Network:
                 self._input_dtype = None
                 raise
 
+    def _check_arguments(self, x: Tensor) -> None:
+        check_arguments(self.net, x)
+
     def probe(self, x: Tensor, params: Params, buffers: Buffers | None = None) -> Tensor:
         """The output for the first rows of ``x``, or a clear error if the module cannot take them."""
-        check_arguments(self.net, x)
+        self._check_arguments(x)
         rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():
@@ -195,14 +245,15 @@ class Network:
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             why = why_refused(self._evaluating.module, lambda some: self(params, some, buffers=buffers), x, rows)
-            raise InvalidData(f"The network cannot take {described(x)}: {why or str(error).splitlines()[0]}") from error
+            said = str(error).splitlines()[0].replace(f"[{len(rows)}, ", "[rows, ")  # of those tried
+            raise InvalidData(f"The network cannot take {described(x)}: {why or said}") from error
         refuse_output(output)
         if output.dim() == 0 or output.shape[0] != len(rows):
             advice = "Batches come first (use batch_first=True in recurrent and attention layers)."
-            if isinstance(x, Tensor) and x.dim() == 1:
-                advice = f"If x of shape {tuple(x.shape)} is one row, pass x.unsqueeze(0), or X[:1] and not X[0]."
+            if isinstance(x, Tensor) and (x.dim() == 1 or output.dim() > 0):
+                advice = f"If x of shape {tuple(x.shape)} is one row, write x[None]; or X[:1] and not X[0]. {advice}"
             raise InvalidData(
-                f"The network's output must have one row per row of x: {len(rows)} rows gave shape "
+                f"The network's output must have one row per row of x: when tried on {len(rows)} rows it had shape "
                 f"{tuple(output.shape)}. {advice}"
             )
         return output
@@ -236,13 +287,12 @@ def check_autocast(autocast: Any) -> torch.dtype | None:
     return autocast
 
 
-def _draws_together(network: Network, stack: Params, x: Tensor, shared: Buffers) -> Tensor:
-    return vmap(lambda params: network(params, x, buffers=shared), randomness="different")(stack)
+def _draws_together(function: Callable[[Params], Tensor], stack: Params, at_once: int | None) -> Tensor:
+    return vmap(function, randomness="different", chunk_size=at_once)(stack)
 
 
-def _draws_in_turn(network: Network, stack: Params, x: Tensor, shared: Buffers) -> Tensor:
-    outputs = [network(index_params(stack, k), x, buffers=shared) for k in range(number_of_draws(stack))]
-    return torch.stack(outputs)
+def _draws_in_turn(function: Callable[[Params], Tensor], stack: Params, at_once: int | None) -> Tensor:
+    return torch.stack([function(index_params(stack, k)) for k in range(number_of_draws(stack))])
 
 
 class _Swappable:
@@ -339,7 +389,7 @@ def check_module(net: nn.Module) -> None:
             f"net's parameters must be real floating point, got {params[unreal[0]].dtype} in {unreal[0]!r}.{hint}"
         )
     for name, value in params.items():
-        if not torch.isfinite(value).all():
+        if value.numel() and not torch.stack(torch.aminmax(value.detach())).isfinite().all():
             raise InvalidArgument(
                 f"net parameter {name!r} has missing or infinite values. Initialise the network again."
             )
@@ -420,63 +470,3 @@ def _counting_copy(training: nn.Module) -> nn.Module:
 def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
     """Rows in parts of nearly equal size, none of them a single row unless it is the only one."""
     return x.tensor_split(-(-len(x) // most))
-
-
-# --- one batched call where torch can batch every operation, a loop where it cannot ----------------------------------
-
-LINEAR_ALGEBRA_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
-"""A matrix that cannot be factorised or inverted: an error of the values, not of the operation."""
-
-
-class batched:
-    """``function`` where ``vmap`` accepts it, ``fallback`` from its first refusal on.
-
-    A refusal is an error that the fallback does not raise: an error in the user's own code comes again from the
-    fallback, without ``vmap`` around it, and is passed on. Operations that ``vmap`` would loop over by itself, slowly,
-    count as refused.
-
-    >>> from torch.func import vmap
-    >>> branch = lambda row: row if row.sum() > 0 else -row
-    >>> call = batched(vmap(branch), lambda rows: torch.stack([branch(row) for row in rows]))
-    >>> call(torch.tensor([[1.0], [-2.0]])).flatten()
-    tensor([1., 2.])
-    >>> call.refused
-    True
-
-    Args:
-        function: Makes one batched call (``vmap``, or ``is_grads_batched=True``).
-        fallback: Takes the same arguments and returns the same, one item after the other.
-
-    Attributes:
-        refused: Whether ``function`` has been refused; it is not called again.
-    """
-
-    def __init__(self, function: Callable[..., Any], fallback: Callable[..., Any]):
-        self.function, self.fallback = function, fallback
-        self.refused = False
-
-    def __call__(self, *args: Any) -> Any:
-        """The result, by either way."""
-        if self.refused:
-            return self.fallback(*args)
-        try:
-            with no_hidden_loops():
-                return self.function(*args)
-        except RuntimeError as error:
-            found = self.fallback(*args)
-            self.refused = not isinstance(error, LINEAR_ALGEBRA_ERROR)
-            return found
-
-
-_FUNCTORCH: Any = torch._C._functorch  # type: ignore[attr-defined]
-
-
-class no_hidden_loops:
-    """Make ``vmap`` refuse operations that it can only loop over: an explicit loop is faster."""
-
-    def __enter__(self) -> None:
-        self.before = _FUNCTORCH._is_vmap_fallback_enabled()
-        _FUNCTORCH._set_vmap_fallback_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        _FUNCTORCH._set_vmap_fallback_enabled(self.before)

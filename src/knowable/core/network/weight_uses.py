@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from knowable.core.network.batched import no_hidden_loops
 from knowable.core.network.layer_operations import (
     CONVOLUTIONS,
     LINEAR,
@@ -27,7 +28,7 @@ from knowable.core.network.layer_operations import (
     lstm_is_plain,
     operands,
 )
-from knowable.core.network.network import Network, no_hidden_loops
+from knowable.core.network.network import Network
 from knowable.core.network.params import Buffers, Params
 
 

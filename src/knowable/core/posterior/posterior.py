@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,14 +16,17 @@ from torch.utils._pytree import tree_leaves
 from knowable.core.model.data import as_input
 from knowable.core.model.model import Model
 from knowable.core.model.prior import JointPrior
+from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Buffers, Params, expand_params, index_params
 from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import arguments_named, check_count, check_generator
+from knowable.core.support.checks import arguments_named, check_count, check_generator, parse_memory
 from knowable.core.support.randomness import generator_for
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.errors import InvalidArgument, Unsupported
+
+T = TypeVar("T")
 
 # Names of arguments in other libraries.
 _ELSEWHERE: dict[str, str] = dict.fromkeys(("n_samples", "num_samples", "draws", "n_draws", "mc_samples"), "samples")
@@ -165,7 +166,7 @@ class Posterior(ABC):
 
         ``stack`` holds the network's parameters, and the buffers that differ from draw to draw.
         """
-        return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise)
+        return self.model.network.over_draws(stack, x, buffers=self.buffers, vectorise=vectorise, at_once=DRAWS_AT_ONCE)
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
@@ -263,14 +264,16 @@ class Posterior(ABC):
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, frozen: str = "stored") -> Path:
         """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code.
 
         Args:
             path: The folder.
             overwrite: Replace a posterior that was saved there before.
+            frozen: ``"stored"``: the frozen parameters are saved too, once. ``"reference"``: only their hashes are, and
+                loading needs the network that has them, ``kn.load(path, net)``, and checks them.
         """
-        return save_posterior(self, path, overwrite=overwrite)
+        return save_posterior(self, path, overwrite=overwrite, frozen=frozen)
 
     def __repr__(self) -> str:
         start = self.model.params()
@@ -282,30 +285,13 @@ class Posterior(ABC):
 
 # --- Monte Carlo prediction under a memory limit: blocks of draws, blocks of rows, one result ------------------------
 #
-# Draws are made once and kept for the next call where they fit. Small networks run a whole block of draws in one
-# batched call (their time is overhead); large ones draw by draw (their time is arithmetic, which batching cannot save).
+# Draws are made once and kept for the next call where they fit. What they have in common runs once for a block of them.
+# Where few weights are random, several draws run in one batched call (their time is overhead); where many are, draw by
+# draw (their time is arithmetic, which batching cannot save).
 
-DRAWS_PER_BLOCK = 8
 _DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
-_VECTORISE_BELOW = 20_000  # parameters; beyond it a batched call is no faster than a loop
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def parse_memory(value: int | str | None) -> int | None:
-    """Bytes from a number or from text such as ``"500MB"``."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
-        if not match or match[2].upper() not in _UNITS:
-            raise InvalidArgument(f"max_memory must be bytes or text such as '500MB', got {value!r}.")
-        value = int(float(match[1]) * _UNITS[match[2].upper()])
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InvalidType(f"max_memory must be bytes or text such as '500MB', got {type(value).__name__}.")
-    if value <= 0:
-        raise InvalidArgument(f"max_memory must be > 0, got {value}.")
-    return int(value)
+_VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
 
 
 def predict_outputs(
@@ -360,7 +346,14 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
     """How many rows a prediction may have so that its result takes at most half of the memory."""
     per_row = _Footprint(posterior, x).output * samples
-    return max(1, (memory or _DEFAULT_MEMORY) // (2 * per_row))
+    return max(1, (memory or _free_memory(posterior.model.device)) // (2 * per_row))
+
+
+def _free_memory(device: torch.device) -> int:
+    """Working memory where no limit is given: 2 GiB, or half of what is free on a graphics card if that is less."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _DEFAULT_MEMORY
+    return min(_DEFAULT_MEMORY, torch.cuda.mem_get_info(device)[0] // 2)
 
 
 def _block(posterior: Posterior, start: int, stop: int, samples: int, seed: int, *, keep: bool) -> Params:
@@ -386,37 +379,45 @@ class _Budget:
         footprint = _Footprint(posterior, x)
         result = draws * len(x) * footprint.output
         _check_result(result, draws, len(x), memory)
-        left = (memory or _DEFAULT_MEMORY + result) - result
+        left = (memory or _free_memory(posterior.model.device) + result) - result
         self.keep = draws * footprint.draw <= left // 4
-        left -= draws * footprint.draw if self.keep else 0
-        self.block = draws if self.keep else max(1, min(DRAWS_PER_BLOCK, left // (4 * footprint.draw)))
-        self.block = min(self.block, DRAWS_PER_BLOCK)
-        left -= 0 if self.keep else self.block * footprint.draw
-        self.vectorise = footprint.parameters <= _VECTORISE_BELOW
-        together = self.block if self.vectorise else 1
-        self.rows = max(1, int(left // 2 // (footprint.working * together)))
+        self.block = draws if self.keep else max(1, min(draws, left // (4 * footprint.draw)))
+        left -= self.block * footprint.draw
+        self.vectorise = footprint.random <= _VECTORISE_BELOW
+        together = min(self.block, DRAWS_AT_ONCE) if self.vectorise else 1
+        self.rows = max(1, int(left // 2 // (footprint.working + (together - 1) * footprint.own)))
 
 
 class _Footprint:
-    """Bytes per row and draw: the output and its copies in the prediction, all activations, and the weights."""
+    """Bytes per row: a draw's output with its copies, all activations, those of each draw alone; and of a draw."""
 
     def __init__(self, posterior: Posterior, x: Tensor):
-        params = posterior.mean()
+        params, network, buffers = posterior.mean(), posterior.model.network, posterior.buffers
         random = {name: value for name, value in params.items() if name not in posterior.points}
-        output = posterior.model.network.probe(x, posterior.model.network_params(params), posterior.buffers)[:2]
+        all_params, rows = posterior.model.network_params(params), x[:2]
+        varying = {name: value for name, value in all_params.items() if name in random}
+        with torch.no_grad():
+            function, once = _counted(lambda: network.given(all_params, varying, rows, buffers), len(rows))
+            output, self.own = _counted(lambda: function(varying), len(rows))
+        self.working = max(once, self.own)
         copies = posterior.model.likelihood.copies
-        self.output = max(1, copies * output.numel() * output.element_size() // len(x[:2]))
-        self.working = bytes_per_row(posterior.model, x, posterior.buffers)
+        self.output = max(1, copies * output.numel() * output.element_size() // len(rows))
         self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
-        self.parameters = sum(value.numel() for value in params.values())
+        self.random = sum(value.numel() for value in random.values())
 
 
 def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
     """Bytes of all activations of one row in a forward pass."""
-    params = model.network_params(model.params())
-    with _CountBytes() as counted, torch.no_grad():
-        model.network(params, x[:2], buffers=buffers)
-    return max(1, counted.bytes // len(x[:2]))
+    params, rows = model.network_params(model.params()), x[:2]
+    with torch.no_grad():
+        return _counted(lambda: model.network(params, rows, buffers=buffers), len(rows))[1]
+
+
+def _counted(run: Callable[[], T], rows: int) -> tuple[T, int]:
+    """What ``run`` returns, and the bytes that it allocates for each of so many rows."""
+    with _CountBytes() as counted:
+        output = run()
+    return output, max(1, counted.bytes // rows)
 
 
 class _CountBytes(TorchDispatchMode):

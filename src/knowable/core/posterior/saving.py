@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import warnings
@@ -20,10 +19,12 @@ from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
+from knowable.core.network.network import copy_module
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
-from knowable.core.storage.folder import read_folder, write_folder
+from knowable.core.storage.folder import read_folder, tensor_fingerprint, write_folder
+from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError, NeedsClasses
 
@@ -36,14 +37,24 @@ FAMILIES: dict[str, type[Posterior]] = {}
 """Posterior classes by the name of their family in an artifact; they enter themselves."""
 
 
-def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+FROZEN = ("stored", "reference")
+
+
+def save_posterior(
+    posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False, frozen: str = "stored"
+) -> Path:
     """Write ``posterior`` to a folder, atomically."""
+    check_choice("frozen", frozen, FROZEN)
     model = posterior.model
+    held, hashes = model.frozen_params(), {}
+    if frozen == "reference":  # what the network itself has; values from elsewhere are stored in any case
+        own = dict(model.net.named_parameters())
+        hashes = {name: _hash(value) for name, value in held.items() if value.data_ptr() == own[name].data_ptr()}
     tensors = {
         **with_prefix("posterior.", posterior._tensors()),
         **with_prefix("point.", posterior.points),
         **with_prefix("buffer.", posterior.buffers),
-        **with_prefix("frozen.", model.frozen_params()),
+        **with_prefix("frozen.", {name: value for name, value in held.items() if name not in hashes}),
     }
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
@@ -58,6 +69,7 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
+        **({"hashes": hashes} if hashes else {}),
         **_describe_output(model.network.output),
         **({} if model.network.autocast is None else {"autocast": _name(model.network.autocast)}),
     }
@@ -79,6 +91,11 @@ def save_posterior(posterior: Posterior, path: str | os.PathLike[str], *, overwr
             stacklevel=3,
         )
     return folder
+
+
+def _hash(value: Tensor) -> str:
+    """Of all of its values, its shape and its dtype."""
+    return tensor_fingerprint(value, rows=max(1, value.numel()))
 
 
 _FUNCTION = {"function": True}  # in place of an output that is a function
@@ -226,6 +243,11 @@ def _load_model(
             else f"output is for models whose output is a function; that of this one is {saved!r}. Leave it out."
         )
     frozen = without_prefix("frozen.", tensors)
+    if net is None and content.get("hashes"):
+        raise InvalidArgument(
+            f"This posterior was saved without its {len(content['hashes'])} frozen parameters (frozen='reference'): "
+            f"pass the network that has them, load(path, net)."
+        )
     if net is None:
         structure = content["network"]["structure"]
         if structure is None:
@@ -238,14 +260,8 @@ def _load_model(
         for name, dtype in content.get("dtypes", {}).items():
             net.get_parameter(name).data = net.get_parameter(name).data.to(_dtype(dtype))
     _check_network(net, content)
-    if not all(value.requires_grad for value in net.parameters()):  # the artifact says what is frozen
-        net = copy.deepcopy(net).requires_grad_(True)
-    with torch.no_grad():
-        own = dict(net.named_parameters())
-        if any(not torch.equal(own[name].cpu(), value) for name, value in frozen.items()):
-            net = copy.deepcopy(net)  # the user's own is never changed
-            for name, value in net.named_parameters():
-                value.copy_(frozen.get(name, value))
+    _check_references(net, content.get("hashes", {}))
+    net = _with_values(net, frozen)
     prior = _build_prior(content["prior"], without_prefix("prior.", tensors), classes)
     fixed = prior.fixed if isinstance(prior, PosteriorPrior) else {}
     likelihood, own_frozen = (
@@ -266,6 +282,34 @@ def _describe_dtypes(model: Model) -> dict[str, Any]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _check_references(net: nn.Module, hashes: dict[str, str]) -> None:
+    """Refuse a network whose frozen parameters are not those that the posterior was fitted with."""
+    own = dict(net.named_parameters())
+    other = [name for name, expected in hashes.items() if _hash(own[name]) != expected]
+    if other:
+        raise InvalidArgument(
+            f"net is not the network this posterior was fitted with: {', '.join(other[:3])}{', ...' * (len(other) > 3)}"
+            f" of its {len(hashes)} frozen parameters, which were saved by reference, {'have' if other[1:] else 'has'} "
+            f"other values. Load the weights that it had then."
+        )
+
+
+def _with_values(net: nn.Module, values: Params) -> nn.Module:
+    """The network with other values of some parameters, in a copy that shares the memory of all others.
+
+    All of its parameters require a gradient: the artifact says what is frozen.
+    """
+    every = dict(net.named_parameters())
+    same = all(torch.equal(every[name].detach().cpu(), value) for name, value in values.items())
+    if same and all(value.requires_grad for value in every.values()):
+        return net
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in net.buffers()}
+    for name, value in every.items():
+        other = values.get(name, value.detach())
+        shared[id(value)] = nn.Parameter(value.detach() if same else other.to(value.device))
+    return copy_module(net, shared)
 
 
 def _dtype(name: str) -> torch.dtype:

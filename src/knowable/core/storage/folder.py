@@ -167,6 +167,8 @@ def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
+    if not folder.exists():
+        raise DamagedArtifact(f"There is no folder {str(folder)!r} (in {Path.cwd()}).")
     if not file.is_file():
         raise DamagedArtifact(f"{folder} is not a saved folder: it has no {MANIFEST}.")
     if file.stat().st_size > _MOST_MANIFEST_BYTES:
@@ -205,7 +207,7 @@ def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         step = max(1, tensor.shape[0] // rows) if tensor.dim() else 1
         chosen = tensor[::step] if tensor.dim() else tensor
-        digest.update(chosen.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(chosen.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -192,6 +192,10 @@ class TestTimeAugmentation(Method):
                 f"got {self.augment!r}."
             )
 
+    @property
+    def makes_inputs(self) -> bool:
+        return True
+
     def _fit(self, job: FitJob) -> AugmentedPosterior:
         inner_job, seed = job.for_method(self.method), job.seed
         generator = generator_for(seed, "augment", device=job.model.device)

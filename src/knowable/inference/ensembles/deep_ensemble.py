@@ -76,6 +76,10 @@ class DeepEnsemble(Trained, Method):
             check_type("vectorise", self.vectorise, bool, "True, False or None")
         check_choice("start", self.start, ("fresh", "network"))
 
+    @property
+    def makes_inputs(self) -> bool:
+        return self.adversarial > 0
+
     def _fit(self, job: FitJob) -> Particles:
         attack, notes, nearby = None, (), self.start == "network"
         if self.adversarial > 0:

@@ -23,6 +23,7 @@ from knowable.core.model.model import Model
 from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_products
 from knowable.core.network.layers import NetworkLayers
+from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Params
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
 from knowable.core.posterior.posterior import Posterior, bytes_per_row, check_result_fits, predict_outputs
@@ -123,12 +124,10 @@ class LaplacePosterior(NormalPosterior):
             return super().run_draws(stack, x, first=first, seed=seed, vectorise=vectorise)
         network = self.model.network_params(self.mean())
         at = {name: network[name] for name in random_weights(self.model)}
-
-        def function(weights: Params) -> Tensor:
-            return self.model.network({**network, **weights}, x, buffers=self.buffers)
-
+        function = self.model.network.given(network, at, x, self.buffers)
         directions = {name: stack[name] - at[name] for name in at}
-        return function(at) + jacobian_vector_products(function, at, directions, vectorise=vectorise)
+        pushed = jacobian_vector_products(function, at, directions, vectorise=vectorise, at_once=DRAWS_AT_ONCE)
+        return function(at) + pushed
 
     def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs:
         check_result_fits(self, x, samples, memory)

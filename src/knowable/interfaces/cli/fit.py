@@ -27,6 +27,7 @@ from knowable.interfaces.cli.messages import (
     say,
     standard_output,
     tell,
+    told,
 )
 from knowable.interfaces.cli.options import (
     AsJson,
@@ -117,7 +118,8 @@ def fit(
             "id": list(identifier or ()), "missing": list(missing or ()), "group": group, "time": time, "refit": refit,
             "samples": samples, "seed": seed, "lenient": lenient,
         }  # fmt: skip
-        run = fit_table(options, folder, force=force, quiet=quiet)
+        with told(quiet=quiet):
+            run = fit_table(options, folder, force=force, quiet=quiet)
         page = write_run(run, options, folder, force=force)
         tell(all_notices(run), quiet=quiet)
         report = folder / run_folder.REPORT if page else None
@@ -196,9 +198,13 @@ def _refitted(
     rows = len(table.table)
     if not quiet:
         say(f"scored after {seconds:.0f} s; now a second fit, to all {rows} rows (--no-refit leaves it out)")
-    with collected() as found:
-        estimator.fit(table.table, table.target)
-    if estimator.posterior_.diagnostics.interrupted:
+    try:
+        with collected() as found:
+            estimator.fit(table.table, table.target)
+        stopped = estimator.posterior_.diagnostics.interrupted
+    except KeyboardInterrupt:  # before there was anything to keep
+        stopped = True
+    if stopped:
         return None, [Notice("Fit", "The fit to all rows was stopped: the run has the model that was scored.")]
     return estimator, [Notice(each.source, f"Fit to all rows: {each.text}") for each in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -45,8 +46,8 @@ def plain_errors() -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
-    except KeyboardInterrupt:
-        stop("stopped from the keyboard", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        stop(str(error) or "stopped from the keyboard", INTERRUPTED)
     except Diverged as error:
         stop(str(error), NOT_CONVERGED)
     except KnowableError as error:
@@ -108,6 +109,24 @@ def tell(found: Sequence[Notice], *, quiet: bool) -> None:
     if not quiet:
         for notice in found:
             say(f"warning: {notice.text}")
+
+
+@contextmanager
+def told(*, quiet: bool) -> Iterator[None]:
+    """Say when a fit begins and ends, where there is no terminal for a progress bar."""
+    logger, before = logging.getLogger("knowable"), logging.getLogger("knowable").level
+    handler = logging.Handler()
+    handler.emit = lambda record: say(record.getMessage())
+    if quiet or sys.stderr.isatty():
+        yield
+        return
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 @contextmanager

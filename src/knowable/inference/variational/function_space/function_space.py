@@ -142,6 +142,10 @@ class FunctionSpaceVI(VariationalMethod):
                 f"{self.context_points} function values. Take some ten times as many draws as points."
             )
 
+    @property
+    def makes_inputs(self) -> bool:
+        return True
+
     def _fit(self, job: FitJob) -> Posterior:
         check_model(job.model)
         return super()._fit(job)
