@@ -126,6 +126,11 @@ class Model:
         return self._like.device
 
     @property
+    def names(self) -> list[str]:
+        """All parameters that are not frozen, in the order of :meth:`params`."""
+        return list(self._start)
+
+    @property
     def point_names(self) -> list[str]:
         """Parameters that are estimated as points: neither random nor frozen, and the prior's hyperparameters."""
         return [name for name in self._start if name not in set(self.random_names)]
