@@ -1,7 +1,7 @@
 """LoRA adapters on a small pretrained transformer, made Bayesian: accuracy, calibration, and another domain.
 
-A BERT of two million weights is pretrained on the docstrings of installed packages (masked words), and kept. Then its
-adapters (peft, rank 8 on queries and values) and its head are fitted to another task: which package a sentence is from,
+A GPT-2 of 1.3 million weights is pretrained on the docstrings of installed packages (the next word), and kept. Then its
+adapters (peft, rank 8 on the attention) and its head are fitted to another task: which package a sentence is from,
 eight classes, 50 sentences each, of modules that the pretraining did not read. Everything begins at the same pretrained
 weights; the backbone is frozen. Scored on other sentences of these modules, and by how well the predictive entropy
 tells them from the docstrings of Python's standard library.
@@ -65,11 +65,11 @@ class Recipe:
         samples: Draws in a prediction.
     """
 
-    width: int = 160
+    width: int = 128
     layers: int = 4
     words: int = 4096
     length: int = 32
-    steps: int = 4000
+    steps: int = 2000
     rows: int = 50
     test: int = 2000
     epochs: int = 60
@@ -177,52 +177,52 @@ class Text:
 
 
 def config(recipe: Recipe, classes: int) -> Any:
-    """A small BERT's."""
-    from transformers import BertConfig
+    """A small GPT-2's."""
+    from transformers import GPT2Config
 
-    return BertConfig(
-        vocab_size=recipe.words, hidden_size=recipe.width, num_hidden_layers=recipe.layers, num_attention_heads=4,
-        intermediate_size=4 * recipe.width, max_position_embeddings=64, num_labels=classes, pad_token_id=0,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    return GPT2Config(
+        vocab_size=recipe.words, n_embd=recipe.width, n_layer=recipe.layers, n_head=4, n_positions=64,
+        num_labels=classes, pad_token_id=0, bos_token_id=2, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )  # fmt: skip
 
 
 def pretrained(text: Text) -> dict[str, Tensor]:
-    """Weights of the encoder after predicting masked words; trained once and kept in a file."""
+    """Weights of the transformer after predicting next words; trained once and kept in a file."""
     from safetensors.torch import load_file, save_file
 
-    file = FOLDER / f"encoder_{abs(hash_of(text.recipe))}.safetensors"
+    file = FOLDER / f"transformer_{hash_of(text.recipe)}.safetensors"
     if file.exists():
         return load_file(file)
-    from transformers import BertForMaskedLM
+    from transformers import GPT2LMHeadModel
 
     torch.manual_seed(0)
-    net = BertForMaskedLM(config(text.recipe, len(text.packages)))
+    net = GPT2LMHeadModel(config(text.recipe, len(text.packages)))
     rows = text.pretraining()
-    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, total_steps=max(text.recipe.steps, 2))
+    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=max(text.recipe.steps, 2), pct_start=0.1)
     begun, average = time.perf_counter(), 0.0
     for step in range(text.recipe.steps):
-        loss = _masked_word_loss(net, rows, text.recipe.words)
+        loss = _next_word_loss(net, rows)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         rate.step()
         average += 0.02 * (loss.item() - average) if step else loss.item()
-        if step % 500 == 499:
+        if step % 250 == 249:
             say(f"pretraining, step {step + 1}: loss {average:.3f}, {time.perf_counter() - begun:.0f} s")
-    weights = {name: value.contiguous() for name, value in net.bert.state_dict().items()}
+    weights = {name: value.contiguous() for name, value in net.transformer.state_dict().items()}
     FOLDER.mkdir(parents=True, exist_ok=True)
     save_file(weights, file)
     return weights
 
 
-def _masked_word_loss(net: nn.Module, rows: Mapping[str, Tensor], words: int) -> Tensor:
+def _next_word_loss(net: Any, rows: Mapping[str, Tensor]) -> Tensor:
     chosen = torch.randint(len(rows["input_ids"]), (64,))
     ids, mask = rows["input_ids"][chosen], rows["attention_mask"][chosen]
-    hidden = (torch.rand(ids.shape) < 0.15) & (ids > 3)
-    logits = net(input_ids=ids.masked_fill(hidden, 3), attention_mask=mask).logits
-    return F.cross_entropy(logits[hidden], ids[hidden])
+    counted = mask[:, 1:].bool()
+    found = net.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1][counted]
+    return F.cross_entropy(net.lm_head(found), ids[:, 1:][counted])
 
 
 def hash_of(recipe: Recipe) -> int:
@@ -234,14 +234,13 @@ def hash_of(recipe: Recipe) -> int:
 def with_adapters(text: Text, seed: int) -> nn.Module:
     """The pretrained network with a fresh head and fresh LoRA adapters; only these require a gradient."""
     from peft import LoraConfig, get_peft_model
-    from transformers import BertForSequenceClassification
+    from transformers import GPT2ForSequenceClassification
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = BertForSequenceClassification(config(text.recipe, len(text.packages)))
-        weights = pretrained(text)
-        net.bert.load_state_dict({**net.bert.state_dict(), **weights})
-        lora = LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"], modules_to_save=["classifier"])
+        net = GPT2ForSequenceClassification(config(text.recipe, len(text.packages)))
+        net.transformer.load_state_dict(pretrained(text))
+        lora = LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["score"])
         return get_peft_model(net, lora).eval()  # type: ignore[arg-type]
 
 
@@ -373,7 +372,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     recipe = run["recipe"]
     seeds = max((len(fits) for fits in run["methods"].values()), default=0)
     note = _NOTE.format(seeds=seeds, test=recipe["test"], draws=recipe["samples"])
-    return page(run, table("LoRA adapters of a small BERT: which package is a sentence from?", _HEADER, lines, note))
+    return page(run, table("LoRA adapters of a small GPT-2: which package is a sentence from?", _HEADER, lines, note))
 
 
 def _cells(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:

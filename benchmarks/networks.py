@@ -115,6 +115,23 @@ def resnet(layers: Layers = PLAIN) -> nn.Module:
     return SmallResNet(layers)
 
 
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al., 2016) with the small stem for 32x32 images: 11 million weights."""
+
+    def __init__(self, layers: Layers = PLAIN):
+        super().__init__()
+        self.stem = layers.convolution(3, 64, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        widths = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
+        blocks = (*widths, (256, 512, 2), (512, 512, 1))
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b, stride=stride, layers=layers) for a, b, stride in blocks))
+        self.head = layers.linear(512, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.head(features.mean((2, 3)))
+
+
 @dataclass(frozen=True)
 class Network:
     """An architecture with the shape of its inputs and the batch it is timed on."""

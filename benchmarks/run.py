@@ -48,6 +48,7 @@ STUDIES = (
     "in_between",
     "empirical_bayes",
     "trained_networks",
+    "sizes",
     "adapters",
     "compression.lenets",
     "compression.random_labels",

@@ -31,6 +31,7 @@ from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
@@ -73,6 +74,7 @@ from knowable.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticStudentT,
+    Joint,
     NegativeBinomial,
     Poisson,
     StudentT,
@@ -111,6 +113,7 @@ __all__ = [
     "Bernoulli",
     "NegativeBinomial",
     "Poisson",
+    "Joint",
     "DistributionLikelihood",
     "Likelihood",
     # priors
@@ -136,6 +139,7 @@ __all__ = [
     "Samples",
     "Prediction",
     "RegressionPrediction",
+    "JointPrediction",
     "ClassPrediction",
     "Diagnostics",
     "ChainDiagnostics",

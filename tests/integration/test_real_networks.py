@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import knowable as kn
 from knowable.core.network.network import Network
@@ -312,12 +313,69 @@ def test_the_models_dtype_is_that_of_the_parameters_which_are_not_frozen(method)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_dtypes_that_cannot_be_trained_are_refused_by_name():
-    with pytest.raises(
-        kn.InvalidArgument, match=r"mixes parameter dtypes.*bfloat16 in backbone.bias, torch.float32 in head"
-    ):
-        kn.Model(MixedPrecision(), kn.Gaussian())
-    net = nn.Linear(3, 1)
-    net.filter = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
-    with pytest.raises(kn.InvalidArgument, match=r"complex64 in 'filter'.*view_as_complex"):
-        kn.Model(net, kn.Gaussian())
+# --- sequences that are packed, and rows that are sent to different experts ------------------------------------------
+
+
+class Sequences(nn.Module):
+    """A recurrent layer over sequences of different lengths, packed or padded; the last output counts."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, packed: bool) -> None:
+        super().__init__()
+        self.layer, self.head, self.packed = kind(2, 3, batch_first=True), nn.Linear(3, 1), packed
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if self.packed:
+            packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            output = pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+        else:
+            output = self.layer(x)[0]
+        return self.head(output[torch.arange(len(x)), lengths - 1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_packed_sequences_have_the_curvature_of_padded_ones(kind, structure):
+    torch.manual_seed(0)
+    net, x, lengths = Sequences(kind, packed=True).double(), torch.randn(10, 4, 2).double(), torch.randint(1, 5, (10,))
+    padded = Sequences(kind, packed=False).double()
+    padded.load_state_dict(net.state_dict())
+    method = kn.Laplace(epochs=3, structure=structure, tune="never", polish=0)
+    data = ((x, lengths), x[:, 0].sum(1))
+    found, wanted = (method.fit(kn.Model(each, kn.Gaussian(0.5)), data) for each in (net, padded))
+    for name, value in wanted.std().items():
+        torch.testing.assert_close(found.std()[name], value, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.predict((x, lengths)).std, wanted.predict((x, lengths)).std)
+
+
+class Experts(nn.Module):
+    """Each row goes to one of two linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(3, 2), nn.ModuleList(nn.Linear(3, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(1)
+        chosen, output = shares.argmax(1), x.new_zeros(len(x), 1)
+        for k, expert in enumerate(self.experts):
+            rows = (chosen == k).nonzero().flatten()
+            if len(rows):
+                output = output.index_add(0, rows, expert(x[rows]) * shares[rows, k : k + 1])
+        return output
+
+
+@pytest.mark.parametrize("first", [[0, 1, 0], [0, 0, 0], [1, 1, 1]])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_experts_that_see_some_rows_are_refused_by_laplace_with_the_reason(structure, first):
+    """Whatever the experts of the first rows, on which layers are looked for."""
+    net, x = Experts(), torch.randn(60, 3)
+    chosen = net.gate(x).argmax(1)
+    order = [int((chosen == k).nonzero()[place]) for place, k in enumerate(first)]
+    x = torch.cat([x[order], x])
+    y = x.sum(1)
+    with pytest.raises(kn.Unsupported, match=r"act on every row, but experts\.[01]\.weight.*mixture of experts"):
+        kn.Laplace(epochs=1, structure=structure).fit(kn.Model(net, kn.Gaussian(0.5)), (x, y))
+    gate = kn.Laplace(epochs=1, structure=structure).fit(kn.Model(net, kn.Gaussian(0.5), random="gate*"), (x, y))
+    assert gate.predict(x).epistemic.gt(0).all()
+    for method in (kn.MeanFieldVI(epochs=2), kn.SWAG(epochs=2, snapshots=3), kn.DeepEnsemble(2, epochs=2)):
+        assert method.fit(kn.Model(net, kn.Gaussian(0.5)), (x, y)).predict(x).mean.isfinite().all()

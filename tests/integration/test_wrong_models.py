@@ -25,10 +25,10 @@ MODEL: dict[str, Case] = {
         kn.InvalidArgument,
         "net has lazy parameters.*Run it once",
     ),
-    "net mixes dtypes": (
-        lambda: kn.Model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double()), kn.Gaussian()),
-        kn.InvalidArgument,
-        r"net mixes parameter dtypes.*net\.float\(\)",
+    "net mixes dtypes that do not go together": (
+        lambda: fit(model=kn.Model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double()), kn.Gaussian())),
+        kn.InvalidData,
+        r"The network cannot take x.*same dtype",
     ),
     "net has no parameters": (
         lambda: kn.Model(nn.ReLU(), kn.Gaussian(0.1)),

@@ -30,7 +30,7 @@ def test_a_larger_budget_never_turns_chains_into_an_ensemble_and_never_works_les
     methods = [choose(rows, 8, 1_300, "regression", budget).method for budget in BUDGETS]
     chains = [isinstance(method, kn.MCLMC) for method in methods]
     assert chains == sorted(chains)
-    for kind, work in ((kn.MCLMC, "draws"), (kn.DeepEnsemble, "epochs")):
+    for kind, work in ((kn.MCLMC, "warmup"), (kn.DeepEnsemble, "epochs")):
         steps = [getattr(method, work) for method in methods if isinstance(method, kind)]
         assert steps == sorted(set(steps))
 
@@ -57,7 +57,7 @@ def test_a_posterior_that_is_to_be_updated_has_a_density():
 
 def test_a_choice_says_what_and_why():
     choice = choose(300, 6, 500, "regression")
-    assert str(choice) == f"MCLMC(chains=8, draws=120, warmup=300, adjusted=False): {choice.why}"
+    assert str(choice) == f"MCLMC(chains=8, max_gradients=10000, warmup=300, adjusted=False): {choice.why}"
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ torch.set_num_threads(int(sys.argv[1]))
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 4))
 y = X[:, 0] + np.sin(X[:, 1]) + 0.2 * rng.normal(size=60)
-BUDGETS["quick"] = Effort(1e12, 20, 20, 0.05)
+BUDGETS["quick"] = Effort(1e12, 20, 20, 400, 0.05)
 digest = hashlib.sha256()
 for method in ("auto", "ensemble"):
     model = kn.BayesianRegressor(method, budget="quick", random_state=0).fit(X, y)
@@ -271,7 +271,7 @@ def test_a_fit_does_not_look_at_the_clock_and_computes_with_one_thread(
     task: str, operations: float, monkeypatch: pytest.MonkeyPatch
 ):
     """What makes numbers the same on a busy machine: a clock on which every look takes an hour changes no digit."""
-    monkeypatch.setitem(BUDGETS, "normal", Effort(operations, 4, 4, 0.05))
+    monkeypatch.setitem(BUDGETS, "normal", Effort(operations, 4, 4, 50, 0.05))
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 3))
     y = X[:, 0] + 0.2 * rng.normal(size=40) if task == "regression" else (X[:, 0] > 0).astype(int)
@@ -324,7 +324,7 @@ def test_networks_made_here_have_a_prior_by_their_widths_and_others_the_usual_on
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_networks_that_stop_early_have_a_wider_prior(weighted: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(BUDGETS, "normal", Effort(1.0, 1, 1, 0.01))
+    monkeypatch.setitem(BUDGETS, "normal", Effort(1.0, 1, 1, 1, 0.01))
     X, y = np.random.default_rng(0).normal(size=(60, 8)), np.arange(60.0)
     weights = np.linspace(0.5, 1.5, 60) if weighted else None  # with them, no rows are held out
     model = kn.BayesianRegressor(random_state=0).fit(X, y, sample_weight=weights)
@@ -469,3 +469,26 @@ def test_params_are_stored_as_they_are():
     assert found["network"] is net
     assert (found["method"], found["budget"], found["time_limit"], found["samples"]) == ("mfvi", "quick", 3, 7)
     assert repr(kn.BayesianClassifier(samples=7)) == "BayesianClassifier(samples=7)"
+
+
+# --- stopped ---------------------------------------------------------------------------------------------------------
+
+
+def test_chains_that_are_stopped_before_the_first_draw_are_no_posterior(monkeypatch):
+    from knowable.inference.sampling.mclmc import MCLMCKernel
+
+    advance = MCLMCKernel.advance
+
+    def interrupted(self, target, state, n, *, warmup=None, **options):
+        if warmup is None or warmup.first > 0:
+            raise KeyboardInterrupt
+        return advance(self, target, state, n, warmup=warmup, **options)
+
+    monkeypatch.setattr(MCLMCKernel, "advance", interrupted)
+    frame, y = mixed_frame()
+    chains = kn.MCLMC(chains=2, warmup=60, draws=10, start="network", adjusted=False)
+    estimator = kn.BayesianRegressor(chains, network=linear_network)
+    with pytest.raises(KeyboardInterrupt, match="before the first draw"), pytest.warns(kn.Interrupted):
+        estimator.fit(frame, y)
+    with pytest.raises(NotFittedError):
+        estimator.predict(frame)

@@ -214,7 +214,9 @@ class FitJob:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Identifies the fit in its checkpoint: a resumed fit must have the same."""
+        """Identifies the fit in its checkpoint, if there is one: a resumed fit must have the same."""
+        if self.checkpoint is None:
+            return {}
         model = self.model
         known = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
         return {

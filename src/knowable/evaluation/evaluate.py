@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from knowable.core.model.data import column_of
+from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
 from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
@@ -77,7 +79,8 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
 
     Numbers: ``nll``, ``rmse``, ``crps``, ``coverage_90``, ``interval_width_90``, ``ece``, ``mean_std``. Classes:
     ``nll``, ``accuracy``, ``brier``, ``ece``, ``mean_entropy``, ``mean_mutual_information`` (in nats). See
-    ``knowable.metrics`` for what each is.
+    ``knowable.metrics`` for what each is. Several outcomes (``Joint``): ``nll`` of all together, and the scores of each
+    behind its name, as ``price.rmse``.
 
     Args:
         prediction: What ``posterior.predict(x)`` returned.
@@ -91,6 +94,8 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
         InvalidData: If ``y`` does not fit it, is empty, or has missing values.
     """
     y = column_of(y, 1)
+    if isinstance(prediction, JointPrediction):
+        return _scores_by_name(prediction, y)
     rows = rows_that_count(prediction, y) if isinstance(prediction, Prediction) else None
     some = slice(None) if rows is None else rows
     if isinstance(prediction, RegressionPrediction):
@@ -128,3 +133,17 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
         standard_errors={name: errors[name] for name in _ORDER if name in errors},
         per_row={name: rows.cpu() for name, rows in per_row.items()},
     )
+
+
+def _scores_by_name(prediction: JointPrediction, y: Any) -> Scores:
+    """The log density of all outcomes together, and the scores of each."""
+    known = prediction.named(y)
+    nll = -prediction.log_prob(known).double().cpu()
+    values, per_row = {"nll": nll.mean().item()}, {"nll": nll}
+    errors = {"nll": (nll.std() / math.sqrt(len(nll))).item() if len(nll) > 1 else math.nan}
+    for head in prediction:
+        scores = evaluate(prediction[head], known[head])
+        values |= {f"{head}.{name}": value for name, value in scores.items()}
+        errors |= {f"{head}.{name}": value for name, value in scores.standard_errors.items()}
+        per_row |= {f"{head}.{name}": value for name, value in scores.per_row.items()}
+    return Scores(values, standard_errors=errors, per_row=per_row)

@@ -6,6 +6,7 @@ from knowable.likelihoods.distribution import DistributionLikelihood
 from knowable.likelihoods.gaussian import Gaussian
 from knowable.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
 from knowable.likelihoods.heteroscedastic_student_t import HeteroscedasticStudentT
+from knowable.likelihoods.joint import Joint
 from knowable.likelihoods.negative_binomial import NegativeBinomial
 from knowable.likelihoods.poisson import Poisson
 from knowable.likelihoods.student_t import StudentT
@@ -22,6 +23,8 @@ __all__ = [
     # labels
     "Bernoulli",
     "Categorical",
+    # several outcomes
+    "Joint",
     # any other
     "DistributionLikelihood",
 ]

@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from knowable.core.compiling.recorder import unchecked_distributions
 from knowable.core.model.likelihood import DenseInformation, Likelihood
-from knowable.core.network.network import batched
+from knowable.core.network.batched import batched
 from knowable.core.network.params import Params, expand_params, index_params
 from knowable.core.prediction.prediction import (
     Components,

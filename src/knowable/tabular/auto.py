@@ -24,17 +24,17 @@ class Effort:
 
     operations: float  # of all gradients of chains, beyond which chains are not used
     warmup: int  # transitions of each chain
-    draws: int  # of each chain
+    draws: int  # of each chain, of a sampler that was asked for
+    gradients: int  # of each chain, at most
     steps: float  # of training, as a multiple of the usual number
 
 
 BUDGETS = {
-    "quick": Effort(1e11, 200, 50, 0.4),
-    "normal": Effort(6e11, 300, 120, 1.0),
-    "thorough": Effort(6e12, 600, 600, 3.0),
+    "quick": Effort(1.3e11, 200, 50, 4_000, 0.4),
+    "normal": Effort(1.2e12, 300, 120, 10_000, 1.0),
+    "thorough": Effort(1.2e13, 600, 600, 30_000, 3.0),
 }
 _CHAINS = 8
-_GRADIENTS = 12  # of a chain for each transition, about
 _OVERHEAD = 1e7  # operations that take as long as what a gradient costs whatever its size
 _MEMBERS = 5
 _LARGE = 100_000  # parameters, beyond which networks are trained one at a time
@@ -81,7 +81,7 @@ def choose(
 
     Example:
         >>> choose(300, 6, 500, "regression").method
-        MCLMC(chains=8, draws=120, warmup=300, adjusted=False)
+        MCLMC(chains=8, max_gradients=10000, warmup=300, adjusted=False)
         >>> choose(50_000, 20, 4_000, "classification").method
         DeepEnsemble(epochs=17, batch_size=128)
     """
@@ -95,9 +95,10 @@ def choose(
     within = f"the budget {budget!r}"
     if updates:
         return Choice(MeanFieldVI(), f"its posterior can be the prior of the rows to come ({size})")
-    gradients = _GRADIENTS * (effort.warmup + effort.draws)
-    if gradients * (_OVERHEAD + 6.0 * _CHAINS * rows * parameters) <= effort.operations:
-        chains = MCLMC(chains=_CHAINS, adjusted=False, warmup=effort.warmup, draws=effort.draws)
+    if effort.gradients * (_OVERHEAD + 6.0 * _CHAINS * rows * parameters) <= effort.operations:
+        chains = MCLMC(chains=_CHAINS, adjusted=False, warmup=effort.warmup, max_gradients=effort.gradients)
+        if budget == "thorough":
+            chains = replace(chains, draws=effort.draws, max_gradients=None)
         return Choice(chains, f"{size} are few enough for chains that draw from the posterior within {within}")
     why = f"chains would need more work than {within} has"
     epochs, batch = training_length(rows, inputs, budget)

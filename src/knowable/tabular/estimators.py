@@ -16,6 +16,7 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from knowable.core.chains.posterior import ChainPosterior
 from knowable.core.method import Method
 from knowable.core.model.data import Data
 from knowable.core.model.likelihood import Likelihood
@@ -178,6 +179,8 @@ class BayesianEstimator(BaseEstimator):
             progress = None if self.verbose else False
             found = self.method_.fit(self.model_, training, validation=held_out, seed=self.seed_, progress=progress)
         self._refuse_few_steps(found)
+        if isinstance(found, ChainPosterior) and found.diagnostics.interrupted and "rhat" not in found.diagnostics:
+            raise KeyboardInterrupt(f"the fit was {found.diagnostics.message}: there is nothing to score")
         return found
 
     def _divided(self, data: Data) -> tuple[Data, Data | None]:

@@ -37,7 +37,7 @@ def test_chains_monitor_probabilities(seed):
     layout = Layout.of(model.params())
     positions = torch.randn((5, 4, layout.size), generator=generator)
     start = Start(positions[0], points={}, buffers={})
-    found = FunctionMonitor(model, x, start, layout)(positions).unflatten(-1, (32, 3))
+    found = FunctionMonitor(model, x, torch.zeros(32), start, layout)(positions).unflatten(-1, (32, 3))
     params = layout.views(positions)
     wanted = (x @ params["weight"].mT + params["bias"].unsqueeze(-2)).softmax(-1)
     torch.testing.assert_close(found, wanted)

@@ -167,3 +167,17 @@ def test_a_model_with_this_prior_is_saved_and_loaded(tmp_path, generator):
     fitted.save(tmp_path / "fitted")
     loaded = kn.load(tmp_path / "fitted")
     assert torch.equal(loaded.model.log_prior(prior.mean()), fitted.model.log_prior(prior.mean()))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_directions_of_blocks_of_rows_are_those_of_the_whole(signed, generator, monkeypatch):
+    factor = torch.randn((23, 4), generator=generator, dtype=DTYPE)
+    factor[:, 3] = factor[:, 0]  # of rank 3
+    scale = torch.rand(23, generator=generator, dtype=DTYPE) + 0.5
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=DTYPE) if signed else None
+    monkeypatch.setattr("knowable.core.model.structured_normal._ROWS", 5)
+    basis, values = directions(factor, signs, scale=scale)
+    scaled = factor * scale.unsqueeze(1)
+    expected = scaled @ scaled.T if signs is None else (scaled * signs) @ scaled.T
+    torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=DTYPE))
+    torch.testing.assert_close((basis * values) @ basis.T, expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from knowable.core.network.network import batched, no_hidden_loops
+from knowable.core.network.batched import batched, no_hidden_loops
 
 
 def _branch(row):

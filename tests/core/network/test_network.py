@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import knowable as kn
 from knowable.core.network.network import Network
 from knowable.core.network.params import index_params, stack_params
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
@@ -172,12 +171,6 @@ def test_gradients_reach_the_parameters_that_were_passed():
 def test_what_is_not_a_module_is_refused():
     with pytest.raises(InvalidType, match=r"net must be a torch\.nn\.Module, got list"):
         Network([nn.Linear(1, 1)])  # type: ignore[arg-type]
-
-
-def test_mixed_dtypes_are_refused_with_a_parameter_of_each():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double())
-    with pytest.raises(InvalidArgument, match=r"float32 in 0\.bias, torch\.float64 in 1\.bias.*net\.float\(\)"):
-        kn.Model(net, kn.Gaussian())
 
 
 def test_lazy_parameters_are_refused():

@@ -9,6 +9,7 @@ import knowable as kn
 from knowable.core.model.data import as_data
 from knowable.inference.ensembles.swag import (
     _Probe,
+    batches_for_rate,
     constant_rate,
     gradient_noise,
     largest_curvature,
@@ -134,3 +135,13 @@ def test_at_the_first_limit_the_stationary_distribution_is_as_near_to_the_poster
 
     best = 2 * 2 / (rows * noise.trace().item())
     assert all(divergence(best) < divergence(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
+
+
+def test_short_runs_of_large_networks_look_at_few_batches(monkeypatch):
+    model, x, y, _ = _at_the_mode(40)
+    rows = as_data((x, y))
+    assert batches_for_rate(model, rows, 4, 2) == 50  # a small network
+    monkeypatch.setattr("knowable.inference.ensembles.swag.LITTLE_WORK", 0)
+    assert batches_for_rate(model, rows, 4, 2) == 4
+    assert batches_for_rate(model, rows, 4, 100) == 10  # 1,000 steps
+    assert batches_for_rate(model, rows, 4, 1000) == 50

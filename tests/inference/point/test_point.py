@@ -129,3 +129,56 @@ def test_inputs_are_moved_against_the_network_by_the_sign_of_the_gradient(genera
     clean, worse = model.log_likelihood(params, x, y).mean(), model.log_likelihood(params, moved, y).mean()
     assert worse < clean
     torch.testing.assert_close(loss, -0.5 * (clean + worse))
+
+
+# --- the prior's gradient, written by hand ---------------------------------------------------------------------------
+
+
+class _Odd(nn.Module):
+    """Parameters that share a gradient, one that is not used, and one by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(3):
+            self.register_parameter(f"part{number}", nn.Parameter(torch.randn(2, 1, dtype=DTYPE)))
+        self.unused = nn.Parameter(torch.randn(3, dtype=DTYPE))
+        self.last = nn.Linear(1, 1, dtype=DTYPE)
+
+    def forward(self, x):
+        return self.last(x @ (self.part0 + self.part1) + (x * self.part2.T).sum(1, keepdim=True))
+
+
+PRIORS = [
+    kn.Normal(0.3),
+    {"last*": kn.Normal(2.0, loc=1.5), "unused": kn.Flat(), "*": kn.Normal(0.7)},
+    {"part0": kn.LaplacePrior(0.5), "likelihood*": kn.StudentTPrior(), "*": kn.Normal(0.7)},
+    kn.LaplacePrior(0.5),
+]
+
+
+@pytest.mark.parametrize("prior", PRIORS, ids=repr)
+def test_loss_and_gradient_are_those_of_the_log_joint(prior, generator):
+    x, y = linear_data(generator=generator)
+    model = kn.Model(_Odd(), kn.Gaussian(), prior)
+    objective = PointObjective(model, 50, use_prior=True)
+    loss, terms = objective(x, y)
+    loss.backward()
+    params = {name: value.detach().requires_grad_() for name, value in model.params().items()}
+    expected = -model.log_likelihood(params, x, y).mean() - model.log_prior(params) / 50
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(terms["log_prior"], model.log_prior(params).detach())
+    wanted = torch.autograd.grad(expected, list(params.values()), materialize_grads=True)
+    for (name, value), gradient in zip(objective.params().items(), wanted, strict=True):
+        found = torch.zeros_like(value) if value.grad is None else value.grad
+        torch.testing.assert_close(found, gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_prior_is_added_to_the_gradient_without_another_tensor():
+    model = kn.Model(nn.Linear(500, 400), kn.Gaussian(0.1))
+    objective = PointObjective(model, 10, use_prior=True)
+    x, y = torch.randn(4, 500), torch.randn(4, 400)
+    loss, _ = objective(x, y)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        loss.backward()
+    made = max(event.self_cpu_memory_usage for event in profile.events() if event.name == "NormalLogPriorBackward")
+    assert made < 400 * 500 * 4  # the tensors that it makes are single numbers

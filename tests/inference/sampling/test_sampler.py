@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
+from knowable.core.chains.convergence import rhat
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.network.params import Layout
 from knowable.inference.sampling.hmc import HMC
@@ -334,24 +335,68 @@ def test_a_log_joint_that_is_not_finite_at_the_start_is_an_error():
 # --- what is monitored -----------------------------------------------------------------------------------------------
 
 
-def test_outputs_and_the_likelihoods_own_parameters_are_monitored():
-    model, (x, _) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="*"), linear_data(100)
+def test_outputs_and_log_likelihoods_are_monitored():
+    model, (x, y) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="*"), linear_data(100)
     layout = Layout.of(model.params())
-    monitor = FunctionMonitor(model, x, Start(torch.zeros(1, layout.size), {}, model.buffers()), layout)
+    monitor = FunctionMonitor(model, x, y, Start(torch.zeros(1, layout.size), {}, model.buffers()), layout)
     positions = torch.randn(4, 3, layout.size, dtype=DTYPE)
     found = monitor(positions)
-    assert found.shape == (4, 3, 32 + 1)
+    assert found.shape == (4, 3, 32 + 32)
     params = layout.views(positions[2, 1])
-    torch.testing.assert_close(found[2, 1, :-1], model.forward(params, monitor.x).flatten(), rtol=1e-9, atol=1e-9)
-    (own,) = [value for name, value in params.items() if name.startswith("likelihood.")]
-    assert found[2, 1, -1] == own
+    rows = slice(None, 96, 3)
+    torch.testing.assert_close(found[2, 1, :32], model.forward(params, x[rows]).flatten(), rtol=1e-9, atol=1e-9)
+    expected = model.log_likelihood(params, x[rows], y[rows])
+    torch.testing.assert_close(found[2, 1, 32:], expected, rtol=1e-9, atol=1e-9)
+
+
+def monitored(likelihood: kn.Likelihood, own: Tensor, seed: int) -> Tensor:
+    """R-hat of what is monitored, where all chains agree on the function and each has its own value for the noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn((32, 1), generator=generator, dtype=DTYPE)
+    y = torch.randn((32, 1), generator=generator, dtype=DTYPE)
+    outputs = 2 if isinstance(likelihood, kn.HeteroscedasticStudentT) else 1
+    model = kn.Model(nn.Linear(1, outputs).to(DTYPE), likelihood)
+    layout = Layout.of(model.params())
+    positions = 0.1 * torch.randn((200, len(own), layout.size), generator=generator, dtype=DTYPE)
+    (name,) = [name for name in model.params() if name.startswith("likelihood.")]
+    layout.views(positions)[name].add_(own.reshape(-1, *[1] * model.params()[name].dim()))
+    start = Start(positions[0], {}, model.buffers())
+    return rhat(FunctionMonitor(model, x, y, start, layout)(positions).transpose(0, 1))
+
+
+def test_chains_that_differ_in_their_noise_have_not_mixed(seed):
+    assert monitored(kn.Gaussian(), torch.tensor([0.0, 0.0, 0.0, 0.5]), seed).max() > 1.1
+
+
+def test_chains_need_not_agree_on_degrees_of_freedom_that_no_prediction_feels(seed):
+    found = monitored(kn.HeteroscedasticStudentT(), torch.tensor([14.0, 15.0, 16.0, 17.0]), seed)
+    assert found.max() < 1.1
+    assert monitored(kn.HeteroscedasticStudentT(), torch.tensor([0.0, 0.0, 0.0, 4.0]), seed).max() > 1.1
+
+
+@pytest.mark.parametrize("thin", [1, 2])
+def test_gradients_bound_a_run_that_does_not_mix(thin):
+    stuck = HMC(chains=3, max_gradients=900, warmup=0, step_size=1e-3, steps=4, storage=kn.ChainStorage(thin=thin))
+    with pytest.warns(kn.ConvergenceWarning, match="not mixed"):
+        found = stuck.sample(normal, [{"x": torch.tensor([k])} for k in (-1.0, 0.0, 1.0)])
+    assert 900 <= found.diagnostics["gradients"] / 3 <= 950
+    assert found.diagnostics.converged is False
+
+
+def test_a_bounded_run_of_too_few_draws_has_not_mixed():
+    stuck = HMC(chains=2, max_gradients=1, warmup=0, step_size=1e-3, steps=4)
+    with pytest.warns(kn.ConvergenceWarning, match="not mixed"):
+        found = stuck.sample(normal, {"x": torch.zeros(1)})
+    assert found.draws["x"].shape == (2, 1, 1) and found.diagnostics.converged is False
+    with pytest.raises(kn.InvalidArgument, match="Give one of them"):
+        HMC(draws=10, max_gradients=10)
 
 
 def test_point_estimates_are_part_of_the_function_that_is_monitored():
-    model, (x, _) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="last_layer"), linear_data(10)
+    model, (x, y) = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random="last_layer"), linear_data(10)
     random = Layout.of({name: model.params()[name] for name in model.random_names})
     points = {name: value + 1 for name, value in model.params().items() if name in model.point_names}
-    monitor = FunctionMonitor(model, x, Start(torch.zeros(1, random.size), points, model.buffers()), random)
+    monitor = FunctionMonitor(model, x, y, Start(torch.zeros(1, random.size), points, model.buffers()), random)
     positions = torch.randn(1, 1, random.size, dtype=DTYPE)
     expected = model.forward({**points, **random.views(positions[0, 0])}, x).flatten()
     torch.testing.assert_close(monitor(positions)[0, 0, :10], expected, rtol=1e-9, atol=1e-9)

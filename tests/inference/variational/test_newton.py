@@ -210,6 +210,16 @@ def test_fit_that_cannot_be_checked_says_why():
     assert "was not checked: the network computes something else in training" in found.message
 
 
+def test_short_fit_of_a_large_network_is_not_checked_and_says_so(monkeypatch):
+    monkeypatch.setattr("knowable.inference.variational.newton.LITTLE_WORK", 0)
+    problem = LinearGaussian.make(30, 4, noise=0.1, seed=0)
+    found = kn.MeanFieldVI(epochs=3).fit(problem.model(), problem.data).diagnostics
+    assert "possible_rise" not in found.terms
+    assert "was not checked: so short a training is not worth its cost" in found.message
+    longer = kn.MeanFieldVI(epochs=400).fit(problem.model(), problem.data).diagnostics  # 12,000 rows
+    assert "possible_rise" in longer.terms
+
+
 # --- whole fits ------------------------------------------------------------------------------------------------------
 
 

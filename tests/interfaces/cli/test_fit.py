@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -165,9 +168,36 @@ def test_an_interrupt_while_the_run_is_written_leaves_nothing(tmp_path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["n.csv"]
 
 
-def test_without_the_extra_for_reports_a_run_is_made_all_the_same(tmp_path, monkeypatch):
-    import sys
+def test_a_second_fit_that_is_stopped_at_once_leaves_the_model_that_was_scored(tmp_path, monkeypatch):
+    fit, calls = kn.BayesianRegressor.fit, []
 
+    def interrupted(self, *arguments):
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(kn.BayesianRegressor, "fit", interrupted)
+    monkeypatch.setitem(sys.modules, "jinja2", None)  # no page, which takes its time
+    path = write_csv(tmp_path / "n.csv", number_rows(40))
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "map", "--budget", "quick")
+    assert result.exit_code in (0, 3), result.stderr
+    assert "the run has the model that was scored" in result.stderr
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+def test_ctrl_c_while_the_package_is_imported_ends_quietly(tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from knowable_command import main; main()"
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert command.stdout is not None and command.stdout.readline() == "importing\n"
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate(timeout=30)
+    assert command.returncode == 130
+    assert said == "knowable: stopped from the keyboard\n"
+
+
+def test_without_the_extra_for_reports_a_run_is_made_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     path = write_csv(tmp_path / "n.csv", number_rows(40))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "map", "--budget", "quick")

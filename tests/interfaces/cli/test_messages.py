@@ -11,6 +11,7 @@ from knowable.interfaces.cli import messages as exits
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "knowable: stopped from the keyboard\n"),
+        (KeyboardInterrupt("the fit was stopped"), 130, "knowable: the fit was stopped\n"),
         (kn.InvalidData("line 3:\n  not a number"), 2, "knowable: line 3: not a number\n"),
         (kn.MissingExtra("Run:\n  pip"), 2, "knowable: Run: pip\n"),
         (kn.DamagedArtifact("altered"), 2, "knowable: altered\n"),

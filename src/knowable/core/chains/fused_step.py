@@ -9,7 +9,7 @@ from torch import Tensor
 
 from knowable.core.chains.target import Recordable, Target
 from knowable.core.compiling.recorder import Recorded
-from knowable.core.network.network import LINEAR_ALGEBRA_ERROR
+from knowable.core.network.batched import LINEAR_ALGEBRA_ERROR
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Step = Callable[..., tuple[Tensor, ...]]

@@ -79,7 +79,8 @@ _MORE_TIME = "Raise time_limit (--time-limit)"
 def _warn(result: ChainResult) -> None:
     terms = result.terms
     if result.interrupted:
-        warnings.warn(f"Sampling was {result.message}; these are the draws so far.", Interrupted, stacklevel=5)
+        what = "these are the draws so far" if "rhat" in terms else "these are the chains' positions, hardly draws"
+        warnings.warn(f"Sampling was {result.message}; {what}.", Interrupted, stacklevel=5)
         return
     if result.converged is False:
         least = min(terms.get("ess_bulk", 0.0), terms.get("ess_tail", 0.0))

@@ -98,8 +98,8 @@ class ChainPosterior(Particles):
         """All draws, or as many of each chain, evenly spaced, as ``samples`` allows."""
         length = len(self) // self.chains
         kept = length if samples is None else min(length, max(1, samples // self.chains))
-        place = torch.arange(kept, device=self.model.device) * length // kept  # in each chain
-        chosen = (torch.arange(self.chains, device=place.device).unsqueeze(1) * length + place).flatten()
+        place = torch.arange(kept) * length // kept  # in each chain; draws are in main memory
+        chosen = (torch.arange(self.chains).unsqueeze(1) * length + place).flatten()
         thinned = copy.copy(self)
         thinned.stack, thinned._kept = index_params(self.stack, chosen), None
         thinned.log_weights = normalised_log_weights(None, len(chosen), self.model)
@@ -121,8 +121,8 @@ class ChainPosterior(Particles):
         return {name: self._moments(value)[1] for name, value in self.draws.items()}
 
     def _moments(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = moments_of(draws, correction=0)
-        return mean.to(self.model.dtype), std.to(self.model.dtype)
+        mean, std = (each.to(self.model.device, self.model.dtype) for each in moments_of(draws, correction=0))
+        return mean, std
 
     def __repr__(self) -> str:
         what = f"{self.chains} chain{'s' * (self.chains > 1)} x {len(self) // self.chains} draws"

@@ -97,7 +97,7 @@ class ChainRun:
         """Some transitions of every chain."""
         warming = self.done < self.warmup
         end = self.warmup if warming else self.warmup + self._wanted() * self.thin
-        wanted = min(self.block_size, end - self.done)
+        wanted = min(self.block_size, end - self.done, self._transitions_left())
         if self.target.function.compiling and not self._compiled:  # it may now take some seconds without a move
             self._compiled = True
             bar.update(self.done, self.warmup + self._wanted() * self.thin, "compiling")
@@ -116,7 +116,7 @@ class ChainRun:
         self._apply_time_limit(warming, (time.monotonic() - began) / count)
         if warming and self.done >= self.warmup:
             self.sampling_from = self.target.gradients
-        if not warming and not self.finished and self.done >= end:
+        if not warming and not self.finished and (self.done >= end or self._out_of_gradients()):
             self._check_convergence()
         self._keep_good()
         if self.largest_block < _BLOCK:  # positions are large
@@ -152,10 +152,10 @@ class ChainRun:
         if not len(positions):
             return
         self.store.add(positions)
-        self.monitored.append(self.monitor(positions))
-        self.values.append(block.values[first :: self.thin])
+        self.monitored.append(self.monitor(positions).cpu())  # in main memory, as the draws are
+        self.values.append(block.values[first :: self.thin].cpu())
         for name, value in block.info.tensors().items():
-            self.info.setdefault(name, []).append(value[first :: self.thin])
+            self.info.setdefault(name, []).append(value[first :: self.thin].cpu())
 
     def _wanted(self) -> int:
         """Draws of each chain until convergence is checked next, or until the end."""
@@ -169,10 +169,23 @@ class ChainRun:
     def _check_convergence(self) -> None:
         """Stop where the chains have mixed, or have all the draws they may have."""
         draws = (self.done - self.warmup) // self.thin
-        self.finished = self.settings.draws is not None or draws >= self.mixing.most
+        self.finished = self.settings.draws is not None or draws >= self.mixing.most or self._out_of_gradients()
         self.converged = self._mixed()
         if self.settings.draws is None and self.converged:
             self.finished = True
+
+    def _transitions_left(self) -> int:
+        """Transitions, about, until the draws have used up the gradients that they may."""
+        drawn, most = self.done - self.warmup, self.settings.max_gradients
+        if most is None or drawn < 0:
+            return self.largest_block
+        used = self.target.gradients - self.sampling_from
+        left = (most * self.store.chains - self.target.gradients) * drawn // max(1, used)
+        return max(left, 1)
+
+    def _out_of_gradients(self) -> bool:
+        most = self.settings.max_gradients
+        return most is not None and self.target.gradients >= most * self.store.chains and len(self.monitored) > 0
 
     def _apply_time_limit(self, warming: bool, each: float) -> None:
         """Shorten the warm-up, or end the run, where the time limit demands it; a transition took ``each`` seconds."""
@@ -192,7 +205,11 @@ class ChainRun:
             self.converged = self._mixed()
 
     def _mixed(self) -> bool | None:
-        return self.mixing.reached(convergence_terms(torch.cat(self.monitored).transpose(0, 1)), self.settings.draws)
+        monitored = torch.cat(self.monitored).transpose(0, 1)
+        found = convergence_terms(monitored)
+        if self._out_of_gradients():
+            return self.mixing.reached(found, monitored.shape[1]) is True
+        return self.mixing.reached(found, self.settings.draws)
 
     def _check_finite(self, positions: Tensor) -> None:
         if not torch.isfinite(positions).all():
@@ -276,7 +293,8 @@ class ChainRun:
         if not self.store.kept:  # stopped before the first draw: the present positions
             position = self.state.position.unsqueeze(0)
             self.store.add(position)
-            self.monitored, self.values = [self.monitor(position)], [self.target.value(position[0]).unsqueeze(0)]
+            self.monitored = [self.monitor(position).cpu()]
+            self.values = [self.target.value(position[0]).unsqueeze(0).cpu()]
             self.info = {}
         monitored = torch.cat(self.monitored).transpose(0, 1)
         info = {name: torch.cat(found).transpose(0, 1) for name, found in self.info.items()}
@@ -297,6 +315,8 @@ class ChainRun:
 
     def _message(self, interrupted: bool) -> str:
         transitions = max(0, self.done - self.warmup)
+        if interrupted and not transitions:
+            return f"stopped from the keyboard in the warm-up of {self.settings.chains} chains, before the first draw"
         if interrupted:
             return f"stopped from the keyboard after {transitions} transitions of {self.settings.chains} chains"
         outcome = {True: "mixed", False: "not mixed", None: "ended"}[self.converged]

@@ -13,7 +13,7 @@ from knowable.core.chains.draw_store import DTYPES
 from knowable.core.posterior.diagnostics import NOT_BAYES
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type, parse_memory
-from knowable.errors import InvalidType
+from knowable.errors import InvalidArgument, InvalidType
 
 STARTS = ("ensemble", "map", "prior", "network")
 
@@ -65,6 +65,8 @@ class ChainSettings:
     Args:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        max_gradients: Where ``draws`` is None: gradients of each chain, warm-up included, after which the run ends even
+            where the chains have not mixed; None is no limit.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is the sampler's own.
         start: Where the chains of a network begin: ``"ensemble"`` (each at its own trained network: Sommer et al.,
             2025), ``"map"`` (all at one trained network), ``"prior"`` (draws from the prior), ``"network"`` (the
@@ -75,6 +77,7 @@ class ChainSettings:
 
     chains: int = 16
     draws: int | None = None
+    max_gradients: int | None = None
     warmup: int | None = None
     start: str | Posterior = "ensemble"
     temperature: float = 1.0
@@ -91,6 +94,12 @@ class ChainSettings:
         check_count("chains", self.chains)
         if self.draws is not None:
             check_count("draws", self.draws)
+        if self.max_gradients is not None:
+            check_count("max_gradients", self.max_gradients)
+            if self.draws is not None:
+                raise InvalidArgument(
+                    f"max_gradients is a limit where draws is None, got draws={self.draws} as well. Give one of them."
+                )
         if self.warmup is not None:
             check_count("warmup", self.warmup, at_least=0)
         if not isinstance(self.start, Posterior):
@@ -127,7 +136,7 @@ class Mixing:
     def reached(self, found: dict[str, float], draws: int | None) -> bool | None:
         """Whether chains with this R-hat and these effective sample sizes have mixed; None: too few draws to tell.
 
-        Where the user asked for a number of ``draws``, the thresholds are laxer.
+        Where the work was fixed before, which leaves ``draws`` of each chain, the thresholds are laxer.
         """
         if found["rhat"] != found["rhat"] or (draws or FEW) < FEW:
             return None

@@ -21,7 +21,7 @@ class Engine:
 
     Args:
         precision: ``"full"`` (the network's dtype) or ``"bfloat16"`` (autocast; parameters and their updates stay in
-            full precision).
+            full precision). Of the training alone: ``Model(..., autocast=torch.bfloat16)`` is for predictions too.
         mode: How gradients are computed. ``"eager"``: the network's own code at every step. ``"traced"``: its tensor
             operations, recorded once. ``"compiled"``: the recorded operations fused by torch's compiler, which takes
             some seconds at the beginning and pays in long runs. ``"auto"``: samplers trace, and compile once the run is

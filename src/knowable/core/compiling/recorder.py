@@ -24,8 +24,8 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from knowable.core.compiling.simplify import simplify
+from knowable.core.network.batched import LINEAR_ALGEBRA_ERROR, batched
 from knowable.core.network.inputs import Structure, flattened, taking_flat
-from knowable.core.network.network import LINEAR_ALGEBRA_ERROR, batched
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import time_left
 

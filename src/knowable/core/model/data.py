@@ -12,7 +12,7 @@ Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, ...]
 """``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
 
+TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+"""Shape of one target as the user gave it, by name where there are several; None where it is not known."""
+
+_Target = str | Sequence[str] | None
 _CHUNK = 4096  # rows per batch where no gradient is needed
 _SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
+FEWEST_ROWS = _PARTS * _PART_ROWS
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,10 @@ class Data:
             ``torch.nn.CrossEntropyLoss(weight=...)``, or ``"balanced"``: N / (classes x rows of the class), which sums
             up to N. A factor on ``weights`` where both are given. The numbers count as they are, and not as shares of
             their sum: twice as large, and the posterior is as sure as with twice the rows.
-        target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``; None where it is not known.
-        target: Where rows or batches are dicts: the name of the target. All other entries are inputs.
+        target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``, by name where there are several; None
+            where it is not known.
+        target: Where rows or batches are dicts: the name of the target, or a list of several, which are then a dict of
+            targets. All other entries are inputs.
 
     >>> Data((torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])), class_weights="balanced").size
     4
@@ -70,9 +77,9 @@ class Data:
     source: Any
     size: int = None  # type: ignore[assignment]
     weights: Tensor | None = None
-    target_shape: tuple[int, ...] | None = None
+    target_shape: TargetShape = None
     class_weights: Any = None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         source = self.source
@@ -81,7 +88,7 @@ class Data:
         ours = self.target is None and _is_ours(source)
         if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
             x, y = _two(source, "data")
-            source = as_rows(x) if is_several(x) else x, y
+            source = as_rows(x) if is_several(x) else x, as_rows(y, "y") if isinstance(y, Mapping) else y
             object.__setattr__(self, "source", source)
         if self.size is None:
             object.__setattr__(self, "size", _size_found(source))
@@ -151,16 +158,16 @@ class Data:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
-    def parts(self, passes: float, *, seed: int) -> Iterator[tuple[float, Batch]]:
+    def parts(self, passes: float, *, seed: int, fewest: int = _PARTS) -> Iterator[tuple[float, Batch]]:
         """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
 
-        There are at least 16. Together they have about ``passes`` times as many rows as the data, more where that would
-        make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where
+        that would make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
         """
         if self.in_memory:
             whole = self.tensors
             rows = int(min(_CHUNK, max(passes * self.size / _PARTS, _PART_ROWS)))
-            for number in range(max(_PARTS, round(passes * self.size / rows))):
+            for number in range(max(fewest, round(passes * self.size / rows))):
                 if rows >= self.size:
                     yield 1.0, whole
                     continue
@@ -168,11 +175,11 @@ class Data:
                 yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
             return
         done, rows = 0, 0
-        while done < _PARTS or rows < passes * self.size:
+        while done < fewest or rows < passes * self.size:
             for batch in self.batches(_CHUNK):
                 done, rows = done + 1, rows + len(batch[0])
                 yield self.size / len(batch[0]), batch
-                if done >= _PARTS and rows >= passes * self.size:
+                if done >= fewest and rows >= passes * self.size:
                     break
 
     def __iter__(self) -> Iterator[Batch]:
@@ -198,7 +205,7 @@ class _Checked:
     """A loader whose batches are cast and checked for the model as they come."""
 
     def __init__(
-        self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None, target: str | None = None
+        self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None, target: _Target = None
     ):
         self.loader, self.model, self.name, self.class_weights, self.target = loader, model, name, class_weights, target
 
@@ -264,7 +271,21 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     counted = None if model is None else model.likelihood.counted(y)
     if model is not None and counted is not None and not counted.any():
         raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
-    return Data((x, y), x.shape[0], target_shape=tuple(to_tensor(data[1], "y").shape[1:]))
+    return Data((x, y), x.shape[0], target_shape=_target_shape(_targets(data[1], model)))
+
+
+def _targets(y: Any, model: Model | None, name: str = "y") -> Tensor:
+    """Targets with the rows first; several by name are :class:`~knowable.core.network.inputs.Inputs`."""
+    if model is not None:
+        return model.likelihood.rows_of(y, name)
+    return as_rows(y, name) if isinstance(y, Mapping) else to_tensor(y, name)
+
+
+def _target_shape(y: Tensor) -> TargetShape:
+    """Shape of one target, by name where there are several."""
+    if isinstance(y, Tensor):
+        return tuple(y.shape[1:])
+    return {name: tuple(each.shape[1:]) for name, each in y.tree.items()}
 
 
 def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
@@ -331,14 +352,19 @@ def _rows_of_batches(source: Any) -> int:
     loader = source.loader if isinstance(source, _Checked) else source
     if isinstance(loader, DataLoader) and loader.batch_size is not None:
         return loader.batch_size
-    return max(1, next((len(_pair(batch)[1]) for batch in loader), 1))
+    return max(1, next((_row_count(_pair(batch)[1]) for batch in loader), 1))
+
+
+def _row_count(y: Any) -> int:
+    """Number of rows of targets, one or several by name."""
+    return len(next(iter(y.values()))) if isinstance(y, Mapping) else len(y)
 
 
 def _first_rows(batches: Any, most: int) -> Iterator[Any]:
     """Batches of ``most`` rows in all; the last is cut to that, and no further one is asked for."""
     left = most
     for batch in batches:
-        rows = len(_pair(batch[:2] if isinstance(batch, tuple | list) else batch)[1])
+        rows = _row_count(_pair(batch[:2] if isinstance(batch, tuple | list) else batch)[1])
         yield batch if rows <= left else tree_map_only(Tensor, itemgetter(slice(left)), tuple(batch))
         left -= rows
         if left <= 0:
@@ -357,7 +383,7 @@ def _batch_sizes(size: int, batch_size: int) -> list[int]:
 
 
 def _loaded(
-    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: str | None = None
+    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: _Target = None
 ) -> Data:
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
         raise InvalidData(
@@ -434,15 +460,17 @@ def _sampler_of(loader: DataLoader) -> Any:
     return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
 
 
-def _pair(batch: Any, target: str | None = None, name: str = "Each batch of the data") -> tuple[Any, Any]:
+def _pair(batch: Any, target: _Target = None, name: str = "Each batch of the data") -> tuple[Any, Any]:
     """Inputs and targets of a batch: a pair, or a dict of which ``target`` is the target."""
     if isinstance(batch, Mapping):
         keys = ", ".join(map(repr, batch))
         if target is None:
             raise InvalidData(f"{name} is a dict with {keys}: say which is the target, kn.Data(..., target=...).")
-        if target not in batch:
+        names = [target] if isinstance(target, str) else list(target)
+        if not all(each in batch for each in names):
             raise InvalidData(f"target={target!r} is not there: {name[0].lower()}{name[1:]} has {keys}.")
-        return {key: each for key, each in batch.items() if key != target}, batch[target]
+        found = batch[target] if isinstance(target, str) else {each: batch[each] for each in names}
+        return {key: each for key, each in batch.items() if key not in names}, found
     if target is not None:
         raise InvalidData(f"target={target!r} is for batches that are dicts, got {type(batch).__name__}.")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -455,10 +483,11 @@ def _pair(batch: Any, target: str | None = None, name: str = "Each batch of the 
 def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
     """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
     of = "" if name == "data" else f" of {name}"
-    x, y = as_rows(x, f"x{of}"), to_tensor(y, f"y{of}")
+    x = as_rows(x, f"x{of}")
+    y = _targets(y, model, f"y{of}")
     if isinstance(x, Tensor):
         check_rows(x, f"x{of}")
-    if y.dim() == 0 or x.shape[0] != y.shape[0]:
+    if not y.shape or x.shape[0] != y.shape[0]:
         raise InvalidData(
             f"x and y must have the same number of rows, got x {tuple(x.shape)} and y {tuple(y.shape)} in {name}."
         )

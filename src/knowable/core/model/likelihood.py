@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import isabstract
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from knowable.core.model.prior import Prior
+from knowable.core.network.outputs import Output
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import NormalOutputs, root_of
 from knowable.core.prediction.prediction import Prediction, align_target
+from knowable.core.support.tensors import to_tensor
 from knowable.errors import Unsupported
 
 LIKELIHOOD_PREFIX = "likelihood."
@@ -60,6 +62,14 @@ class Likelihood(ABC):
     def priors(self) -> dict[str, Prior]:
         """Default priors of its own parameters, by the same short names."""
         return {}
+
+    def for_network(self, output: Any) -> tuple[Self, Output | None]:
+        """This likelihood in one model, and which tensor it takes of what the network returns."""
+        return self, output
+
+    def rows_of(self, y: Any, name: str = "y") -> Tensor:
+        """Targets as a user passes them, with the rows first; nothing else is checked."""
+        return to_tensor(y, name)
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Give ``y`` the shape that :meth:`log_prob` wants, and whole numbers its dtype; values are not checked."""

@@ -13,10 +13,11 @@ from knowable.core.model.data import as_input
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX, Likelihood, no_likelihood
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import BecomesPrior, JointPrior, Normal, Prior, PriorByName
+from knowable.core.network.batched import no_hidden_loops
 from knowable.core.network.inputs import as_rows
-from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module
-from knowable.core.network.outputs import Output
-from knowable.core.network.params import Buffers, Params, expand_params, select_names, stack_params
+from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, full_dtype
+from knowable.core.network.outputs import Output, as_said
+from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
@@ -33,8 +34,8 @@ class Model:
     Everything is on the full-data scale: a mini-batch of M rows stands for N. There is no weight of the KL term to set.
 
     Args:
-        net: Any ``nn.Module``. Its inputs may be one tensor, several in a tuple, or a dict by the names of its
-            ``forward``'s arguments. It is never changed.
+        net: Any ``nn.Module``, of any floating-point dtypes. Its inputs may be one tensor, several in a tuple, or a
+            dict by the names of its ``forward``'s arguments. It is never changed.
         likelihood: What the output means: ``Gaussian()``, ``Categorical()``, ...
         prior: One prior for all parameters, a mapping of globs (first match wins), or a fitted posterior. None is
             ``Normal(1.0)``; methods that begin at weights that were trained elsewhere then choose its scale.
@@ -43,7 +44,11 @@ class Model:
         frozen: Names or globs of the parameters that stay as they are in ``net``. Parameters with
             ``requires_grad=False`` are frozen too, unless ``random`` has their full name (a glob does not count).
         output: Which tensor the likelihood takes, where the network returns several: a name (a key or an attribute, as
-            ``"logits"``), a place in a tuple, or a function of what the network returns.
+            ``"logits"``), a place in a tuple, or a function of what the network returns. With ``Joint``: a dict of
+            these by head; None takes each head by its name.
+        autocast: ``torch.bfloat16`` runs the network under ``torch.autocast`` of that dtype, in training and in
+            predictions; weights, likelihood and all linear algebra stay in the network's own. It is saved with the
+            posterior.
 
     >>> import knowable as kn
     >>> model = kn.Model(torch.nn.Linear(3, 1), kn.Gaussian(noise=0.1), kn.Normal(1.0))
@@ -59,7 +64,8 @@ class Model:
         *,
         random: str | Iterable[str] = "*",
         frozen: str | Iterable[str] = (),
-        output: Output | None = None,
+        output: Output | Mapping[str, Output] | None = None,
+        autocast: torch.dtype | None = None,
     ):
         if not isinstance(likelihood, Likelihood):
             raise InvalidType(no_likelihood(likelihood))
@@ -69,14 +75,14 @@ class Model:
         if len(set(names)) < len(names):
             raise InvalidArgument("net has a parameter whose name begins with 'likelihood.'; rename that submodule.")
         self.net = net
-        self.likelihood = likelihood
+        self.likelihood, output = likelihood.for_network(output)
         self.held_names = _without_gradient(net, random)
         self.frozen_names = select_names("frozen", frozen, names, net) | set(self.held_names)
         self._like = _trained_like(net, self.frozen_names)  # dtype and device of everything
         self._own = {LIKELIHOOD_PREFIX + name: value.to(self._like) for name, value in own.items()}
         self.prior_given = prior is not None  # or the default
         self._choose_prior(prior)
-        self.network = Network(net, self.frozen_names, self._frozen_values, output)
+        self.network = Network(net, self.frozen_names, self._frozen_values, output, autocast)
         random_names = select_names("random", random, names, net) - self.frozen_names
         self.random_names = [name for name in self._start if name in random_names and name not in self._hyperparams]
         if not self.random_names:
@@ -96,7 +102,7 @@ class Model:
 
     def _choose_prior(self, prior: Prior | Mapping[str, Prior] | JointPrior | BecomesPrior | None) -> None:
         values = {**{name: value.detach() for name, value in self.net.named_parameters()}, **self._own}
-        start = {name: value.clone() for name, value in values.items() if name not in self.frozen_names}
+        start = {n: value.to(self._like, copy=True) for n, value in values.items() if n not in self.frozen_names}
         self._frozen_values: Params = {}  # frozen at other values than the network's own
         self._buffers = {name: value.detach().clone() for name, value in self.net.named_buffers()}
         prior = _as_prior(prior)
@@ -117,7 +123,11 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of all parameters that are not frozen, and of inputs and targets."""
+        """Floating-point type of all parameters that are not frozen, and of inputs and targets.
+
+        It is that of the network, and single precision where the network has less: a network in bfloat16 is trained in
+        single precision and sees weights rounded to its own.
+        """
         return self._like.dtype
 
     @property
@@ -157,7 +167,7 @@ class Model:
     def starting_at(self, params: Params, buffers: Buffers | None = None) -> Model:
         """The same model with other start values: of the parameters in ``params``, and of the ``buffers``."""
         moved = copy.copy(self)
-        moved._start = {name: params.get(name, value).detach().clone() for name, value in self._start.items()}
+        moved._start = {name: params.get(name, v).detach().to(v, copy=True) for name, v in self._start.items()}
         moved._buffers = {**self._buffers, **{k: v.detach().clone() for k, v in (buffers or {}).items()}}
         return moved
 
@@ -224,7 +234,7 @@ class Model:
         """The log likelihood per example, ``(batch,)``, for one draw of parameters, in evaluation mode."""
         self.check_params(params)
         x = (x if isinstance(x, Tensor) else as_rows(x)).to(self.device)
-        y = torch.as_tensor(y, device=self.device)
+        y = self.likelihood.rows_of(y).to(self.device)
         output = self.forward(
             params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
         )
@@ -283,9 +293,20 @@ class Model:
         scores = self.likelihood.log_prob(output, self.align(y, output), self.likelihood_params(params))
         return scores if weights is None else weights * scores
 
+    def scores(self, outputs: Tensor, y: Tensor, stack: Params, weights: Tensor | None = None) -> Tensor:
+        """What :meth:`score` gives for each of K draws, ``(K, batch)``, of outputs ``(K, batch, ...)``."""
+        own = {name: value for name, value in stack.items() if name in self._own}
+        try:
+            with no_hidden_loops():
+                return torch.func.vmap(lambda output, params: self.score(output, y, params, weights))(outputs, own)
+        except RuntimeError:  # a likelihood that cannot be batched
+            each = [self.score(output, y, index_params(own, k), weights) for k, output in enumerate(outputs)]
+            return torch.stack(each)
+
     def align(self, y: Tensor, output: Tensor) -> Tensor:
         """Targets with the shape and dtype in which they are scored against ``output``."""
-        if y.dim() == 0 or len(y) != len(output):
+        y = y if isinstance(y, Tensor) else self.likelihood.rows_of(y)
+        if not y.shape or len(y) != len(output):
             raise InvalidData(f"y must have {len(output)} rows, as many as x; got shape {tuple(y.shape)}.")
         return self.likelihood.align(y.to(self.dtype) if y.is_floating_point() else y, output)
 
@@ -338,8 +359,9 @@ class Model:
         if self.held_names:
             held = sum(value.numel() for name, value in self.net.named_parameters() if name in self.held_names)
             which += f"; {held:,} more frozen by requires_grad=False"
-        output = self.network.output
+        output = as_said(self.network.output)
         picks = "" if output is None else f", output={getattr(output, '__qualname__', repr(output))}"
+        picks += "" if self.network.autocast is None else f", autocast={self.network.autocast}"
         return f"Model({type(self.net).__name__}, {self.likelihood!r}, prior={self.prior!r}{picks}: {which})"
 
 
@@ -377,15 +399,12 @@ def _far_targets(y: Tensor, output: Tensor) -> list[str]:
 
 
 def _trained_like(net: nn.Module, frozen: set[str]) -> Tensor:
-    """A parameter that is not frozen, of the dtype that all of them have; frozen ones may have another."""
-    trained = {name: value for name, value in net.named_parameters() if name not in frozen}
-    example = {value.dtype: name for name, value in trained.items()}
-    if len(example) > 1:
-        raise InvalidArgument(
-            f"net mixes parameter dtypes ({', '.join(f'{dtype} in {name}' for dtype, name in example.items())}). "
-            f"Convert it with net.float() or net.double(), or freeze those of all dtypes but one."
-        )
-    return next(iter((*trained.values(), *net.parameters())), torch.zeros(()))
+    """A number of the dtype in which parameters that are not frozen are trained, where they are."""
+    every = dict(net.named_parameters())
+    trained = [value for name, value in every.items() if name not in frozen]
+    example = next(iter((*trained, *every.values())), torch.zeros(()))
+    dtype = full_dtype(value.dtype for value in trained) if trained else example.dtype
+    return torch.zeros((), dtype=dtype, device=example.device)
 
 
 def _without_gradient(net: nn.Module, random: object) -> list[str]:

@@ -277,6 +277,11 @@ class Normal(Prior):
         return self.loc, 1.0 / self.scale**2
 
 
+def fixed_normal(prior: Prior | None) -> tuple[Scale, Scale] | None:
+    """Mean and precision of a normal or flat prior whose values are not learned, else None."""
+    return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
+
+
 Scale = float | Tensor
 """A positive scale. Users give a number; a learned scale is a tensor."""
 

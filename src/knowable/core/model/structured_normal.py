@@ -216,14 +216,14 @@ class DiagonalPlusLowRank(FlatNormal):
     def of_covariance(cls, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor) -> DiagonalPlusLowRank:
         """The covariance is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
         scale = diagonal.sqrt()
-        basis, excess = directions(factor / scale.unsqueeze(1))
+        basis, excess = directions(factor, scale=scale.reciprocal())
         return cls(layout, loc, scale, basis, 1.0 + excess)
 
     @classmethod
     def of_precision(cls, layout: Layout, loc: Tensor, diagonal: Tensor, factor: Tensor) -> DiagonalPlusLowRank:
         """The precision (inverse covariance) is diag(``diagonal``) + F Fᵀ with ``factor`` F ``(D, k)``."""
         scale = diagonal.rsqrt()
-        basis, excess = directions(factor * scale.unsqueeze(1))
+        basis, excess = directions(factor, scale=scale)
         return cls(layout, loc, scale, basis, (1.0 + excess).reciprocal())
 
     def sample(self, n: int, generator: torch.Generator | None) -> Params:
@@ -267,7 +267,7 @@ class DiagonalPlusLowRank(FlatNormal):
         away = held.flatten(known).to(self.loc) - held.flatten(self.means)
         shift = factor @ (signs * (held_factor.T @ away))  # the diagonal does not couple the two
         scale = diagonal.rsqrt()
-        basis, excess = directions(factor * scale.unsqueeze(1), signs)
+        basis, excess = directions(factor, signs, scale=scale)
         variance = (1.0 + excess).reciprocal()
         standard = shift * scale
         standard = standard + basis @ ((variance - 1.0) * (basis.T @ standard))
@@ -282,14 +282,32 @@ class DiagonalPlusLowRank(FlatNormal):
         return cls(layout, layout.flatten(loc), *(tensors[part] for part in ("scale", "basis", "stretch")))
 
 
-def directions(factor: Tensor, signs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+_ROWS = 2**18  # of a factor that are in double precision at one time
+
+
+def directions(factor: Tensor, signs: Tensor | None = None, *, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Orthonormal Q ``(D, k)`` and e ``(k,)`` with Q diag(e) Qᵀ = F diag(signs) Fᵀ, computed in double precision.
 
-    There are at most D columns, whatever the number of columns of ``factor`` F.
+    There are at most D columns, whatever the number of columns of ``factor`` F. Its rows are first multiplied by
+    ``scale`` ``(D,)``. Long factors are taken apart block of rows by block of rows, so that double precision takes
+    little memory.
     """
-    wide = factor.double()
-    basis, triangle = torch.linalg.qr(wide)  # (D, m), (m, k) with m = min(D, k)
+    parts = factor.split(max(_ROWS, factor.shape[1])) if len(factor) else (factor,)
+    scales = [None] * len(parts) if scale is None else scale.split([len(part) for part in parts])
+    triangle = torch.cat([_rotated(part, own)[1] for part, own in zip(parts, scales, strict=True)])
+    turn, triangle = torch.linalg.qr(triangle)  # of the parts' own bases
     inner = triangle @ triangle.T if signs is None else (triangle * signs.double()) @ triangle.T
     values, vectors = torch.linalg.eigh(inner)
     values = values.clamp_min(0.0) if signs is None else values
-    return (basis @ vectors).to(factor.dtype), values.to(factor.dtype)
+    basis, first = factor.new_empty((len(factor), len(values))), 0
+    turns = (turn @ vectors).split([min(part.shape) for part in parts])
+    for part, own, turned in zip(parts, scales, turns, strict=True):
+        basis[first : first + len(part)] = _rotated(part, own)[0] @ turned
+        first += len(part)
+    return basis, values.to(factor.dtype)
+
+
+def _rotated(part: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Q and R of some rows, in double precision."""
+    wide = part.double()
+    return torch.linalg.qr(wide if scale is None else wide * scale.double().unsqueeze(1))

@@ -44,6 +44,7 @@ class BatchJacobian:
         self.differentiable = differentiable
         with sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext():  # fused attention: one derivative only
             self.trace = ForwardTrace(network, layers.names, params, x, buffers, differentiable=differentiable)
+        layers.check(self.trace, len(x))
 
     @property
     def output(self) -> Tensor:

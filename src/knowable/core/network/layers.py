@@ -8,7 +8,7 @@ recurrent and attention layers keep rows in other dimensions than the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,7 @@ class NetworkLayers:
     layers: tuple[Layer, ...]  # weight matrices, all of whose uses are noted in a trace
     others: tuple[str, ...]  # parameters that are something else
     axes: tuple[RowAxis, ...]  # where each use has its rows; traces of any number of rows have the same uses in order
+    uses: tuple[tuple[str, ...], ...]  # the parameters of each use
     convolves: bool = False  # whether a layer is a convolution, whose backward pass is as quick direction by direction
 
     @classmethod
@@ -72,11 +73,20 @@ class NetworkLayers:
         """Trace the network on a few rows of ``x``."""
         rows = x[torch.arange(_PROBED, device=x.device) % len(x)]
         trace = ForwardTrace(network, names, params, rows, buffers, cut=True)
-        axes = _row_axes(trace)
+        axes = _row_axes(trace, lambda: _rows_are_independent(network, params, rows, buffers))
         layers = tuple(_layers(trace, params, axes))
         held = {name for layer in layers for name in layer.names}
         others = tuple(name for name in names if name not in held)
-        return cls(names, layers, others, axes, trace.convolves)
+        return cls(names, layers, others, axes, tuple(use.names for use in trace.uses), trace.convolves)
+
+    def check(self, trace: ForwardTrace, rows: int) -> None:
+        """Refuse a trace of other rows that uses the parameters in another way."""
+        for number, use in enumerate(trace.uses):
+            known = number < len(self.uses) and self.uses[number] == use.names
+            if not known or use.in_front(use.output).shape[self.axes[number].dim] % rows:
+                raise Unsupported(_routed(use.names))
+        if len(trace.uses) < len(self.uses):
+            raise Unsupported(_routed(self.uses[len(trace.uses)]))
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -104,12 +114,30 @@ def _positions(trace: ForwardTrace, use: int, axes: tuple[RowAxis, ...]) -> int:
     return axes[use].rows_first(output.in_front(output.output), _PROBED).shape[1]
 
 
-def _row_axes(trace: ForwardTrace) -> tuple[RowAxis, ...]:
+def _rows_are_independent(network: Network, params: Params, rows: Tensor, buffers: Buffers) -> bool:
+    """Whether each row has the same output alone and beside others."""
+    with torch.no_grad():
+        together = network(params, rows, buffers=buffers)
+        alone = torch.cat([network(params, rows[k : k + 1], buffers=buffers) for k in range(len(rows))])
+    return torch.allclose(together, alone, rtol=1e-3, atol=1e-5)
+
+
+def _routed(names: tuple[str, ...]) -> str:
+    return (
+        f"This method needs weights that act on every row, but {' and '.join(names)} act on some, as in a mixture of "
+        f"experts that sends rows to different ones. Keep them out of the random ones, Model(..., random=[...]), or "
+        f"use MeanFieldVI, SWAG or an ensemble."
+    )
+
+
+def _row_axes(trace: ForwardTrace, independent: Callable[[], bool]) -> tuple[RowAxis, ...]:
     """The first axis that fits each use: entries that belong to other rows must have no gradient at all."""
     found = []
     for use, masks in zip(trace.uses, _touched(trace), strict=True):
         fitting = (axis for axis in _candidates(masks.shape[1:]) if _fits(axis, masks))
         axis = next(fitting, None)
+        if axis is None and independent():
+            raise Unsupported(_routed(use.names))
         if axis is None:
             raise Unsupported(
                 f"This method needs rows that do not influence each other, but in the network's use of "

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from knowable.core.network.batched import batched
 from knowable.core.network.inputs import call, check_arguments, described
 from knowable.core.network.outputs import Output, check_output, picked, refuse_output
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws
@@ -49,15 +51,18 @@ class Network:
     """
 
     def __init__(
-        self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None, output: Output | None = None
-    ):
+        self, net: nn.Module, frozen: Collection[str] = (), held: Params | None = None, output: Output | None = None,
+        autocast: torch.dtype | None = None,
+    ):  # fmt: skip
         """Wrap ``net``; parameters in ``held`` take these values where the module's own would be used.
 
-        ``output`` says which tensor of what the module returns is meant.
+        ``output`` says which tensor of what the module returns is meant. With ``autocast`` the module runs under
+        ``torch.autocast`` of that dtype, and its output is in single precision.
         """
         check_module(net)
-        self.net, self.output = net, check_output(output)
+        self.net, self.output, self.autocast = net, check_output(output), check_autocast(autocast)
         self._frozen, self._held = frozen, held or {}
+        self._dtypes, self._full, self._input_dtype = _own_dtypes(net, frozen)
         self._evaluating = _Swappable(_structural_copy(net, self._held).eval())
         self._training = _Swappable(_structural_copy(net, self._held).train())
         _hold_frozen_modules_in_evaluation(self._training.module, frozen)
@@ -67,11 +72,11 @@ class Network:
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
-        return Network(self.net, self._frozen, self._held, self.output)
+        return Network(self.net, self._frozen, self._held, self.output, self.autocast)
 
     def holding(self, frozen: Collection[str], held: Params) -> Network:
         """The same network with other parameters frozen, and with these values."""
-        return Network(self.net, frozen, held, self.output)
+        return Network(self.net, frozen, held, self.output, self.autocast)
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
@@ -96,6 +101,8 @@ class Network:
         """Run the module with ``params`` (and ``buffers``) in place of its own; the rest is the module's."""
         swappable = self._training if training else self._evaluating
         try:
+            if self.autocast is not None or self._dtypes:
+                return self._in_own_dtypes(swappable, params, x, buffers or {}, training)
             found = swappable({**params, **buffers} if buffers else params, x, buffers if training else None)
             return found if self.output is None else picked(found, self.output)
         except ValueError as error:
@@ -105,6 +112,20 @@ class Network:
                     "single row has no variance. Use a larger batch_size, with a loader drop_last=True, or more rows."
                 ) from error
             raise
+
+    def _in_own_dtypes(
+        self, swappable: _Swappable, params: Params, x: Tensor, buffers: Buffers, training: bool
+    ) -> Tensor:
+        """The output in full precision of a network that computes with less, by its own dtypes or by autocast."""
+        params = {name: value.to(self._dtypes.get(name, value.dtype)) for name, value in params.items()}
+        x = x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+        context = nullcontext()
+        if self.autocast is not None:
+            context = torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
+        with context:
+            found = swappable({**params, **buffers}, x, buffers if training else None)
+        found = found if self.output is None else picked(found, self.output)
+        return found.to(self._full) if isinstance(found, Tensor) and found.is_floating_point() else found
 
     def over_draws(
         self,
@@ -193,8 +214,23 @@ class Network:
             own[name].fill_(1.0 if name.endswith("running_var") else 0.0)
         with torch.no_grad():
             for rows in _even_parts(x, _STATISTICS_BATCH):
-                self._counting({**params, **own}, rows)
+                self._in_own_dtypes(self._counting, params, rows, own, False)
         return own
+
+    def _tried(self, params: Params, x: Tensor, buffers: Buffers | None) -> Tensor:
+        """The output; a network of several dtypes that refuses inputs in full precision gets them with fewer digits."""
+        try:
+            return self(params, x, buffers=buffers)
+        except RuntimeError:
+            few = [dtype for dtype in self._dtypes.values() if dtype != self._full]
+            if self._input_dtype is not None or not few:
+                raise
+            self._input_dtype = few[0]
+            try:
+                return self(params, x, buffers=buffers)
+            except RuntimeError:
+                self._input_dtype = None
+                raise
 
     def _check_arguments(self, x: Tensor) -> None:
         check_arguments(self.net, x)
@@ -205,7 +241,7 @@ class Network:
         rows = rows_to_try(self._evaluating.module, x)
         try:
             with torch.no_grad():
-                output = self(params, x[rows], buffers=buffers)
+                output = self._tried(params, x[rows], buffers)
         except KnowableError:  # a part of ours inside the network, which says what is wrong itself
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -221,6 +257,34 @@ class Network:
                 f"{tuple(output.shape)}. {advice}"
             )
         return output
+
+
+def _own_dtypes(
+    net: nn.Module, frozen: Collection[str]
+) -> tuple[dict[str, torch.dtype], torch.dtype, torch.dtype | None]:
+    """Of parameters that are trained in another dtype than their own: that; the dtype of training; that of inputs.
+
+    Inputs of a network that is all of one dtype with few digits have that one; others are tried.
+    """
+    every = {name: value.dtype for name, value in net.named_parameters()}
+    trained = {name: dtype for name, dtype in every.items() if name not in frozen}
+    full = full_dtype(trained.values())
+    if all(dtype == full for dtype in trained.values()):
+        return {}, full, None
+    kinds = set(every.values())
+    return trained, full, kinds.pop() if len(kinds) == 1 else None
+
+
+def full_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """In which numbers of these dtypes are trained: single precision, or double where any of them is."""
+    return torch.float64 if torch.float64 in list(dtypes) else torch.float32
+
+
+def check_autocast(autocast: Any) -> torch.dtype | None:
+    """Refuse what is not a dtype of fewer digits."""
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise InvalidArgument(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}.")
+    return autocast
 
 
 def _draws_together(function: Callable[[Params], Tensor], stack: Params, at_once: int | None) -> Tensor:
@@ -408,63 +472,3 @@ def _counting_copy(training: nn.Module) -> nn.Module:
 def _even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
     """Rows in parts of nearly equal size, none of them a single row unless it is the only one."""
     return x.tensor_split(-(-len(x) // most))
-
-
-# --- one batched call where torch can batch every operation, a loop where it cannot ----------------------------------
-
-LINEAR_ALGEBRA_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[reportPrivateImportUsage]
-"""A matrix that cannot be factorised or inverted: an error of the values, not of the operation."""
-
-
-class batched:
-    """``function`` where ``vmap`` accepts it, ``fallback`` from its first refusal on.
-
-    A refusal is an error that the fallback does not raise: an error in the user's own code comes again from the
-    fallback, without ``vmap`` around it, and is passed on. Operations that ``vmap`` would loop over by itself, slowly,
-    count as refused.
-
-    >>> from torch.func import vmap
-    >>> branch = lambda row: row if row.sum() > 0 else -row
-    >>> call = batched(vmap(branch), lambda rows: torch.stack([branch(row) for row in rows]))
-    >>> call(torch.tensor([[1.0], [-2.0]])).flatten()
-    tensor([1., 2.])
-    >>> call.refused
-    True
-
-    Args:
-        function: Makes one batched call (``vmap``, or ``is_grads_batched=True``).
-        fallback: Takes the same arguments and returns the same, one item after the other.
-
-    Attributes:
-        refused: Whether ``function`` has been refused; it is not called again.
-    """
-
-    def __init__(self, function: Callable[..., Any], fallback: Callable[..., Any]):
-        self.function, self.fallback = function, fallback
-        self.refused = False
-
-    def __call__(self, *args: Any) -> Any:
-        """The result, by either way."""
-        if self.refused:
-            return self.fallback(*args)
-        try:
-            with no_hidden_loops():
-                return self.function(*args)
-        except RuntimeError as error:
-            found = self.fallback(*args)
-            self.refused = not isinstance(error, LINEAR_ALGEBRA_ERROR)
-            return found
-
-
-_FUNCTORCH: Any = torch._C._functorch  # type: ignore[attr-defined]
-
-
-class no_hidden_loops:
-    """Make ``vmap`` refuse operations that it can only loop over: an explicit loop is faster."""
-
-    def __enter__(self) -> None:
-        self.before = _FUNCTORCH._is_vmap_fallback_enabled()
-        _FUNCTORCH._set_vmap_fallback_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        _FUNCTORCH._set_vmap_fallback_enabled(self.before)

@@ -2,15 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 Output = str | int | Callable[[Any], Tensor]
+
+
+class Heads:
+    """Several named outputs of a network as one tensor ``(batch, values)``: each flattened, one after the other.
+
+    A likelihood for each of them takes it apart again by :meth:`split`.
+
+    Attributes:
+        given: Where each is in what the network returns, as the user said it; None: by its name.
+        shapes: The shape of each output of a row, by name, as the network gave them last.
+    """
+
+    def __init__(self, names: Sequence[str], given: Any = None):
+        if given is not None and not callable(given) and not (isinstance(given, Mapping) and set(given) == set(names)):
+            says = f"names {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"is {given!r}"
+            raise InvalidArgument(
+                f"output must be a dict that says where each of {', '.join(map(repr, names))} is, or a function that "
+                f"returns such a dict of tensors; it {says}."
+            )
+        self.names, self.given = tuple(names), given
+        self.shapes: dict[str, torch.Size] = {}
+        if isinstance(given, Mapping):
+            for each in given.values():
+                check_output(each)
+
+    def __call__(self, returned: Any) -> Tensor:
+        """What the network returned, as one tensor."""
+        if callable(self.given):
+            returned = self.given(returned)
+        where = self.given if isinstance(self.given, Mapping) else {name: name for name in self.names}
+        found = {name: self._head(name, picked(returned, where[name])) for name in self.names}
+        if len({len(each) for each in found.values()}) > 1:
+            rows = ", ".join(f"{name!r} {len(each)}" for name, each in found.items())
+            raise InvalidData(f"All heads of the network must have one row per row of x, got rows {rows}.")
+        self.shapes = {name: each.shape[1:] for name, each in found.items()}
+        return torch.cat([each.flatten(1) if each.dim() > 1 else each.unsqueeze(1) for each in found.values()], 1)
+
+    def split(self, output: Tensor) -> dict[str, Tensor]:
+        """The outputs by name, from ``(..., batch, values)``."""
+        return split_columns(output, self.shapes)
+
+    def _head(self, name: str, found: Any) -> Tensor:
+        if not isinstance(found, Tensor) or found.dim() == 0:
+            raise InvalidType(f"The network's output {name!r} must be a tensor with the rows first, got {found!r}.")
+        return found
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+
+def split_columns(values: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Parts of ``(..., batch, columns)`` by name, each in its shape."""
+    sizes = [shape.numel() for shape in shapes.values()]
+    if sum(sizes) != values.shape[-1]:
+        raise InvalidData(
+            f"Rows of {values.shape[-1]} values cannot be split into {', '.join(shapes)}, which take {sum(sizes)}. "
+            f"Heads must have the same shape in all batches."
+        )
+    parts = zip(shapes.items(), values.split(sizes, -1), strict=True)
+    return {name: each.reshape(*each.shape[:-1], *shape) for (name, shape), each in parts}
+
+
+def as_said(output: Output | None) -> Any:
+    """The output as the user said it."""
+    return output.given if isinstance(output, Heads) else output
 
 
 def check_output(output: Any) -> Output | None:

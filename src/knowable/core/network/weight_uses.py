@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from knowable.core.network.batched import no_hidden_loops
 from knowable.core.network.layer_operations import (
     CONVOLUTIONS,
     LINEAR,
@@ -27,7 +28,7 @@ from knowable.core.network.layer_operations import (
     lstm_is_plain,
     operands,
 )
-from knowable.core.network.network import Network, no_hidden_loops
+from knowable.core.network.network import Network
 from knowable.core.network.params import Buffers, Params
 
 
@@ -80,15 +81,20 @@ class WeightUse:
         return self.output.numel() // self.output.shape[self.feature_dim]
 
     def in_front(self, values: Tensor, *, lead: int = 0) -> Tensor:
-        """Values of the output's shape as ``(..., out)``: rows and positions in front, behind ``lead`` dimensions."""
+        """Values of the output's shape as ``(..., out)``: rows and positions in front, behind ``lead`` dimensions.
+
+        In single precision at least, as inputs are too: what follows is linear algebra.
+        """
+        values = _in_full(values)
         return values.flatten(2 + lead).mT if self.kernel else values
 
     def inputs_in_front(self) -> Tensor:
         """Inputs as ``(..., in)``: of a convolution the patches ``(rows, positions, in * kernel)``."""
+        inputs = _in_full(self.inputs)
         if not self.kernel:
-            return self.inputs
+            return inputs
         kernel, (stride, dilation) = self.kernel, (_each(self.settings.get(k, 1), self.kernel) for k in _STEPS)
-        image = _padded(self.inputs, self.settings.get("padding", 0), kernel, dilation)
+        image = _padded(inputs, self.settings.get("padding", 0), kernel, dilation)
         if len(kernel) == 1:  # an image of one line
             image, kernel, stride, dilation = image.unsqueeze(2), (1, *kernel), (1, *stride), (1, *dilation)
         return F.unfold(image, kernel, dilation=dilation, stride=stride).mT
@@ -96,12 +102,17 @@ class WeightUse:
     def activations(self) -> Tensor:
         """What the weight is multiplied with, ``(..., in)``, with a 1 at the end for the bias."""
         if self.weight is None:
-            return self.output.new_ones((*self.in_front(self.output).shape[:-1], 1))
+            return _in_full(self.output.new_ones((*self.in_front(self.output).shape[:-1], 1)))
         inputs = self.inputs_in_front()
         return inputs if self.bias is None else F.pad(inputs, (0, 1), value=1.0)
 
 
 _STEPS = ("stride", "dilation")
+
+
+def _in_full(values: Tensor) -> Tensor:
+    """Values in single precision where they have less."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def _each(value: Any, like: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,6 +152,7 @@ class WeightTracer(TorchFunctionMode):
         super().__init__()
         self.uses: list[WeightUse] = []
         self._names = {id(value): name for name, value in weights.items()}
+        self._casts: list[Tensor] = []
         self._take_apart, self._cut, self._twice, self._listener = take_apart, cut, twice, listener
 
     def __torch_function__(
@@ -148,6 +160,8 @@ class WeightTracer(TorchFunctionMode):
     ) -> Any:
         """Called for every function of torch that the network calls."""
         kwargs = kwargs or {}
+        if func is Tensor.to and id(args[0]) in self._names:
+            return self._same_elsewhere(args[0], func(*args, **kwargs))
         if not self._take_apart:
             return self._observe(func, args, kwargs)
         if func is LINEAR or func in (F.conv1d, F.conv2d):
@@ -157,6 +171,12 @@ class WeightTracer(TorchFunctionMode):
             return func(*args, **kwargs)
         with self:
             return apart(*args, **kwargs)
+
+    def _same_elsewhere(self, weight: Tensor, cast: Tensor) -> Tensor:
+        """A parameter in another dtype is that parameter."""
+        self._names[id(cast)] = self._names[id(weight)]
+        self._casts.append(cast)  # so that nothing else gets its id
+        return cast
 
     def _observe(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from knowable.core.model.data import as_input, checked_pair
 from knowable.core.network.params import Params, expand_params, index_params
+from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, MissingExtra
@@ -46,8 +47,7 @@ def exported(posterior: Posterior, x: Any, y: Any, samples: int | None, seed: in
         for group, each in groups.items()
     }
     if y is not None:
-        shape = y.shape[1:] if posterior.target_shape is None else posterior.target_shape
-        by_chain["observed_data"] = {"y": y.reshape(len(y), *shape)}
+        by_chain["observed_data"] = _observed(posterior, y, outputs)
     return data_tree(by_chain, info)
 
 
@@ -55,8 +55,7 @@ def _scored(
     posterior: Posterior, stack: Params, outputs: Tensor, y: Tensor | None, generator: torch.Generator
 ) -> dict[str, Params]:
     """An outcome of every draw, and the log likelihood of every draw and row where there are targets."""
-    outcomes = _outcomes(posterior, stack, outputs, generator)
-    groups = {"posterior_predictive": {"y": outcomes}}
+    groups = {"posterior_predictive": _outcomes(posterior, stack, outputs, generator)}
     if y is not None:
         likelihood, own = posterior.model.likelihood, posterior.model.likelihood_params
         scores = [likelihood.log_prob(each, y, own(index_params(stack, k))) for k, each in enumerate(outputs)]
@@ -64,21 +63,36 @@ def _scored(
     return groups
 
 
-def _outcomes(posterior: Posterior, stack: Params, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """One outcome of each draw, ``(K, rows, ...)``."""
+def _observed(posterior: Posterior, y: Tensor, outputs: Tensor | None) -> Params:
+    """Targets by name, in the shape in which they were given."""
+    shape = posterior.target_shape
+    if not isinstance(shape, dict):
+        return {"y": y.reshape(len(y), *(y.shape[1:] if shape is None else shape))}
+    assert outputs is not None  # where there are targets there are inputs
+    made = posterior.model.likelihood.predict(
+        outputs[:1], posterior.model.likelihood_params(posterior.sample(1)), outputs.new_zeros(1)
+    )
+    assert isinstance(made, JointPrediction)
+    return {name: each.reshape(len(y), *shape[name]) for name, each in made.named(y).items()}
+
+
+def _outcomes(posterior: Posterior, stack: Params, outputs: Tensor, generator: torch.Generator) -> Params:
+    """One outcome of each draw, ``(K, rows, ...)``, called y or by the names that there are."""
     model, shape = posterior.model, posterior.target_shape
     equal = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device).log_softmax(0)
     made = model.likelihood.predict(outputs, model.likelihood_params(stack), equal).shaped(shape)
     if isinstance(made, RegressionPrediction):
         draws = torch.arange(len(outputs), device=outputs.device)
         index = draws.view(-1, *(1,) * (made.samples.dim() - 1)).expand_as(made.samples)
-        return made.components.sample(index, generator=generator)
+        return {"y": made.components.sample(index, generator=generator)}
     drawn = []
     for k, output in enumerate(outputs):
         own = model.likelihood_params(index_params(stack, k))
         single = model.likelihood.predict(output.unsqueeze(0), expand_params(own, 1), torch.zeros_like(equal[:1]))
-        drawn.append(single.shaped(shape).draw(1, generator=generator)[0])
-    return torch.stack(drawn)
+        drawn.append(single.shaped(shape).draw(1, generator=generator))
+    if isinstance(made, JointPrediction):
+        return {name: torch.cat([each[name] for each in drawn]) for name in made}
+    return {"y": torch.cat(drawn)}
 
 
 def data_tree(groups: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Tensor]) -> Any:

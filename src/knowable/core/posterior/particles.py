@@ -61,8 +61,10 @@ class Particles(Posterior):
         return self._atoms(index)
 
     def _atoms(self, index: Tensor) -> Params:
-        """Some of the atoms, in the model's dtype (they may be stored in a shorter one)."""
-        return {name: value.to(self.model.dtype) for name, value in index_params(self.stack, index).items()}
+        """Some of the atoms, in the model's dtype and on its device: they may be stored otherwise, and elsewhere."""
+        kept = index.to(next(iter(self.stack.values())).device)
+        like = {"dtype": self.model.dtype, "device": self.model.device}
+        return {name: value.to(**like) for name, value in index_params(self.stack, kept).items()}
 
     def _mean_random(self) -> Params:
         weights = self.weights.to(self.model.dtype)
@@ -122,7 +124,8 @@ class Particles(Posterior):
 def normalised_log_weights(log_weights: Tensor | None, count: int, model: Model) -> Tensor:
     """Log weights ``(count,)`` that sum to one; equal ones if None are given."""
     if log_weights is None:
-        log_weights = torch.zeros(count, dtype=model.dtype, device=model.device)
+        log_weights = torch.zeros(count, dtype=model.dtype)
+    log_weights = log_weights.to(model.device)
     if log_weights.shape != (count,) or not torch.isfinite(log_weights.logsumexp(0)):
         raise InvalidArgument(
             f"log_weights must be {count} numbers, not all -inf; got shape {tuple(log_weights.shape)}."

@@ -45,7 +45,7 @@ class Posterior(ABC):
         log_evidence: log p(D): exact, a bound, an estimate, or None.
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
-            ``(N,)``. None, the network's own shape, where the data came from a loader.
+            ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -74,7 +74,7 @@ class Posterior(ABC):
         self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.log_evidence = log_evidence
         self.seed = seed
-        self.target_shape: tuple[int, ...] | None = None
+        self.target_shape: Any = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
@@ -347,7 +347,14 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
     """How many rows a prediction may have so that its result takes at most half of the memory."""
     per_row = _Footprint(posterior, x).output * samples
-    return max(1, (memory or _DEFAULT_MEMORY) // (2 * per_row))
+    return max(1, (memory or _free_memory(posterior.model.device)) // (2 * per_row))
+
+
+def _free_memory(device: torch.device) -> int:
+    """Working memory where no limit is given: 2 GiB, or half of what is free on a graphics card if that is less."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _DEFAULT_MEMORY
+    return min(_DEFAULT_MEMORY, torch.cuda.mem_get_info(device)[0] // 2)
 
 
 def _block(posterior: Posterior, start: int, stop: int, samples: int, seed: int, *, keep: bool) -> Params:
@@ -373,7 +380,7 @@ class _Budget:
         footprint = _Footprint(posterior, x)
         result = draws * len(x) * footprint.output
         _check_result(result, draws, len(x), memory)
-        left = (memory or _DEFAULT_MEMORY + result) - result
+        left = (memory or _free_memory(posterior.model.device) + result) - result
         self.keep = draws * footprint.draw <= left // 4
         self.block = draws if self.keep else max(1, min(draws, left // (4 * footprint.draw)))
         left -= self.block * footprint.draw

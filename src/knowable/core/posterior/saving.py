@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import Likelihood
@@ -19,7 +20,7 @@ from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import JointPrior, Prior, PriorByName
 from knowable.core.network.network import copy_module
-from knowable.core.network.outputs import Output
+from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.storage.folder import read_folder, tensor_fingerprint, write_folder
@@ -63,13 +64,14 @@ def save_posterior(
             "structure": describe(model.net),
             "parameters": {name: list(value.shape) for name, value in model.net.named_parameters()},
         },
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **_describe_dtypes(model),
         "likelihood": describe_object(model.likelihood),
         "prior": prior,
         "random": model.random_names,
         "frozen": sorted(model.frozen_names),
         **({"hashes": hashes} if hashes else {}),
         **_describe_output(model.network.output),
+        **({} if model.network.autocast is None else {"autocast": _name(model.network.autocast)}),
     }
     tensors |= with_prefix("prior.", prior_tensors)
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
@@ -101,7 +103,10 @@ _FUNCTION = {"function": True}  # in place of an output that is a function
 
 def _describe_output(output: Output | None) -> dict[str, Any]:
     """Which output of the network is meant, where that is said."""
-    return {} if output is None else {"output": output if isinstance(output, str | int) else _FUNCTION}
+    said = as_said(output)
+    each = said.values() if isinstance(said, Mapping) else [said]
+    plain = all(isinstance(one, str | int) for one in each)
+    return {} if said is None else {"output": said if plain else _FUNCTION}
 
 
 def load_posterior(
@@ -153,30 +158,38 @@ def build_posterior(
         log_evidence=None if evidence is None else LogEvidence(*evidence),
         seed=description["seed"],
     )
-    posterior.target_shape = None if shape is None else tuple(shape)
+    named = isinstance(shape, dict)
+    posterior.target_shape = (
+        {name: tuple(each) for name, each in shape.items()} if named else None if shape is None else tuple(shape)
+    )
     return posterior
 
 
 def describe_object(value: Any) -> Any:
     """A likelihood or prior as JSON: its class name and fields."""
     if not isinstance(value, Likelihood | Prior):
-        return list(value) if isinstance(value, tuple) else value
+        return [describe_object(each) for each in value] if isinstance(value, tuple) else value
     if not is_dataclass(value) or vars(value).keys() - {f.name for f in fields(value)}:
         raise InvalidArgument(
             f"{type(value).__name__} cannot be saved: make it a frozen dataclass whose fields are plain numbers."
         )
     own = {} if _is_knowables(type(value)) else {"own": True}
+    kind = {"kind": "likelihood"} if isinstance(value, Likelihood) else {}
     return {
         "name": type(value).__name__,
         **own,
-        **{f.name: describe_object(getattr(value, f.name)) for f in fields(value)},
+        **kind,
+        **{f.name: describe_object(getattr(value, f.name)) for f in fields(value) if f.init},
     }  # type: ignore[arg-type]
 
 
 def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> Any:
     """The inverse of :func:`describe_object`; only known subclasses of ``base`` and the given ``classes`` are made."""
+    if isinstance(description, list):
+        return tuple(build_object(each, base, classes) for each in description)
     if not isinstance(description, dict):
-        return tuple(description) if isinstance(description, list) else description
+        return description
+    base = Likelihood if description.get("kind") == "likelihood" else base
     found = [cls for cls in (*_subclasses(base), *classes) if issubclass(cls, base)]
     built_in = {cls.__name__: cls for cls in found if _is_knowables(cls)}
     given = {cls.__name__: cls for cls in classes if issubclass(cls, base)}
@@ -192,7 +205,7 @@ def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> 
         )
     cls = known[name]
     made = {f.name: build_object(description[f.name], Prior, classes) for f in fields(cls) if f.name in description}
-    missing = [f.name for f in fields(cls) if f.name not in made and f.default is MISSING]
+    missing = [f.name for f in fields(cls) if f.init and f.name not in made and f.default is MISSING]
     if missing:
         raise KeyError(missing[0])
     return cls(**made)
@@ -203,7 +216,7 @@ def _classes_of(model: Model) -> list[type]:
     priors = list(model.prior.globs.values()) if isinstance(model.prior, PriorByName) else []
     found: list[Any] = [model.likelihood, *priors]
     for each in found:
-        found += [value for value in vars(each).values() if isinstance(value, Prior)]
+        found += [value for value in tree_leaves(list(vars(each).values())) if isinstance(value, Prior | Likelihood)]
     return [type(each) for each in found]
 
 
@@ -244,6 +257,8 @@ def _load_model(
             )
         with own_randomness(0):
             net = build(structure).to(_dtype(content["dtype"]))
+        for name, dtype in content.get("dtypes", {}).items():
+            net.get_parameter(name).data = net.get_parameter(name).data.to(_dtype(dtype))
     _check_network(net, content)
     _check_references(net, content.get("hashes", {}))
     net = _with_values(net, frozen)
@@ -253,8 +268,20 @@ def _load_model(
         build_object(content["likelihood"], Likelihood, classes),
         [n for n in content["frozen"] if n not in fixed],
     )
-    picks = saved if output is None else output
-    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks)
+    picks, autocast = saved if output is None else output, content.get("autocast")
+    autocast = None if autocast is None else _dtype(autocast)
+    return Model(net, likelihood, prior, random=content["random"], frozen=own_frozen, output=picks, autocast=autocast)
+
+
+def _describe_dtypes(model: Model) -> dict[str, Any]:
+    """That of the network's first parameter, and of each where they differ."""
+    own = {name: _name(value.dtype) for name, value in model.net.named_parameters()}
+    first = next(iter(own.values()), _name(model.dtype))
+    return {"dtype": first} if set(own.values()) <= {first} else {"dtype": first, "dtypes": own}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_references(net: nn.Module, hashes: dict[str, str]) -> None:

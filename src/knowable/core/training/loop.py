@@ -7,6 +7,7 @@ everything the next step depends on, and the order of the data depends only on t
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import os
@@ -30,7 +31,15 @@ from knowable.core.support.time_limit import Deadline
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings
-from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData
+from knowable.errors import (
+    ConvergenceWarning,
+    Diverged,
+    Interrupted,
+    InvalidArgument,
+    InvalidData,
+    InvalidType,
+    Unsupported,
+)
 
 
 def train(
@@ -63,7 +72,7 @@ def train(
     saver, engine = as_checkpoint(checkpoint), as_engine(engine)
     started = time.monotonic()
     with own_randomness(derive_seed(seed, "training")), progress_bar(label, progress) as bar:
-        run = TrainingRun(objective, data, settings, validation, seed, engine)  # here: it keeps the random state
+        run = TrainingRun(objective, data, settings, validation, seed, engine, keeps_all=saver is not None)
         if saver is not None:
             saver.begin(
                 {"seed": seed, "size": data.size, **({"settings": repr(settings)} if identity is None else identity)}
@@ -122,6 +131,7 @@ class TrainingRun:
     validation: Data | None
     seed: int
     engine: Engine
+    keeps_all: bool = False  # whether the state that is kept has the optimiser's too, as a checkpoint must
     step: int = 0
     epoch: int = 0
     batch: int = 0  # steps done in this epoch: a batch each, or as many as are accumulated
@@ -134,23 +144,28 @@ class TrainingRun:
     def __post_init__(self) -> None:
         keep_free_memory()
         self.params = [value for value in self.objective.parameters() if value.requires_grad]
-        self.rate = self.settings.step_size(self.objective.dimension)
-        self.optimiser = _optimiser(self.settings.training.optimiser, self.params, self.rate)
+        training = self.settings.training
+        self.optimiser = _optimiser(training.optimiser, self.params, self.settings.step_size(self.objective.dimension))
+        self._first_groups = [{**group, "params": None} for group in self.optimiser.param_groups]
+        self._begin_schedule(0)
         self.rows = self.settings.rows_per_step(self.data.size)
         self.per_epoch = -(-self.data.batches_per_epoch(self.rows) // self.settings.training.accumulate)
         self.window = WINDOW if self.data.in_memory else self.per_epoch  # a loader can only be resumed between epochs
         epochs = self.settings.epochs
         tolerance = max(0.01 / self.data.size, 1e-5)  # nats per example in 500 steps
         self.schedule = Schedule(
-            None if epochs is None else epochs * self.per_epoch, Settling(tolerance), shape=self.settings.schedule,
-            cycles=self.settings.cycles,
+            None if epochs is None else epochs * self.per_epoch, Settling(tolerance),
+            shape=self.settings.schedule if self.scheduler is None else "constant", cycles=self.settings.cycles,
+            warmup=training.warmup,
         )  # fmt: skip
         self.deadline = Deadline.within_limit()
         compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
         self.best: dict[str, Tensor] = {}
-        self.good = self._snapshot()  # the state at the end of the last window: what a checkpoint holds
+        self.good: tuple[dict[str, Any], dict[str, Tensor]] = ({}, {})  # the state at the end of the last window
+        self.keeping = False  # whether that is just being replaced by the state as it is
+        self._keep_state()
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -172,13 +187,14 @@ class TrainingRun:
             if self.step == first:
                 raise InvalidData("data gave no batch: an iterator that can be read only once? Pass a DataLoader.")
             if self.batch < self.per_epoch:  # a loader with fewer batches than its length
-                self.objective.end_of_epoch()
+                self._close_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _one_step(self, batches: list[Batch]) -> bool:
         self.objective.epoch = self.epoch + self.batch / self.per_epoch
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * self.schedule.factor(self.step)
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.schedule.factor(self.step)
+        self.last_rate = self.optimiser.param_groups[0]["lr"]
         done = self._gradient_and_update(batches)
         if done is None:
             self._diverged(_NOT_FINITE)
@@ -191,6 +207,8 @@ class TrainingRun:
                 else:
                     self.sums[name] = value.detach().clone()
         self.step, self.batch = self.step + 1, self.batch + 1
+        if self.settings.training.scheduler_every == "step":
+            self._step_schedule()
         return True
 
     def _gradient_and_update(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor]] | None:
@@ -218,12 +236,39 @@ class TrainingRun:
             means = {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in means}
         return means.pop("loss"), means
 
+    def _begin_schedule(self, steps: int) -> None:
+        """The rates as they were first, and the user's scheduler after so many of its steps."""
+        for group, first in zip(self.optimiser.param_groups, self._first_groups, strict=True):
+            params = group["params"]
+            group.clear()
+            group.update({**first, "params": params})
+        self.scheduler, self.scheduled = _scheduler(self.settings.training.scheduler, self.optimiser), 0
+        self.rates: list[float] = [float(group["lr"]) for group in self.optimiser.param_groups]
+        for _ in range(steps):
+            self._step_schedule()
+
+    def _step_schedule(self) -> None:
+        """A step of the user's scheduler, which sees the rates without warm-up and halvings."""
+        if self.scheduler is None:
+            return
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+        self.optimiser._opt_called = True  # type: ignore[attr-defined]  # also where the objective has a step of its own
+        self.scheduler.step()
+        self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
+        self.scheduled += 1
+
     def _close_epoch_and_cycle(self) -> None:
         """Before a window is closed, so that the state it keeps has seen it."""
         if self.batch == self.per_epoch:
-            self.objective.end_of_epoch()
+            self._close_epoch()
         if self.schedule.ends_cycle(self.step):
             self.objective.end_of_cycle()
+
+    def _close_epoch(self) -> None:
+        self.objective.end_of_epoch()
+        if self.settings.training.scheduler_every == "epoch":
+            self._step_schedule()
 
     def _apply_time_limit(self) -> None:
         """Plan for as many steps as the time limit allows."""
@@ -240,7 +285,7 @@ class TrainingRun:
         record = {
             "step": self.step,
             "epoch": self.epoch + self.batch / self.per_epoch,
-            "learning_rate": self.rate * self.schedule.factor(self.step - 1),
+            "learning_rate": self.last_rate,
             **{name: (value / done).item() for name, value in self.sums.items()},
             **self.objective.summary(),
         }
@@ -251,10 +296,10 @@ class TrainingRun:
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
         self.history.append(record)
-        if record["epoch"] >= self.objective.settles_from:
+        if record["epoch"] >= self.objective.settles_from and self.step > self.settings.training.warmup:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
-        self.good = self._snapshot()
+        self._keep_state()
         bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
         if saver is not None and saver.due:
             saver.save(*self.good)
@@ -277,33 +322,40 @@ class TrainingRun:
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors = {
-            **with_prefix("objective.", self.objective.tensors()),
-            **with_prefix("random.", random_state()),
-            **with_prefix("best.", self.best),
-        }
-        for index, param in enumerate(self.params):
+    def _keep_state(self) -> None:
+        """Keep the state as the one to go back to, in the memory of the one before."""
+        self.keeping = True
+        tensors = {**with_prefix("objective.", self.objective.tensors()), **with_prefix("random.", random_state())}
+        plain = []  # numbers of the optimiser's state that are not tensors
+        for index, param in enumerate(self.params if self.keeps_all else ()):
             for name, value in self.optimiser.state.get(param, {}).items():
-                tensors[f"optimiser.{index}.{name}"] = torch.as_tensor(value)
+                if value is not None:
+                    tensors[f"optimiser.{index}.{name}"] = _as_state(value, self.optimiser)
+                    plain += [] if isinstance(value, Tensor) else [f"{index}.{name}"]
         content = {
+            "plain_state": plain, "scheduled": self.scheduled,
             "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
             "finished": self.finished, "history": list(self.history), "schedule": self.schedule.state(),
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "records_since_best": self.records_since_best,
         }  # fmt: skip
-        kept = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
-        return content, {**{name: value.detach().clone() for name, value in tensors.items()}, **kept}
+        frames = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
+        held = self.good[1]
+        kept = {name: _copied(value, held.get(name)) for name, value in tensors.items()}
+        self.good = content, {**kept, **frames, **with_prefix("best.", self.best)}
+        self.keeping = False
 
     def resume(self, saver: Checkpoint) -> None:
         """Take up a saved run, if there is one."""
         saved = saver.load()
         if saved is not None:
             self._restore(*saved)
-            self.good = self._snapshot()
+            self._keep_state()
 
     def restore_good(self) -> None:
         """Go back to the state at the end of the last window."""
+        if self.keeping:  # an interrupt came just there: it is the state as it is
+            self._keep_state()
         self._restore(*self.good)
 
     def _restore(self, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -318,28 +370,33 @@ class TrainingRun:
                 value.copy_(tensors[f"objective.{name}"])
         count = sum(name.startswith("frame.") for name in tensors)
         self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
-        self.best = {name: value.clone() for name, value in without_prefix("best.", tensors).items()}
+        self.best = without_prefix("best.", tensors)
         for index, param in enumerate(self.params):
             self.optimiser.state.pop(param, None)
             if state := without_prefix(f"optimiser.{index}.", tensors):
-                self.optimiser.state[param] = {name: value.clone() for name, value in state.items()}
+                plain = without_prefix(f"{index}.", dict.fromkeys(content.get("plain_state", ())))  # type: ignore[arg-type]
+                self.optimiser.state[param] = {
+                    name: value.item() if name in plain else value.clone() for name, value in state.items()
+                }
+        if self.scheduler is not None:
+            self._begin_schedule(content.get("scheduled", 0))
         restore_random_state(without_prefix("random.", tensors))
 
     def _diverged(self, what: str) -> None:
         at = self.step
         halvings = self.halvings + 1
         self.restore_good()
+        self.optimiser.state.clear()  # what it remembers is of steps that were too long
         if self.settings.training.on_divergence == "raise" or halvings > _MOST_HALVINGS:
             raise Diverged(
-                f"{what} at step {at} with learning rate "
-                f"{self.rate * self.schedule.scale:.3g}{f' after {halvings - 1} halvings' if halvings > 1 else ''}. "
-                f"{self.objective.remedy}"
+                f"{what} at step {at} with learning rate {self.rates[0] * self.schedule.scale:.3g}"
+                f"{f' after {halvings - 1} halvings' if halvings > 1 else ''}. {self.objective.remedy}"
             )
         self.halvings, self.schedule.scale = halvings, self.schedule.scale / 2
-        self.good = self._snapshot()
+        self._keep_state()
         warnings.warn(
             f"{what} at step {at}: training continues from step {self.step} with half the learning rate "
-            f"({self.rate * self.schedule.scale:.3g}).",
+            f"({self.rates[0] * self.schedule.scale:.3g}).",
             ConvergenceWarning,
             stacklevel=2,
         )
@@ -350,7 +407,8 @@ class TrainingRun:
             with torch.no_grad():
                 for name, value in self.objective.tensors().items():
                     value.copy_(self.best[name])
-        self.good = self._snapshot()
+        if self.keeps_all:
+            self._keep_state()
 
     def result(self, interrupted: bool, seconds: float) -> TrainingResult:
         """How the run went."""
@@ -369,6 +427,13 @@ class TrainingRun:
         return TrainingResult(self.history, self.step, epochs, converged, interrupted, message, seconds, out_of_time)
 
 
+def _copied(value: Tensor, held: Tensor | None) -> Tensor:
+    """A copy, in the memory that is held where it fits."""
+    if held is None or held.shape != value.shape or held.dtype != value.dtype:
+        return value.detach().clone()
+    return held.copy_(value.detach())
+
+
 def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     """Groups of ``size`` batches; the last group may be smaller."""
     source = iter(batches)
@@ -376,7 +441,44 @@ def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def _optimiser(name: str, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    if name == "sgd":
+def _optimiser(wanted: Any, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """The optimiser that a setting asks for."""
+    if wanted == "sgd":
         return torch.optim.SGD(params, lr=rate, momentum=0.9, fused=True)
-    return torch.optim.Adam(params, lr=rate, fused=True)
+    if wanted == "adam":
+        return torch.optim.Adam(params, lr=rate, fused=True)
+    if isinstance(wanted, type):
+        decays = "weight_decay" in inspect.signature(wanted).parameters
+        made = wanted(params, lr=rate, **({"weight_decay": 0.0} if decays else {}))
+    else:
+        made = wanted(params)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InvalidType(f"optimiser must make a torch.optim.Optimizer, got {type(made).__name__}.")
+    if isinstance(made, torch.optim.LBFGS):
+        raise Unsupported("optimiser=LBFGS takes the loss several times in a step, which this loop does not do.")
+    if {id(each) for group in made.param_groups for each in group["params"]} != {id(each) for each in params}:
+        raise InvalidArgument("optimiser must take all the parameters it is given, and no others.")
+    decay = max(group.get("weight_decay", 0.0) for group in made.param_groups)
+    if decay:
+        raise InvalidArgument(
+            f"optimiser has weight_decay={decay:g}, and the prior is a weight decay: it would count twice. Set it to 0 "
+            f"and the prior's scale to what you want; of a loss that is a mean over N rows, a decay w is "
+            f"Normal((w N) ** -0.5)."
+        )
+    return made
+
+
+def _scheduler(wanted: Callable[[Any], Any] | None, optimiser: torch.optim.Optimizer) -> Any:
+    """The scheduler that a setting asks for."""
+    made = None if wanted is None else wanted(optimiser)
+    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise Unsupported("scheduler=ReduceLROnPlateau needs a score at every step. Pass validation= to stop in time.")
+    if made is not None and not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise InvalidType(f"scheduler must make a torch.optim.lr_scheduler, got {type(made).__name__}.")
+    return made
+
+
+def _as_state(value: Any, optimiser: torch.optim.Optimizer) -> Tensor:
+    if not isinstance(value, Tensor | int | float):
+        raise Unsupported(f"{type(optimiser).__name__} keeps a {type(value).__name__}, which cannot be saved.")
+    return torch.as_tensor(value)

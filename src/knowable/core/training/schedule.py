@@ -66,6 +66,7 @@ class Schedule:
     forced: bool = False  # the longest run was reached before the loss settled
     shape: str = "fall"  # "fall" or "constant"
     cycles: int = 1  # how often the rate falls
+    warmup: int = 0  # steps over which the rate rises at the beginning
     most: int | None = None  # how many steps the time limit allows, if there is one
     timed: bool = False  # whether the time limit has shortened the run
 
@@ -104,6 +105,9 @@ class Schedule:
 
     def factor(self, step: int) -> float:
         """What the learning rate is multiplied with at ``step``."""
+        return self._fallen(step) * (1.0 if step >= self.warmup else (step + 1) / self.warmup)
+
+    def _fallen(self, step: int) -> float:
         if self.shape == "constant" or self.fall_from is None or step < self.fall_from:
             return self.scale
         first, last = self._cycle_of(step)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import torch
+
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type
 from knowable.core.training.schedule import SHAPES
-from knowable.errors import InvalidArgument
+from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 OPTIMISERS = ("adam", "sgd")
+LITTLE_WORK = 2**31
+"""Rows times parameters: what may be done before or after training, however short that is."""
+MakesOptimiser = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +24,16 @@ class Training:
     """Further settings of the training loop.
 
     Args:
-        optimiser: ``"adam"`` or ``"sgd"`` (with momentum 0.9).
+        optimiser: ``"adam"``, ``"sgd"`` (with momentum 0.9), a class such as ``torch.optim.NAdam``, or a function that
+            makes an optimiser of a list of parameters, ``lambda params: torch.optim.SGD(params, lr=0.1)``. A class gets
+            the learning rate and no weight decay; what a function makes has its own rate, and ``learning_rate`` does
+            not count. Weight decay is refused, since the prior is one. Parameters are those of the objective, which
+            may hold several of the network's in one tensor.
+        scheduler: A function that makes a ``torch.optim.lr_scheduler`` of the optimiser, as
+            ``lambda optimiser: OneCycleLR(optimiser, 0.1, total_steps=1000)``. It takes the place of the rate's fall at
+            the end. Without ``epochs`` training ends once the loss has converged.
+        scheduler_every: When the scheduler steps: after each ``"step"`` of the optimiser, or after each ``"epoch"``.
+        warmup: Steps over which the learning rate rises in equal parts, from 1 / warmup of its value to all of it.
         clip: Largest norm of the gradient of the loss per example; None does not clip.
         patience: Early stopping on a validation set: how many records (of 100 steps each) may pass without a gain in
             log likelihood.
@@ -30,14 +44,29 @@ class Training:
             at the whole batch, batch normalisation among them, see the small ones.)
     """
 
-    optimiser: str = "adam"
+    optimiser: str | type[torch.optim.Optimizer] | MakesOptimiser = "adam"
+    scheduler: Callable[[Any], Any] | None = None
+    scheduler_every: str = "step"
+    warmup: int = 0
     clip: float | None = None
     patience: int = 20
     on_divergence: str = "halve"
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("optimiser", self.optimiser, OPTIMISERS)
+        if not callable(self.optimiser):
+            check_choice("optimiser", self.optimiser, OPTIMISERS)
+        if self.optimiser is torch.optim.LBFGS:
+            raise Unsupported("optimiser=LBFGS takes the loss several times in a step, which this loop does not do.")
+        if isinstance(self.optimiser, type) and not issubclass(self.optimiser, torch.optim.Optimizer):
+            raise InvalidType(f"optimiser must be a class of torch.optim, got {self.optimiser.__name__}.")
+        if self.scheduler is not None and (isinstance(self.scheduler, type) or not callable(self.scheduler)):
+            raise InvalidType(
+                "scheduler must be a function that makes one of the optimiser, as lambda optimiser: "
+                "torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.99)."
+            )
+        check_choice("scheduler_every", self.scheduler_every, ("step", "epoch"))
+        check_count("warmup", self.warmup, at_least=0)
         if self.clip is not None:
             check_number("clip", self.clip, above=0)
         check_count("patience", self.patience)
@@ -45,9 +74,10 @@ class Training:
         check_count("accumulate", self.accumulate)
 
     def __repr__(self) -> str:
-        """The settings that differ from the defaults."""
-        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Training({', '.join(changed)})"
+        """The settings that differ from the defaults; the same in another process."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        each = [f"{name}={getattr(value, '__qualname__', repr(value))}" for name, value in changed.items()]
+        return f"Training({', '.join(each)})"
 
 
 @dataclass(frozen=True)
@@ -64,6 +94,10 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, SHAPES)
         check_count("cycles", self.cycles)
+        if self.training.scheduler is not None and self.cycles > 1:
+            raise InvalidArgument(
+                "scheduler cannot be given here: the rate falls in cycles, which belong to the method."
+            )
         if self.cycles > 1 and self.schedule == "constant":
             raise InvalidArgument("cycles must be 1 with schedule='constant': the rate never falls.")
         if self.epochs is not None and self.cycles > self.epochs:
@@ -87,7 +121,7 @@ class Trained:
         learning_rate: Step size, or None to choose it from the number of parameters (0.01 up to 10,000, then falling as
             1/√D to 0.001).
         batch_size: Rows per step, or None for all rows up to 1,024 and 128 beyond.
-        training: Optimiser, gradient clipping, patience, divergence, accumulation.
+        training: Optimiser, schedule of the rate, gradient clipping, patience, divergence, accumulation.
     """
 
     epochs: int | None = None

@@ -52,7 +52,7 @@ class SiteMasks:
         """A weight with one mask for all examples on it."""
         if self.mask is None or len(self.mask) != 1:
             self.mask = self._draw(1)
-        return weight * self.site.on_weight(self.mask[0] * self._scale, place, weight)
+        return weight * self.site.on_weight(self.mask[0] * self._scale, place, weight).to(weight.dtype)
 
 
 class MaskedWeight(torch.Tensor):
@@ -80,6 +80,8 @@ class MaskedWeight(torch.Tensor):
             x, weight, bias, rest = operands(func, args, kwargs)
             if isinstance(weight, MaskedWeight) and not isinstance(x, MaskedWeight):
                 return func(_masked_input(func, x, weight.masks), weight.loc, bias, **rest)
+        if func is Tensor.to and isinstance(args[0], MaskedWeight) and isinstance(args[1], torch.dtype):
+            return MaskedWeight(args[0].loc.to(args[1]), args[0].place, args[0].masks)
         return func(*tree_map(_with_one_mask, args), **tree_map(_with_one_mask, kwargs))
 
 
@@ -98,7 +100,7 @@ def _masked_input(func: Callable[..., Any], x: Tensor, masks: SiteMasks) -> Tens
     factor = masks.factor(len(x))  # (rows, inputs)
     between = (1,) * (x.dim() - 2)
     shape = (len(x), *between, -1) if func is LINEAR else (len(x), -1, *between)
-    return x * factor.view(shape)
+    return x * factor.view(shape).to(x.dtype)
 
 
 def _with_one_mask(leaf: Any) -> Any:

@@ -336,7 +336,7 @@ class DropoutObjective(Objective):
 
         with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
             kl = self.divergence().item()
-            fit, error = mean_and_error(estimates_of_all_rows(total, data, seed, epochs))
+            fit, error = mean_and_error(estimates_of_all_rows(total, data, seed, epochs, self.dimension))
         return {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl, "elbo_standard_error": error}
 
 

@@ -92,6 +92,8 @@ class Members:
         objective = EnsembleObjective(model, self.job.rows.size, positions, attack=self.attack, mode=mode)
         if self.job.engine.precision != "full":
             why = f"precision={self.job.engine.precision!r} is for one network at a time"
+        elif callable(self.settings.training.optimiser):
+            why = "an optimiser of your own may look at all weights of a tensor, and members would share one"
         elif not model.network.is_steady(model.network_params(model.params()), batch[0], model.buffers()):
             why = "batch statistics or dropout make its training mode differ from its evaluation mode"
         elif not objective.vectorises(*batch):

@@ -17,7 +17,7 @@ from torch.func import grad, grad_and_value, vmap
 from knowable.core.chains.target import CHAINS_PER_BLOCK, NormalDensity, equal_blocks
 from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
-from knowable.core.network.network import batched
+from knowable.core.network.batched import batched
 from knowable.core.network.params import Buffers, Layout, Params, expand_params, index_params
 from knowable.core.posterior.posterior import bytes_per_row
 from knowable.core.training.objective import Objective, loss_with_gradients
@@ -77,14 +77,14 @@ class EnsembleObjective(Objective):
         """A step of all members without autograd; of Adam as one compiled graph where that was asked for."""
         x, y, *weights = batch
         in_one_piece = not self._losses.refused and self._block_size(x) == len(self.positions)
-        if self.mode == "compiled" and isinstance(optimiser, torch.optim.Adam) and in_one_piece:
+        if self.mode == "compiled" and _is_plain_adam(optimiser) and in_one_piece:
             return self._compiled_step(optimiser, x, y, *self._per_member(*weights))
         losses, gradient, log_likelihood = self.losses_and_gradient(self.positions.detach(), x, y, *weights)
         self.positions.grad = gradient
         optimiser.step()
         return self._summary(losses.mean(), log_likelihood.mean())
 
-    def _compiled_step(self, optimiser: torch.optim.Adam, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _compiled_step(self, optimiser: torch.optim.Optimizer, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         state = _adam_state(optimiser, self.positions)
         numbers = _adam_numbers(optimiser.param_groups[0], state["step"].item() + 1, like=self.positions)
         found = self._steps(self.positions.detach(), state["exp_avg"], state["exp_avg_sq"], numbers, *batch)
@@ -224,6 +224,12 @@ class EnsembleObjective(Objective):
         positions = positions - rate * first / (root * second.sqrt() + epsilon)
         loss, terms = self._summary(losses.mean(), log_likelihood.mean())
         return positions, first, second, loss, *terms.values()
+
+
+def _is_plain_adam(optimiser: torch.optim.Optimizer) -> bool:
+    """Whether a step is Adam's, without any of its options."""
+    options = ("amsgrad", "maximize", "weight_decay")
+    return type(optimiser) is torch.optim.Adam and not any(optimiser.defaults[name] for name in options)
 
 
 def _adam_state(optimiser: torch.optim.Optimizer, param: nn.Parameter) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
-from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
+from knowable.core.training.settings import LITTLE_WORK, Trained, TrainingResult, TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType
 from knowable.inference.point.point import (
     PointObjective,
@@ -37,7 +37,7 @@ from knowable.inference.point.trained import TrainedWeights, given_point, withou
 _STEPS = 5_000  # at the constant rate, about, where the number of snapshots is not given
 _FEWEST, _MOST = 20, 100  # snapshots, likewise
 _BATCHES = 10  # in an epoch, at least: without gradient noise the iterates do not move
-_STATISTICS_ROWS = 1_024  # on which running statistics are computed
+_STATISTICS_ROWS = 256  # on which running statistics are computed: more than a batch of training, whose noise they see
 _ADVICE = "Train the network longer, give a smaller rate=, or leave rate and prior out and the spread is reduced."
 _LEAST_VARIANCE = 1e-16  # of a weight that never moved
 
@@ -57,7 +57,7 @@ class SWAG(Trained, Method):
     not the posterior: nearly isotropic where the posterior is not. Where the iterates leave the neighbourhood of the
     mode, SGD goes back with half the rate and a warning; a rate that you set is used as it is.
 
-    Draws of a network with batch normalisation get running statistics of their own, computed on a sample of 1,024
+    Draws of a network with batch normalisation get running statistics of their own, computed on a sample of 256
     training rows, which the posterior keeps and saves.
 
     Args:
@@ -65,8 +65,8 @@ class SWAG(Trained, Method):
         learning_rate: Step size while finding the mode; None chooses it from the number of parameters.
         batch_size: Rows per step, in both phases; None takes all rows up to 1,024 and 128 beyond, and in the second
             phase at most a tenth of the rows.
-        training: Optimiser, patience and accumulation while finding the mode; gradient clipping and divergence in both
-            phases: ``kn.Training(...)``.
+        training: Optimiser, schedule, patience and accumulation while finding the mode; gradient clipping and
+            divergence in both phases: ``kn.Training(...)``.
         rank: Number K of deviations in the low-rank part; 0 keeps the diagonal alone, which then is not halved.
         snapshots: Number T of epochs at the constant rate; None: from 20 to 100, to make about 5,000 steps.
         rate: Constant learning rate of SGD with momentum 0.9; None chooses it, see :func:`constant_rate`.
@@ -123,7 +123,9 @@ class SWAG(Trained, Method):
         try:
             settings = self._around_the_mode(given, rows, seed)
             if self.rate is None:
-                objective.lowest = lowest_log_likelihood(given, rows, settings.rows_per_step(rows.size), seed=seed)
+                batch_size = settings.rows_per_step(rows.size)
+                most = batches_for_rate(given, rows, batch_size, settings.epochs or 0)
+                objective.lowest = lowest_log_likelihood(given, rows, batch_size, seed=seed, most=most)
         except KeyboardInterrupt:
             return without_spread(first, "before the first snapshot")
         around = job.part("swag", model=given, validation=None, seed=derive_seed(seed, "swag"))
@@ -169,10 +171,11 @@ class SWAG(Trained, Method):
         )
         per_epoch = rows.batches_per_epoch(batch_size)
         snapshots = self.snapshots or min(_MOST, max(_FEWEST, round(_STEPS / per_epoch)))
-        rate = self.rate or constant_rate(model, rows, batch_size, seed=seed)
+        most = batches_for_rate(model, rows, batch_size, snapshots)
+        rate = self.rate or constant_rate(model, rows, batch_size, seed=seed, most=most)
         return TrainingSettings(
             epochs=snapshots, learning_rate=rate, batch_size=batch_size, schedule="constant",
-            training=replace(self.training, optimiser="sgd", patience=20, accumulate=1),
+            training=replace(self.training, optimiser="sgd", scheduler=None, warmup=0, patience=20, accumulate=1),
         )  # fmt: skip
 
     def _posterior(
@@ -181,6 +184,7 @@ class SWAG(Trained, Method):
     ) -> SWAGPosterior:  # fmt: skip
         terms = {"snapshots": float(objective.count)}
         loc, diagonal, factor = objective.moments()
+        objective.snapshots = []  # they are in the factor
         mean, inputs, buffers = objective.layout.views(loc), None, objective.net_buffers
         if given.network.statistics_names:  # rows to compute running statistics on, and those of the mean weights
             inputs = rows.some(_STATISTICS_ROWS, seed=seed)[0]
@@ -199,7 +203,7 @@ class SWAGObjective(PointObjective):
         count: How many snapshots are in the moments, a tensor.
         centre: Their mean, ``(D,)``.
         squares: The sum of squared distances from it, ``(D,)``.
-        deviations: The last deviations from the mean as it was at the time, ``(rank, D)``.
+        snapshots: The last ``rank`` deviations from the mean as it was at the time, each ``(D,)``.
         lowest: The log likelihood below which SGD has left the mode, where that is watched.
     """
 
@@ -209,15 +213,13 @@ class SWAGObjective(PointObjective):
     def __init__(self, model: Model, size: int, rank: int):
         super().__init__(model, size, use_prior=True)
         start = model.params()
-        self.layout = Layout.of({name: start[name] for name in model.random_names})
-        like = self.layout.flatten(start)
+        self.rank, self.layout = rank, Layout.of({name: start[name] for name in model.random_names})
         self.count = torch.zeros((), dtype=torch.int64)
-        self.centre, self.squares = torch.zeros_like(like), torch.zeros_like(like)
-        self.deviations = like.new_zeros((rank, len(like)))
+        self.centre, self.squares = torch.zeros((2, self.layout.size), dtype=model.dtype, device=model.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, the moments included."""
-        own = {"count": self.count, "centre": self.centre, "squares": self.squares, "deviations": self.deviations}
+        own = {"count": self.count, "centre": self.centre, "squares": self.squares}
         return {**super().tensors(), **{f"swag.{name}": value for name, value in own.items()}}
 
     def fault(self, record: dict[str, float]) -> str:
@@ -232,29 +234,38 @@ class SWAGObjective(PointObjective):
             away = flat - self.centre
             self.centre += away / self.count
             self.squares += away * (flat - self.centre)
-            if len(self.deviations):
-                self.deviations[(int(self.count) - 1) % len(self.deviations)] = flat - self.centre
+            if self.rank:
+                self.snapshots = [*self.snapshots, flat.sub_(self.centre)][-self.rank :]
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean ``(D,)``, and diagonal ``(D,)`` and factor F ``(D, K)`` of the covariance diag + F Fᵀ."""
-        count, variance = int(self.count), self.squares / self.count
-        kept = min(count, len(self.deviations))
+        variance, kept = self.squares / self.count, len(self.snapshots)
         share = 0.5 if kept else 1.0
-        factor = self.deviations[:kept].T * (share / max(1, kept - 1)) ** 0.5
+        factor = torch.stack(self.snapshots).T if kept else self.centre.new_zeros((self.layout.size, 0))
+        factor = factor.mul_((share / max(1, kept - 1)) ** 0.5)
         return self.centre.clone(), (share * variance).clamp_min(_LEAST_VARIANCE), factor
 
 
 # --- the constant learning rate --------------------------------------------------------------------------------------
 
 MOMENTUM = 0.9  # of the training loop's SGD
-_RATE_BATCHES = 50  # whose gradients are compared, at most
-_FIRST_ITERATIONS = 20  # of the power method on the first batch
+_RATE_BATCHES, _FEWEST_BATCHES = 50, 4  # whose gradients are compared, at most and at least
+_STEPS_PER_BATCH = 100  # of the run that follows, for each of them, so that the search takes less than a tenth of it
+_GRADIENTS_PER_BATCH = 8
+_FIRST_ITERATIONS, _FEWEST_ITERATIONS = 20, 5  # of the power method on the first batch
 _MORE_ITERATIONS = 3  # on each of the others, which begins where the one before it ended
 _CHANCE = 20.0  # nats, see lowest_log_likelihood
 _STEP = 1e-2  # length of the finite difference
 
 
-def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+def batches_for_rate(model: Model, rows: Data, batch_size: int, epochs: int) -> int:
+    """How many batches are compared before a run of so many epochs: few where it is short and the network large."""
+    each = batch_size * _GRADIENTS_PER_BATCH * sum(value.numel() for value in model.params().values())
+    affordable = max(epochs * rows.batches_per_epoch(batch_size) // _STEPS_PER_BATCH, LITTLE_WORK // each)
+    return min(_RATE_BATCHES, max(_FEWEST_BATCHES, affordable))
+
+
+def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int, most: int = _RATE_BATCHES) -> float:
     r"""A constant learning rate for SGD with momentum that begins at a mode.
 
     .. math:: \epsilon = \min\Big( (1 - \mu) \frac{2 D}{N\, \mathrm{tr}\, C},\; \frac{1}{2 \lambda_\max} \Big)
@@ -265,17 +276,19 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int) -> fl
     :math:`2 (1 + \mu) / \lambda_\max`. (Batches differ: of a network that gets nearly all rows right most are flat, and
     those with a row that it gets wrong are steep. The few rows that are left at the end of an epoch do not count.) Both
     are for the loss per example. In networks it is the second that counts. The model's initial values are the mode.
+    At ``most`` so many batches are looked at; for a short run there are few, and fewer iterations.
     """
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
-        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _RATE_BATCHES))
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), most))
         whole = [batch for batch in batches if len(batch[0]) == len(batches[0][0])]
-        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, whole)
+        iterations = min(_FIRST_ITERATIONS, max(_FEWEST_ITERATIONS, most))
+        noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, whole, iterations)
     rate = 0.5 / max(curvature, 1e-12)
     return rate if noise == 0 else min(rate, (1.0 - MOMENTUM) * 2.0 * probe.dimension / (rows.size * noise))
 
 
-def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: int) -> float:
+def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: int, most: int = _RATE_BATCHES) -> float:
     """The log likelihood below which SGD has left the mode.
 
     Under a normal posterior of D weights the log joint is on average D / 2 below that of the mode, and so it is for SGD
@@ -284,7 +297,7 @@ def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: in
     """
     objective = PointObjective(model, rows.size, use_prior=True)
     with own_randomness(derive_seed(seed, "level")), torch.no_grad():
-        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), _RATE_BATCHES))
+        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), most))
         values = [objective(*batch)[1]["log_likelihood"].item() for batch in batches]
     targets = rows.size * batches[0][1][0].numel()
     return statistics.fmean(values) - min(objective.dimension, targets) - _CHANCE
@@ -316,21 +329,21 @@ def gradient_noise(probe: _Probe, batches: list[Batch]) -> float:
     """Trace of the covariance of the batches' gradients; 0 of a single batch."""
     if len(batches) < 2:
         return 0.0
-    total, squares = torch.zeros(()), 0.0
+    total, squares = torch.zeros((), dtype=torch.float64, device=probe.start[0].device), 0.0
     for batch in batches:
         gradient = probe.gradient(batch).double()
-        total, squares = total + gradient, squares + gradient.square().sum().item()
+        total, squares = total + gradient, squares + (gradient @ gradient).item()
     mean = total / len(batches)
-    return max(0.0, squares - len(batches) * mean.square().sum().item()) / (len(batches) - 1)
+    return max(0.0, squares - len(batches) * (mean @ mean).item()) / (len(batches) - 1)
 
 
-def largest_curvature(probe: _Probe, batches: list[Batch]) -> float:
+def largest_curvature(probe: _Probe, batches: list[Batch], iterations: int = _FIRST_ITERATIONS) -> float:
     """The largest eigenvalue, in size, of the Hessians of the loss on batches, by the power method on differences."""
     direction = torch.randn_like(probe.gradient(batches[0]))
     largest = 0.0
     for number, batch in enumerate(batches):
         found = 0.0
-        for _ in range(_MORE_ITERATIONS if number else _FIRST_ITERATIONS):
+        for _ in range(_MORE_ITERATIONS if number else iterations):
             unit = direction / direction.norm().clamp_min(1e-30)
             slope = (probe.gradient(batch, _STEP * unit) - probe.gradient(batch, -_STEP * unit)) / (2 * _STEP)
             found = slope.norm().item()

@@ -201,13 +201,14 @@ def _prior(model: Model, layout: Layout, points: Params) -> tuple[Tensor, Tensor
         if moments is None:
             raise Unsupported(f"ExactLinear needs a normal prior on {name!r}, got {prior!r}.")
         for found, value in zip((means, precisions), moments, strict=True):
-            found.append(torch.as_tensor(value, dtype=torch.float64).flatten().expand(size))
+            found.append(torch.as_tensor(value, dtype=torch.float64, device=model.device).flatten().expand(size))
     return torch.cat(means), torch.cat(precisions).diag()
 
 
 def _noise(model: Model, points: Params, outputs: int) -> Tensor:
     own = {name: value.double() for name, value in model.likelihood_params(points).items()}
-    scale = model.likelihood.noise_scale(own, like=torch.zeros((), dtype=torch.float64))  # type: ignore[attr-defined]
+    like = torch.zeros((), dtype=torch.float64, device=model.device)
+    scale = model.likelihood.noise_scale(own, like=like)  # type: ignore[attr-defined]
     return scale.double().reshape(-1).repeat(outputs // max(1, scale.numel()))  # the last dimension runs fastest
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from knowable.core.network.network import batched
+from knowable.core.network.batched import batched
 
 _COLUMNS = 64  # computed together
 

@@ -244,7 +244,7 @@ class Laplace(Trained, Method):
             value, note = evidence.over_noise(settings)
             said = [note] if note else []
             posterior.log_evidence = LogEvidence(value.item(), "estimate")
-        terms, far = _report(evidence, settings, posterior, prior.flat)
+        terms, far = _report(evidence, settings, posterior, prior.flat, given=self.start is not None)
         posterior.diagnostics = replace(
             trained, terms={**trained.terms, **_own(posterior), **terms}, seconds=time.monotonic() - started,
             notes=(*trained.notes, *evidence.curvature.notes, *prior.notes, *self._notes(expansion), *far, *said),
@@ -305,15 +305,20 @@ class Laplace(Trained, Method):
         return tuple(notes)
 
 
-def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: Tensor) -> tuple[dict[str, float], list]:
+def _report(
+    evidence: Evidence, settings: Params, posterior: Posterior, prior: Tensor, *, given: bool
+) -> tuple[dict[str, float], list[str]]:
     """Terms of the log marginal likelihood, and a note if the weights are far from the mode."""
     expansion = evidence.expansion
     names = expansion.layout.names
     variance = expansion.layout.flatten({k: v.square() for k, v in posterior.std().items() if k in names}).double()
     there = expansion.at(_cast(settings, expansion.params)) if settings else expansion
-    _, gradient = log_joint_and_gradient(there)
-    step = evidence.curvature.solve(prior_precision(expansion, settings), evidence.weights(settings), gradient)
-    gain = 0.5 * (gradient @ step).item()
+    precision, shares = prior_precision(expansion, settings), evidence.weights(settings)
+
+    def possible_gain(gradient: Tensor) -> float:
+        return 0.5 * (gradient @ evidence.curvature.solve(precision, shares, gradient)).item()
+
+    gain = possible_gain(log_joint_and_gradient(there)[1])
     terms = {
         "log_likelihood": evidence.log_likelihood(settings).item(),
         "log_prior": evidence.log_prior(settings).item(),
@@ -322,10 +327,33 @@ def _report(evidence: Evidence, settings: Params, posterior: Posterior, prior: T
     }
     if posterior.log_evidence is not None:
         terms["log_evidence"] = float(posterior.log_evidence)
-    if gain <= _FAR_FROM_MODE:
-        return terms, []
-    note = f"The weights are not at the mode: the log joint could rise by some {gain:.3g} nats. Train longer."
-    return terms, [note]
+    if gain > _FAR_FROM_MODE and not given:
+        note = f"The weights are not at the mode: the log joint could rise by some {gain:.3g} nats. Train longer."
+        return terms, [note]
+    if given:
+        terms["distance_from_likelihood_mode"] = possible_gain(there.log_likelihood()[1])
+        return terms, _notes_on_given_weights(terms, weighted=expansion.data.weighted)
+    return terms, []
+
+
+def _notes_on_given_weights(terms: Mapping[str, float], *, weighted: bool) -> list[str]:
+    """What to know of weights that were trained elsewhere: at a maximum of the likelihood, or under another prior."""
+    likelihood, joint = terms["distance_from_likelihood_mode"], terms["distance_from_mode"]
+    if min(likelihood, joint) > _FAR_FROM_MODE:  # neither with this prior nor without
+        with_weights = " with the weights of the rows, which count in the covariance but do not move the mean"
+        return [
+            f"The given weights are not where these rows are most probable: their log likelihood could rise by some "
+            f"{likelihood:.3g} nats. The posterior is centred at them all the same. Train longer"
+            f"{with_weights if weighted else ''}, or leave start out and the mode is found."
+        ]
+    if joint > max(_FAR_FROM_MODE, 0.5 * terms["effective_parameters"]):  # more than a standard deviation each
+        return [
+            f"The given weights were trained without this prior, which would move them by {math.sqrt(2 * joint):.3g} "
+            f"posterior standard deviations (the log joint could rise by some {joint:.3g} nats). The posterior is "
+            f"centred at the given weights, and its log evidence is that of this centre. That is usual for trained "
+            f"networks; where the prior is meant as it stands, leave start out and the mode is found."
+        ]
+    return []
 
 
 def _own(posterior: Posterior) -> dict[str, float]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
-from knowable.core.model.prior import HYPER_PREFIX
+from knowable.core.model.prior import HYPER_PREFIX, fixed_normal
 from knowable.core.network.network import copy_module
 from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
@@ -52,6 +53,7 @@ class PointObjective(Objective):
         start = model.params()
         self.names = list(start)
         self.values = nn.ParameterList([nn.Parameter(start[name], requires_grad=name not in held) for name in start])
+        self.normal_priors = NormalPriors.of(model, start)
 
     def params(self) -> Params:
         """The parameters, by name."""
@@ -60,12 +62,24 @@ class PointObjective(Objective):
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
         params = self.params()
-        log_likelihood = self._log_likelihood(params, x, y, weights)
-        terms = {"log_likelihood": log_likelihood.detach() * self.size}
         if not self.use_prior:
-            return -log_likelihood, terms
-        log_prior = self.model.log_prior(params)
-        return -log_likelihood - log_prior / self.size, {**terms, "log_prior": log_prior.detach()}
+            log_likelihood = self._log_likelihood(params, x, y, weights)
+            return -log_likelihood, {"log_likelihood": log_likelihood.detach() * self.size}
+        log_prior, params = self._log_prior(params)
+        log_likelihood = self._log_likelihood(params, x, y, weights)
+        terms = {"log_likelihood": log_likelihood.detach() * self.size, "log_prior": log_prior.detach()}
+        return -log_likelihood - log_prior / self.size, terms
+
+    def _log_prior(self, params: Params) -> tuple[Tensor, Params]:
+        """The log prior, and the parameters by which its gradient comes."""
+        if self.recording or not self.normal_priors.names:
+            return self.model.log_prior(params), params
+        normal = [params[name] for name in self.normal_priors.names]
+        total, *values = NormalLogPrior.apply(self.normal_priors, *normal)
+        for name in params:
+            prior = None if name in self.normal_priors.names else self.model.prior.prior_of(name)
+            total = total if prior is None else total + prior.log_prob(params[name]).sum()
+        return total, {**params, **dict(zip(self.normal_priors.names, values, strict=True))}
 
     def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Mean over the rows, and over their adversarial copies."""
@@ -84,6 +98,76 @@ class PointObjective(Objective):
         """Log density of held-out rows."""
         params = self.params()
         return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params)
+
+
+# --- the log prior of normals at the cost of weight decay ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NormalPriors:
+    """The parameters with a normal (or flat) prior of one mean and one precision that are not learned."""
+
+    names: tuple[str, ...] = ()
+    means: tuple[float, ...] = ()
+    precisions: tuple[float, ...] = ()
+    constant: float = 0.0  # the log density at the means
+
+    @classmethod
+    def of(cls, model: Model, params: Params) -> NormalPriors:
+        """Those of ``params``; none where a prior is over several parameters together, or learned."""
+        priors = {name: None if model.hyper_names else model.prior.prior_of(name) for name in params}
+        if any(prior is None for prior in priors.values()):
+            return cls()
+        found: dict[str, tuple[float, float]] = {}
+        constant = 0.0
+        for name, prior in priors.items():
+            mean, precision = fixed_normal(prior) or (None, None)
+            if prior is not None and isinstance(mean, float) and isinstance(precision, float):
+                found[name] = mean, precision
+                at_mean = prior.log_prob(torch.tensor(mean, dtype=torch.float64))
+                constant += params[name].numel() * at_mean.item()
+        means, precisions = (tuple(each[place] for each in found.values()) for place in (0, 1))
+        return cls(tuple(found), means, precisions, constant)
+
+
+class NormalLogPrior(torch.autograd.Function):
+    """The log prior, and the parameters as they are: the gradient that comes back by them gets the prior's added.
+
+    It is added in place, without a tensor of its own: one pass over the memory, as weight decay takes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, priors: NormalPriors, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.priors = priors
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*values)
+        flat = [_centred(value.flatten(), mean) for value, mean in zip(values, priors.means, strict=True)]
+        terms = [each.dot(each) * (-0.5 * precision) for each, precision in zip(flat, priors.precisions, strict=True)]
+        return torch.stack(terms).sum() + priors.constant, *(value.view_as(value) for value in values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor | None, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if slope is None:
+            return None, *gradients
+        parts = zip(ctx.saved_tensors, ctx.priors.means, ctx.priors.precisions, strict=True)
+        added = [(_centred(value, mean), slope * -precision) for value, mean, precision in parts]
+        own = _each_alone(gradients)
+        return None, *(
+            value * factor if each is None else each.addcmul_(value, factor) if own else each.addcmul(value, factor)
+            for each, (value, factor) in zip(gradients, added, strict=True)
+        )
+
+
+def _centred(value: Tensor, mean: float) -> Tensor:
+    return value if mean == 0.0 else value - mean
+
+
+def _each_alone(gradients: Iterable[Tensor | None]) -> bool:
+    """Whether no two gradients have memory in common: where a sum has two parameters, both get the same tensor."""
+    found = [each for each in gradients if each is not None]
+    places = {each.untyped_storage().data_ptr() for each in found}
+    return len(places) == len(found) and all(each.is_contiguous() for each in found)
 
 
 def fit_point(

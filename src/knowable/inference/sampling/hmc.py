@@ -44,6 +44,8 @@ class HMC(Sampler):
     Args:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        max_gradients: Where ``draws`` is None: gradients of each chain, warm-up included, after which the run ends even
+            where the chains have not mixed; None is no limit.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
         start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
             ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
@@ -322,8 +324,9 @@ class TrajectoryLength:
         updates = self.updates + 1
         slope = _MEMORY * self.slope + (1 - _MEMORY) * new_slope
         change = _MEMORY * self.change + (1 - _MEMORY) * new_change
-        rise = slope / change - 1.0 if change > 0 else 0.0  # d log(C / T) / d log T
-        log_length = self.log_length + _RATE * min(max(rise, -2.0), 2.0)
+        # of a long trajectory the slope is noise: bounded alone, without the cost, so that the cost still shortens it
+        rise = min(max(slope / change, -3.0), 3.0) - 1.0 if change > 0 else 0.0  # d log(C / T) / d log T
+        log_length = self.log_length + _RATE * rise
         log_length = min(max(log_length, math.log(step)), math.log(_MOST_STEPS * step))
         fresh = max(0.02, 1 / updates)
         averaged = (1 - fresh) * self.log_averaged + fresh * log_length

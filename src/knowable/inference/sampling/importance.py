@@ -23,10 +23,8 @@ from knowable.core.chains.target import DensityTarget, ModelTarget, NormalDensit
 from knowable.core.compiling.engine import Engine
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
-from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
-from knowable.core.network.network import no_hidden_loops
-from knowable.core.network.params import Layout, Params, expand_params, index_params, stack_params
+from knowable.core.network.params import Layout, Params, expand_params, stack_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
@@ -333,24 +331,11 @@ class JointDensity:
     def _of_block(self, block: Tensor) -> Tensor:
         stack = {**expand_params(self.start.points, len(block)), **self.layout.views(block)}
         network = self.model.network_params(stack)
-        own = {name: value for name, value in stack.items() if name.startswith(LIKELIHOOD_PREFIX)}
         total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
         for x, y, *weights in self._target.rows(self.block):
             outputs = self.model.network.over_draws(network, x, buffers=self.start.buffers, vectorise=self._vectorise)
-            total += self._scores(outputs, y, own, *weights).double()
+            total += self.model.scores(outputs, y, stack, *weights).sum(-1).double()
         return total
-
-    def _scores(self, outputs: Tensor, y: Tensor, own: Params, weights: Tensor | None = None) -> Tensor:
-        """Σ log p(y | output, θ) for each draw's outputs ``(n, rows, ...)``."""
-
-        def score(output: Tensor, params: Params) -> Tensor:
-            return self.model.score(output, y, params, weights).sum()
-
-        try:
-            with no_hidden_loops():
-                return vmap(score)(outputs, own)
-        except RuntimeError:  # a likelihood that cannot be batched
-            return torch.stack([score(output, index_params(own, k)) for k, output in enumerate(outputs)])
 
 
 class BareDensity:

@@ -22,6 +22,7 @@ from knowable.core.chains.target import DensityTarget, ModelTarget, Target
 from knowable.core.compiling.engine import Engine
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
+from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params, expand_params
 from knowable.core.posterior.diagnostics import Diagnostics
@@ -72,10 +73,12 @@ class Sampler(ChainSettings, Method):
         target = ModelTarget(
             model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
         )
-        identity = {**job.identity, "engine": repr(engine), "positions": tensor_fingerprint(start.positions)}
+        identity = {**job.identity, "engine": repr(engine)}
+        if job.checkpoint is not None:
+            identity["positions"] = tensor_fingerprint(start.positions)
         result = self._run(
             target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
-            monitor=FunctionMonitor(model, rows.tensors[0], start, target.layout),
+            monitor=FunctionMonitor(model, *rows.tensors[:2], start, target.layout),
             checkpoint=part_of(job.checkpoint, "chains"), identity=identity,
         )  # fmt: skip
         stack = target.layout.views(result.draws.reshape(-1, target.layout.size))
@@ -165,11 +168,15 @@ class Sampler(ChainSettings, Method):
 
 
 class FunctionMonitor:
-    """What is identified of outputs at a few inputs, and the likelihood's own parameters, whose R-hat is monitored."""
+    """What predictions are made of, whose R-hat is monitored: what is identified of the outputs at a few rows.
 
-    def __init__(self, model: Model, x: Tensor, start: Start, layout: Layout):
+    Where the likelihood has parameters of its own, also the log likelihoods of those rows: a noise on which chains do
+    not agree shows in them, and degrees of freedom of which nothing but "many" is known do not.
+    """
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor, start: Start, layout: Layout):
         self.model, self.start, self.layout = model, start, layout
-        self.x = x[:: max(1, len(x) // _INPUTS)][:_INPUTS]
+        self.x, self.y = (each[:: max(1, len(x) // _INPUTS)][:_INPUTS] for each in (x, y))
 
     def __call__(self, positions: Tensor) -> Tensor:
         """``(n, chains, D)`` to ``(n, chains, M)``."""
@@ -182,8 +189,10 @@ class FunctionMonitor:
             )
         monitored = self.model.likelihood.identified(outputs).reshape(n, chains, -1)
         monitored = monitored[..., :: max(1, monitored.shape[-1] // _MONITORED)]
-        own = [value.reshape(n, chains, -1) for name, value in stack.items() if name.startswith("likelihood.")]
-        return torch.cat([monitored, *own], dim=-1)
+        if not any(name.startswith(LIKELIHOOD_PREFIX) for name in stack):
+            return monitored
+        scores = self.model.scores(outputs, self.y, params).reshape(n, chains, -1)
+        return torch.cat([monitored, scores.to(monitored)], dim=-1)
 
 
 def coordinate_monitor(dimension: int) -> Monitor:

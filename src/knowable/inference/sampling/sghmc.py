@@ -54,6 +54,8 @@ class SGHMC(Sampler):
     Args:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        max_gradients: Where ``draws`` is None: gradients of each chain, warm-up included, after which the run ends even
+            where the chains have not mixed; None is no limit.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 500.
         start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
             ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.

@@ -37,6 +37,8 @@ class SimulatedAnnealing(Sampler):
     Args:
         chains: Chains that advance together.
         draws: Draws kept of each chain, or None to go on until the chains have mixed.
+        max_gradients: Where ``draws`` is None: gradients of each chain, warm-up included, after which the run ends even
+            where the chains have not mixed; None is no limit.
         warmup: Transitions before the first draw, in which the sampler tunes itself; None is 800.
         start: Where the chains of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for all),
             ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.
@@ -89,9 +91,8 @@ class SimulatedAnnealing(Sampler):
         if result.interrupted:  # no time to cool: the best that the chains came by
             return target.layout.views(result.state.best[int(result.state.best_value.argmax())])
         kernel = self.kernel(target.layout.size)
-        position, _ = kernel.cool(
-            target, result.state, generator=generator_for(0, "cooling", device=result.draws.device)
-        )
+        generator = generator_for(0, "cooling", device=result.state.position.device)
+        position, _ = kernel.cool(target, result.state, generator=generator)
         return target.layout.views(position)
 
 

@@ -48,6 +48,7 @@ class SVGD(Sampler):
     Args:
         chains: Particles.
         draws: Must be 1: one draw for each particle.
+        max_gradients: Must be None.
         warmup: Largest number of updates; None is 2,000.
         start: Where the particles of a network begin: ``"ensemble"`` (one trained network each), ``"map"`` (one for
             all), ``"prior"`` (draws from it), ``"network"`` (its own weights), or a fitted posterior to draw from.

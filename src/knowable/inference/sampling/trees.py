@@ -155,7 +155,7 @@ class Trees:
         like = tree.log_weight
         # biased progressive draw: the new half is preferred
         uniform = torch.rand(len(chains), generator=self.generator, dtype=like.dtype, device=like.device)
-        chosen = index[uniform.log() < subtree.log_weight[index] - like[index]]
+        chosen = index[(uniform.log() < subtree.log_weight[index] - like[index]).cpu()]
         tree.position[chosen], tree.value[chosen] = subtree.position[chosen], subtree.value[chosen]
         tree.gradient[chosen] = subtree.gradient[chosen]
         tree.log_weight[index] = torch.logaddexp(like[index], subtree.log_weight[index])
@@ -176,7 +176,7 @@ class Trees:
     def _grow(self, chains: np.ndarray) -> None:
         """Begin a new subtree at one end of each tree, forwards or backwards at random."""
         index = torch.from_numpy(chains)
-        forwards = torch.rand(len(chains), generator=self.generator) < 0.5
+        forwards = (torch.rand(len(chains), generator=self.generator, device=self.step.device) < 0.5).cpu()
         side = forwards.long()
         self.point.position[index] = self.ends.position[side, index]
         self.point.momentum[index] = self.ends.momentum[side, index]

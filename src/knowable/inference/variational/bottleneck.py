@@ -17,7 +17,8 @@ from torch.func import vmap
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Batch, Data, as_input
 from knowable.core.model.model import Model
-from knowable.core.network.network import DRAWS_AT_ONCE, no_hidden_loops
+from knowable.core.network.batched import no_hidden_loops
+from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Params, expand_params, index_params, number_of_draws, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number
@@ -208,7 +209,7 @@ class BottleneckObjective(PointObjective):
             return sum(torch.stack([fit.sum(), rate.sum()]).double() for fit, rate in found) / data.size  # type: ignore[return-value]
 
         with torch.no_grad(), own_randomness(derive_seed(seed, "rate and distortion")):
-            found = torch.stack(estimates_of_all_rows(total, data, seed, epochs))
+            found = torch.stack(estimates_of_all_rows(total, data, seed, epochs, self.dimension))
         distortion, error = mean_and_error((-found[:, 0]).tolist())
         return {"rate": found[:, 1].mean().item(), "distortion": distortion, "distortion_standard_error": error}
 

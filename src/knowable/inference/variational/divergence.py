@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.model import Model
-from knowable.core.model.prior import Prior
+from knowable.core.model.prior import Prior, fixed_normal
 from knowable.core.network.params import Layout, Params
 from knowable.priors.log_uniform import K1, K2, K3, LogUniform
 
@@ -173,11 +173,6 @@ class LogUniformSegment(PriorSegment):
 
 FAST_KL: dict[type[Prior], Callable[[int, int], PriorSegment]] = {LogUniform: LogUniformSegment}
 """Priors other than normals whose KL over a segment is written by hand."""
-
-
-def fixed_normal(prior: Prior | None) -> tuple[float | Tensor, float | Tensor] | None:
-    """Mean and precision of a normal or flat prior whose values are not learned, else None."""
-    return None if prior is None or prior.hyperparams(torch.zeros(())) else prior.normal_moments()
 
 
 def prior_segments(

@@ -48,18 +48,26 @@ class GaussianWeight(torch.Tensor):
     variance: Tensor
     rule: Callable[..., Tensor]
     _draw: Tensor | None
+    _seen: torch.dtype
 
     @staticmethod
     def __new__(cls, loc: Tensor, variance: Tensor, rule: Callable[..., Tensor]) -> GaussianWeight:
         self = loc.as_subclass(cls)
-        self.loc, self.variance, self.rule, self._draw = loc, variance, rule, None
+        self.loc, self.variance, self.rule, self._draw, self._seen = loc, variance, rule, None, loc.dtype
         return self
 
     def draw(self) -> Tensor:
         """One reparameterised draw, the same each time it is asked for."""
         if self._draw is None:
-            self._draw = torch.addcmul(self.loc, self.variance.sqrt(), torch.randn_like(self.loc))
+            drawn = torch.addcmul(self.loc, self.variance.sqrt(), torch.randn_like(self.loc))
+            self._draw = drawn.to(self._seen)
         return self._draw
+
+    def seen_as(self, dtype: torch.dtype) -> GaussianWeight:
+        """The same weight in a network of another dtype."""
+        made = GaussianWeight(self.loc, self.variance, self.rule)
+        made._seen = dtype
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +80,9 @@ class GaussianWeight(torch.Tensor):
             x, weight, bias, rest = operands(func, args, kwargs)
             if not isinstance(x, GaussianWeight):
                 owner: Any = weight if isinstance(weight, GaussianWeight) else bias
-                return owner.rule(func, x, weight, bias, rest)
+                return _by_rule(owner, func, x, weight, bias, rest)
+        if func is Tensor.to and isinstance(args[0], GaussianWeight) and isinstance(args[1], torch.dtype):
+            return args[0].seen_as(args[1])
         return func(*tree_map(_drawn, args), **tree_map(_drawn, kwargs))
 
 
@@ -94,6 +104,7 @@ class PairRules(TorchFunctionMode):
     def __init__(self, params: Params):
         super().__init__()
         self._pairs: dict[int, Any] = {id(pair.loc): pair for pair in params.values() if isinstance(pair, GaussianPair)}
+        self._casts: list[Tensor] = []
         self.params = {name: v.loc if isinstance(v, GaussianPair) else v for name, v in params.items()}
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,8 +115,25 @@ class PairRules(TorchFunctionMode):
             weight, bias = (self._pairs.get(id(each), each) for each in (weight, bias))
             owner = next((each for each in (weight, bias) if isinstance(each, GaussianPair)), None)
             if owner is not None:
-                return owner.rule(func, x, weight, bias, rest)
-        return func(*args, **kwargs)
+                return _by_rule(owner, func, x, weight, bias, rest)
+        found = func(*args, **kwargs)
+        if func is Tensor.to and id(args[0]) in self._pairs:
+            self._pairs[id(found)] = self._pairs[id(args[0])]
+            self._casts.append(found)  # so that nothing else gets its id
+        return found
+
+
+def _by_rule(
+    owner: Any, op: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, rest: dict[str, Any]
+) -> Tensor:
+    """The owner's rule, in its own precision where the network has less."""
+    if x.dtype == owner.loc.dtype or torch.is_autocast_enabled(x.device.type):
+        return owner.rule(op, x, weight, bias, rest)
+    in_full: Any = [
+        each if each is None or isinstance(each, GaussianWeight | GaussianPair) else each.to(owner.loc.dtype)
+        for each in (weight, bias)
+    ]
+    return owner.rule(op, x.to(owner.loc.dtype), *in_full, rest).to(x.dtype)
 
 
 def local_weights(loc: Params, variance: Params, rule: Callable[..., Tensor], *, recording: bool = False) -> Params:

@@ -23,10 +23,10 @@ from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
-from knowable.core.training.settings import Trained, TrainingResult
+from knowable.core.training.settings import LITTLE_WORK, Trained, TrainingResult
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, InvalidType, Unsupported
 from knowable.inference.point.point import PointObjective, fit_point, means_for, training_diagnostics
-from knowable.inference.variational.newton import Rise, is_steady, possible_rise, refine
+from knowable.inference.variational.newton import Rise, is_steady, possible_rise, refine, worth_checking
 from knowable.inference.variational.objective import VariationalObjective
 
 _WARMUP_STEPS = 2_000  # with kl_warmup=None
@@ -139,9 +139,12 @@ class VariationalMethod(Trained, Method):
         """
         if not self.says_rise or result.interrupted or _kept_epoch(result) < objectives[0].settles_from:
             return result, {}
-        kept = [[value.detach().clone() for value in each.tensors().values()] for each in objectives]
         finished = self.epochs is None and not result.out_of_time
+        changing = objectives if finished else []
+        kept = [[value.detach().clone() for value in each.tensors().values()] for each in changing]
         try:
+            if not worth_checking(objectives[0], rows, result.epochs):
+                return _unchecked(result, "so short a training is not worth its cost"), {}
             if not is_steady(objectives[0], rows):
                 return _unchecked(result, "the network computes something else in training than in evaluation"), {}
             rises = []
@@ -154,7 +157,7 @@ class VariationalMethod(Trained, Method):
             return _unchecked(result, str(error).rstrip(".")), {}
         except KeyboardInterrupt:
             with torch.no_grad():
-                for each, values in zip(objectives, kept, strict=True):
+                for each, values in zip(changing, kept, strict=True):
                     for value, old in zip(each.tensors().values(), values, strict=True):
                         value.copy_(old)
             text = "The fit was stopped after training, before it was known how far the ELBO could still rise."
@@ -304,7 +307,9 @@ def final_elbo(
     with torch.no_grad(), own_randomness(derive_seed(seed, "bound")):
         kl, kl_error = mean_and_error(_kl_estimates(objective))
         fit, fit_error = mean_and_error(
-            estimates_of_all_rows(lambda batches: _log_likelihood(objective, batches), data, seed, epochs)
+            estimates_of_all_rows(
+                lambda batches: _log_likelihood(objective, batches), data, seed, epochs, objective.dimension
+            )
         )
     terms = {"expected_log_likelihood": fit, "kl": kl, "elbo": fit - kl}
     priors = [objective.model.prior.prior_of(name) for name in objective.model.random_names]
@@ -330,7 +335,9 @@ def _log_likelihood(objective: VariationalObjective, batches: Iterable[Batch]) -
     )
 
 
-def estimates_of_all_rows(total: Callable[[Iterable[Batch]], Any], data: Data, seed: int, epochs: float) -> list[Any]:
+def estimates_of_all_rows(
+    total: Callable[[Iterable[Batch]], Any], data: Data, seed: int, epochs: float, dimension: int
+) -> list[Any]:
     """Independent estimates of a sum over all rows, at the cost of a tenth of ``epochs`` of training or little more.
 
     Args:
@@ -338,12 +345,15 @@ def estimates_of_all_rows(total: Callable[[Iterable[Batch]], Any], data: Data, s
         data: All rows.
         seed: Fixes which rows are taken where not all can be.
         epochs: Of training. After few of them, each estimate is from another part of the rows.
+        dimension: Number of trained parameters. With many of them, short training is followed by few estimates.
     """
-    affordable = max(_PASSES_PER_EPOCH * epochs, _LEAST_ROWS / data.size)
+    least = min(_LEAST_ROWS, LITTLE_WORK // max(1, dimension))
+    affordable = max(_PASSES_PER_EPOCH * epochs, least / data.size)
     passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), affordable)
     if passes >= _FEWEST_PASSES:
         return [total(data) for _ in range(int(passes))]
-    return [scale * total([batch]) for scale, batch in data.parts(passes, seed=seed)]
+    fewest = 16 if least == _LEAST_ROWS else _FEWEST_PASSES
+    return [scale * total([batch]) for scale, batch in data.parts(passes, seed=seed, fewest=fewest)]
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.method import FitJob
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
-from knowable.core.network.network import batched, no_hidden_loops
+from knowable.core.network.batched import batched, no_hidden_loops
 from knowable.core.network.params import Layout, Params, index_params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.mixture import Mixture

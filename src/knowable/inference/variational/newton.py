@@ -24,9 +24,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import Batch, Data
+from knowable.core.model.data import FEWEST_ROWS, Batch, Data
 from knowable.core.network.params import Layout, Params
 from knowable.core.support.randomness import derive_seed, own_randomness
+from knowable.core.training.settings import LITTLE_WORK
 from knowable.errors import Unsupported
 from knowable.inference.variational.objective import VariationalObjective
 
@@ -39,6 +40,7 @@ _UNIT_DRAWS = 2_048  # for the covariance of q
 _FEWEST, _MOST = 8, 512  # draws of the check over all rows
 _VALUES = 2**24  # gradients of single weights that the check keeps; of more weights, some stand for all
 _NEWTON_ROWS = 5_000_000  # gradients of a row, for the expected Hessian of one step
+_ALL = slice(None)
 _NATS, _NATS_PER_WEIGHT = 0.5, 0.01  # what may be missing: a scale off by a tenth, a mean off by a seventh of its scale
 
 
@@ -81,6 +83,12 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
         return model.network.is_steady(model.network_params(params), next(iter(data))[0], objective.net_buffers)
 
 
+def worth_checking(objective: VariationalObjective, data: Data, epochs: float) -> bool:
+    """Whether :func:`possible_rise` costs little beside ``epochs`` of training, or little at all."""
+    rows = (2 if objective.symmetric else 1) * FEWEST_ROWS
+    return rows <= 0.2 * epochs * data.size or rows * objective.dimension <= LITTLE_WORK
+
+
 def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs: float) -> Rise:
     """What the ELBO could still gain, by gradients at some draws, at a tenth of the cost of training.
 
@@ -97,21 +105,22 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
         if passes < _FEWEST:
             parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
         target = Target(objective, data)
+        kept: Tensor | slice = _ALL
         with torch.no_grad():
+            centre = target.moments()[0] if objective.symmetric else None
             mean, units = target.units()
-        kept = torch.arange(target.size, device=mean.device)
         if target.size * len(parts) > _VALUES:
-            kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // len(parts))]
+            kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // len(parts))].clone()
             mean, units = mean[kept], units[kept]
         observed, at_once = [], max(1, _VALUES // (sides * target.size))
         for first in range(0, len(parts), at_once):
             some = parts[first : first + at_once]
-            draws = target.draws(sides * len(some))
+            draws = target.draws(sides * len(some), centre)
             for number, rows in enumerate(some):
                 found = []
                 for each in draws[number :: len(some)]:
-                    gradient = target.gradient(each, rows)[kept]
-                    gradient, away = _in_units(gradient, each[kept].double() - mean, units)
+                    away = each[: target.size][kept].double() - mean
+                    gradient, away = _in_units(target.gradient(each, rows, kept), away, units)
                     found.append(torch.stack([gradient, gradient * away + 1.0]))
                 observed.append(torch.stack(found).mean(0))
     gradients, slopes = torch.stack(observed, dim=1)
@@ -124,7 +133,7 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     value = _products_of_pairs(both).mean().item()
     noise = _products_of_pairs([each - each.mean(0) for each in both])  # what there would be without anything to gain
     error = noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise))
-    share = target.size / len(kept)
+    share = target.size / len(mean)
     return Rise(share * value, share * error, target.size)
 
 
@@ -175,7 +184,7 @@ def _newton_step(target: Target, seed: int) -> float:
     objective = target.objective
     with torch.no_grad():
         mean, variance = target.moments()
-        draws = target.draws(_HESSIANS)
+        draws = target.draws(_HESSIANS, mean if objective.symmetric else None)
     centre = torch.cat([mean, target.points().to(mean)]).double()
     derivatives = [target.gradient_and_hessian(each) for each in draws]
     gradient = torch.stack([each[0] for each in derivatives]).mean(0)
@@ -257,14 +266,14 @@ class Target:
         factor = torch.linalg.cholesky_ex(values.T.cov().reshape(self.size, self.size))
         return values.mean(0), factor.L if factor.info == 0 else values.std(0)
 
-    def draws(self, count: int) -> Tensor:
-        """Draws with their mirror images about the mean, where q is symmetric; points beside them."""
+    def draws(self, count: int, centre: Tensor | None = None) -> Tensor:
+        """Draws, half of them mirror images of the others about a ``centre``; points beside them."""
         points = self.points()
-        drawn = torch.stack([self.weights.flatten(each) for each in self.objective.draw_weights(count)]).detach()
-        if self.objective.symmetric:
-            mean, half = self.moments()[0], drawn[: count // 2]
-            drawn = torch.cat([half, 2.0 * mean - half])
-        return torch.cat([drawn, points.to(drawn).expand(len(drawn), -1)], dim=1)
+        drawn = [self.weights.flatten(each).detach() for each in self.objective.draw_weights(count)]
+        if centre is not None:
+            half = drawn[: count // 2]
+            drawn = [*half, *(2.0 * centre - each for each in half)]
+        return torch.stack([torch.cat([each, points.to(each)]) if len(points) else each for each in drawn])
 
     def log_density(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Of one batch on its own scale, without the prior."""
@@ -286,14 +295,16 @@ class Target:
     def _tempering(self) -> float:
         return self.objective.beta * self.objective.temperature
 
-    def gradient(self, flat: Tensor, parts: Sequence[tuple[float, Batch]] | None = None) -> Tensor:
-        """Of the whole log density at one vector, computed in double precision for few weights.
+    def gradient(
+        self, flat: Tensor, parts: Sequence[tuple[float, Batch]] | None = None, kept: Tensor | slice = _ALL
+    ) -> Tensor:
+        """Of the whole log density in the weights that are ``kept``, computed in double precision for few weights.
 
         ``parts`` of the rows, each with its factor, may stand for all of them.
         """
         if self.layout.size > _DENSE_UP_TO:
-            return self._first(flat, parts).double()
-        return self._precisely(lambda at: self._first(at, parts), flat)
+            return self._first(flat, parts)[: self.size][kept].double()
+        return self._precisely(lambda at: self._first(at, parts), flat)[: self.size][kept]
 
     def _first(self, flat: Tensor, parts: Sequence[tuple[float, Batch]] | None) -> Tensor:
         at = flat.detach().requires_grad_()

@@ -196,9 +196,13 @@ def _refitted(
     rows = len(table.table)
     if not quiet:
         say(f"scored after {seconds:.0f} s; now a second fit, to all {rows} rows (--no-refit leaves it out)")
-    with collected() as found:
-        estimator.fit(table.table, table.target)
-    if estimator.posterior_.diagnostics.interrupted:
+    try:
+        with collected() as found:
+            estimator.fit(table.table, table.target)
+        stopped = estimator.posterior_.diagnostics.interrupted
+    except KeyboardInterrupt:  # before there was anything to keep
+        stopped = True
+    if stopped:
         return None, [Notice("Fit", "The fit to all rows was stopped: the run has the model that was scored.")]
     return estimator, [Notice(each.source, f"Fit to all rows: {each.text}") for each in found]
 

@@ -45,8 +45,8 @@ def plain_errors() -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
-    except KeyboardInterrupt:
-        stop("stopped from the keyboard", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        stop(str(error) or "stopped from the keyboard", INTERRUPTED)
     except Diverged as error:
         stop(str(error), NOT_CONVERGED)
     except KnowableError as error:
