@@ -72,11 +72,13 @@ class Network:
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
-        return Network(self.net, self._frozen, self._held, self.output, self.autocast)
+        return self.holding(self._frozen, self._held)
 
     def holding(self, frozen: Collection[str], held: Params) -> Network:
         """The same network with other parameters frozen, and with these values."""
-        return Network(self.net, frozen, held, self.output, self.autocast)
+        made = Network(self.net, frozen, held, self.output, self.autocast)
+        made._input_dtype = self._input_dtype
+        return made
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
