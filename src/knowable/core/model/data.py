@@ -295,7 +295,7 @@ def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
     if pair and not _fits_arguments(x, model):
         raise InvalidType(f"{name} must be the inputs alone, got a pair. Pass the x of (x, y).")
     x = _cast(check_inputs(as_rows(x, name), name), model)
-    model.network.probe(x, model.network_params(model.params()), model.buffers())
+    model.probe(x)
     return x
 
 
@@ -495,7 +495,7 @@ def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tup
     if model is None:
         return x, y
     x = _cast(x, model)
-    output = model.network.probe(x, model.network_params(model.params()), model.buffers())
+    output = model.probe(x)
     return x, model.likelihood.check_target(y.to(model.device), output, name=f"y{of}")
 
 

@@ -213,6 +213,10 @@ class Model:
         """The network's output for one draw of parameters."""
         return self.network(self.network_params(params), x, buffers=buffers, training=training)
 
+    def probe(self, x: Tensor) -> Tensor:
+        """The network's output for the first rows of ``x``, or a clear error if it cannot take them."""
+        return self.network.probe(x, self.network_params(self._start), self._buffers)
+
     def network_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the network."""
         extra = self._own.keys() | self._hyperparams.keys()
