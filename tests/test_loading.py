@@ -61,5 +61,5 @@ def test_a_posterior_from_a_double_net_is_loaded_in_double(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(kn.DamagedArtifact, match="is not a saved folder"):
+    with pytest.raises(kn.DamagedArtifact, match="There is no folder"):
         kn.load(tmp_path / "nowhere")

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ from knowable.priors import (
     ScaleMixture,
     StudentTPrior,
 )
-from knowable.registry import cite
+from knowable.registry import METHODS, cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
@@ -219,4 +220,15 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         module = importlib.import_module(_LAZY[name])
         return module if module.__name__ == f"knowable.{name}" else getattr(module, name)
-    raise AttributeError(f"module 'knowable' has no attribute {name!r}")
+    raise AttributeError(f"module 'knowable' has no attribute {name!r}.{_nearest(name)}", name=name, obj=None)
+
+
+def _nearest(name: str) -> str:
+    """A name that may have been meant: a method by its alias or by its name elsewhere, or one that is spelled alike."""
+    meant = {each.upper(): entry.cls_name for entry in METHODS.values() for each in (entry.name, *entry.aliases)}
+    meant |= {"BBB": "MeanFieldVI", "BAYESBYBACKPROP": "MeanFieldVI", "VI": "MeanFieldVI", "ADVI": "MeanFieldVI"}
+    meant |= {"FULLRANKADVI": "FullRankVI", "NORMALIZINGFLOWVI": "FlowVI", "IVON": "NaturalVI", "VOGN": "NaturalVI"}
+    meant |= {"ENSEMBLE": "DeepEnsemble", "DROPOUT": "MCDropout", "LLLA": "Laplace", "BERNOULLILIKELIHOOD": "Bernoulli"}
+    meant |= {"GAUSSIANLIKELIHOOD": "Gaussian", "GAUSSIANPRIOR": "Normal", "NORMALPRIOR": "Normal"}
+    found = [meant[name.upper()]] if name.upper() in meant else difflib.get_close_matches(name, __all__, n=1)
+    return f" Did you mean kn.{found[0]}?" if found and not name.startswith("_") else ""

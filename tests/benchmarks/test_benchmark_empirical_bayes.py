@@ -39,6 +39,7 @@ def test_evidence_of_a_row_is_that_of_the_targets_themselves():
     assert float(fit_linear(SMALL, 0, x, y).log_evidence) == pytest.approx(marginal.log_prob(y[:, 0]).item(), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_quick_run_fills_every_row_and_skips_what_is_done(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     first = run(quick=True, only="*", rows=Rows(path))

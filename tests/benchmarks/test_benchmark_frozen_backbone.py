@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from benchmarks.run import run_benchmark
 
 
+@pytest.mark.slow
 def test_quick_mode_runs_every_contender():
     cases = run_benchmark("benchmarks.frozen_backbone", quick=True)["cases"]
     errors = {

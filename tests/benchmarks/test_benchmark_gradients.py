@@ -58,6 +58,7 @@ def test_rates_count_all_chains_and_compare_within_rounds():
     assert found["times"]["median"] == 1.5
 
 
+@pytest.mark.slow
 def test_quick_run_makes_a_table_and_is_not_repeated(tmp_path, monkeypatch):
     step = gradients.knowable_step
     monkeypatch.setattr(gradients, "knowable_step", lambda network, chains, _: step(network, chains, "traced"))

@@ -35,6 +35,7 @@ def test_images_are_cut_and_standardised_by_the_training_images():
     assert images.outside.mean().item() == pytest.approx(2.7, abs=0.1)
 
 
+@pytest.mark.slow
 def test_quick_run_needs_no_data_and_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv("KNOWABLE_DATA", raising=False)
     path = tmp_path / "rows.jsonl"

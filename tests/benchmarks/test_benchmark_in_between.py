@@ -21,6 +21,7 @@ def test_summary_compares_with_the_reference_on_the_same_seed():
     assert math.isnan(summary({"0": flat}, {})["over_reference"])
 
 
+@pytest.mark.slow
 def test_quick_run_has_a_row_for_every_method_and_a_plot(tmp_path):
     found = run(quick=True, only="*", rows=Rows(tmp_path / "in_between.jsonl"))
     assert [fits["0"].get("error") for fits in found["methods"].values()] == [None] * len(found["methods"])

@@ -29,6 +29,7 @@ def test_bound_and_divergence_add_up_to_the_evidence():
     assert abs(found["kl"] + found["bound"] - problem.log_evidence) < 5 * error
 
 
+@pytest.mark.slow
 def test_quick_run_has_a_row_for_every_method_there_is_and_skips_what_is_done(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     first = run(quick=True, only="banana", rows=Rows(path))

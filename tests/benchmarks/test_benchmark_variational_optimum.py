@@ -39,6 +39,7 @@ def test_good_is_near_or_warned_with_a_number_that_is_no_less_than_half(missing,
     assert is_good({"missing": missing, "missing_error": 0.0, "warned": warned, "rise": rise}) is good
 
 
+@pytest.mark.slow
 def test_quick_run_has_a_row_for_every_method_and_skips_what_is_done(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     first = run(quick=True, only="M[eo]*VI", rows=Rows(path))

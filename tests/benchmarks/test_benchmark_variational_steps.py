@@ -24,6 +24,7 @@ def test_step_of_a_method_is_a_step_of_its_run(name):
     assert method_step(SMALL_MLP, name)() is None
 
 
+@pytest.mark.slow
 def test_quick_run_has_every_row():
     result = run_benchmark("benchmarks.variational_steps", quick=True, only="natural_*")
     for case in result["cases"]:

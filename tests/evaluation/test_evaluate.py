@@ -12,6 +12,7 @@ import torch
 from knowable.errors import InvalidData, InvalidType
 from knowable.evaluation import metrics
 from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.likelihoods import Poisson
 
 from .cases import DTYPE, binary, classes, counts, normals, student
 
@@ -154,3 +155,11 @@ def test_bad_input_is_named():
         evaluate(normals(torch.zeros(1, 0), torch.ones(1, 0)), [])
     with pytest.raises(InvalidType, match="y must be a tensor, an array or a data frame of numbers"):
         evaluate(_labels(2)[0], ["cat", "dog"])
+
+
+def test_a_share_of_which_all_were_seen_has_a_standard_error():
+    prediction = Poisson().predict(torch.zeros(1, 40, 1), {}, torch.zeros(1))
+    scores = evaluate(prediction, torch.ones(40, 1))
+    assert scores["coverage_90"] == 1.0
+    share = 42 / 44  # 40 rows and 4 more, of which 2 were inside (Agresti and Coull, 1998)
+    assert scores.standard_errors["coverage_90"] == pytest.approx((share * (1 - share) / 40) ** 0.5)

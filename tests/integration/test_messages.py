@@ -100,7 +100,7 @@ FITTING = {
     ),
     "one column": (
         lambda: kn.MAP().fit(kn.Model(nn.Linear(1, 1), kn.Gaussian()), (X[:, 0], Y)),
-        "It looks like a single column: pass x.unsqueeze(1), which has a row for each number.",
+        "It looks like a single column. Write x.unsqueeze(1), of shape (20, 1).",
     ),
     "triples": (
         lambda: kn.MAP().fit(MODEL, DataLoader(TensorDataset(X, Y, Y))),
@@ -134,7 +134,7 @@ PREDICTING = {
     ),
     "one row": (
         lambda p: p.predict(X[0]),
-        "If x of shape (3,) is one row, pass x.unsqueeze(0), or X[:1] and not X[0].",
+        "If x of shape (3,) is one row, write x[None]; or X[:1] and not X[0].",
     ),
     "columns": (
         lambda p: p.predict(X[:, :2]),

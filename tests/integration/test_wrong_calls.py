@@ -317,7 +317,7 @@ REST: dict[str, Case] = {
     "loading from nowhere": (
         lambda: kn.load("no such folder"),
         kn.DamagedArtifact,
-        "no such folder is not a saved folder: it has no manifest.json",
+        "There is no folder '.*no such folder'",
     ),
     "loading a number": (lambda: kn.load(5), kn.InvalidType, "path must be the name of a folder, got int 5"),
     "saving to a number": (lambda: posterior().save(5), kn.InvalidType, "path must be the name of a folder, got int 5"),

@@ -112,7 +112,7 @@ DATA: dict[str, Case] = {
     "one output for classes": (
         lambda: fit((X, LABELS), kn.Model(nn.Linear(2, 1), kn.Categorical())),
         kn.InvalidData,
-        r"Categorical needs .* shape \(\d, 1\)\. .*Bernoulli\(\)",
+        r"Categorical needs .* shape \(rows, 1\)\. .*Bernoulli\(\)",
     ),
     "two in a yes or no": (
         lambda: fit((X, LABELS), kn.Model(nn.Linear(2, 1), kn.Bernoulli())),
@@ -127,12 +127,12 @@ DATA: dict[str, Case] = {
     "one output for mean and scale": (
         lambda: fit((X, Y), kn.Model(nn.Linear(2, 1), kn.HeteroscedasticGaussian())),
         kn.InvalidData,
-        r"\(\d, 1\)|output",
+        r"\(rows, 1\)|output",
     ),
     "noise for more outputs than there are": (
         lambda: fit((X, Y), kn.Model(nn.Linear(2, 1), kn.Gaussian(outputs=2))),
         kn.InvalidData,
-        r"noise for each of 2 outputs, but the network's output has shape \(\d, 1\)",
+        r"noise for each of 2 outputs, but the network's output has shape \(rows, 1\)",
     ),
     "a network that returns a tuple": (
         lambda: fit(model=kn.Model(Recurrent(lambda out: (out, None)), kn.Gaussian(0.1))),

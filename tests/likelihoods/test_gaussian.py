@@ -83,7 +83,7 @@ def test_wrong_arguments_and_outputs_say_what_to_do():
         Gaussian([1.0, 2.0], outputs=3)
     with pytest.raises(InvalidType, match="noise must be a number"):
         Gaussian("small")
-    with pytest.raises(InvalidData, match=r"2 outputs, but the network's output has shape \(5, 3\). Give outputs=3"):
+    with pytest.raises(InvalidData, match=r"2 outputs, but the network's output has shape \(rows, 3\). Give outputs=3"):
         Gaussian(outputs=2).check_target(torch.zeros(5, 3), torch.zeros(5, 3))
     with pytest.raises(InvalidData, match="target has missing or infinite values in row 1"):
         Gaussian().check_target(torch.tensor([0.0, math.nan]), torch.zeros(2, 1), name="target")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_sample_weight
 
 import knowable as kn
 from tests.tabular.cases import QUICK, small_network
@@ -106,3 +107,23 @@ def test_a_likelihood_of_numbers_is_refused():
     X, y = blobs(["a", "b"])
     with pytest.raises((kn.Unsupported, kn.InvalidData)):
         fitted(X, y, likelihood=kn.Gaussian()).predict(X)
+
+
+# --- class weights ---------------------------------------------------------------------------------------------------
+
+
+def test_class_weights_are_weights_of_rows(tmp_path):
+    X, y = blobs(["no", "yes"])
+    keep = (y == "no") | (np.arange(len(y)) % 3 == 0)
+    X, y = X[keep], y[keep]
+    plain, balanced = fitted(X, y), fitted(X, y, class_weight="balanced")
+    rows = compute_sample_weight("balanced", y)
+    by_row = kn.BayesianClassifier(QUICK["map"], network=small_network, random_state=0).fit(X, y, rows)
+    np.testing.assert_array_equal(balanced.predict_proba(X), by_row.predict_proba(X))
+    assert balanced.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean()
+    counts = {"no": 1.0, "yes": 2.0}
+    named = fitted(X, y, class_weight=counts)
+    again = kn.BayesianClassifier.load(named.save(tmp_path / "model"), network=small_network(2, 2))
+    assert again.class_weight == counts
+    with pytest.raises(kn.InvalidArgument, match="class_weight must be"):
+        fitted(X, y, class_weight="even")

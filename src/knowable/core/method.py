@@ -21,7 +21,7 @@ from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
-from knowable.core.support.checks import arguments_named, check_count
+from knowable.core.support.checks import arguments_named, check_count, readable
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -38,6 +38,18 @@ _ELSEWHERE = {
     "num_warmup": "warmup",
     "n_members": "members",
     "optimizer": "optimiser",
+    "verbose": "progress",
+}
+_PLACES = {
+    "device": "A fit runs where the network is: move it with net.to(device) before Model(net, ...); data follow.",
+    "dtype": "A fit computes in the network's own precision: write net.double() before Model(net, ...).",
+}
+_NOT_SETTINGS = {  # of any method, and what to do instead
+    **_PLACES,
+    "verbose": "A bar is shown on a terminal, or with fit(..., progress=True).",
+    "progress": "Pass it to fit: fit(model, data, progress=True).",
+    "seed": "Pass it to fit: fit(model, data, seed=0).",
+    "random_state": "Pass it to fit: fit(model, data, seed=0).",
 }
 
 
@@ -73,7 +85,10 @@ class Method(ABC):
         return super().__new__(cls)
 
     @final
-    @arguments_named(_ELSEWHERE, too_many="Pass inputs and targets as a pair: fit(model, (X, Y)).")
+    @arguments_named(
+        {**_ELSEWHERE, **_PLACES, "random_state": "seed"},
+        too_many="Pass inputs and targets as a pair: fit(model, (X, Y)).",
+    )
     def fit(
         self,
         model: Model,
@@ -123,7 +138,7 @@ class Method(ABC):
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
         changed = [
-            f"{each.name}={getattr(self, each.name)!r}"
+            f"{each.name}={readable(getattr(self, each.name))}"
             for each in sorted(fields(self), key=lambda each: each.kw_only)  # type: ignore[arg-type]
             if each.repr and getattr(self, each.name) != each.default
         ]
@@ -164,8 +179,9 @@ class FitJob:
             )
         seed = check_count("seed", seed, at_least=0)
         own = method._model_for_data(model)
-        rows = as_data(data, own, batch_size=getattr(method, "batch_size", None))
-        held_out = None if validation is None else as_data(validation, own, name="validation")
+        batch_size = getattr(method, "batch_size", None)
+        rows = as_data(data, own, batch_size=batch_size)
+        held_out = None if validation is None else as_data(validation, own, name="validation", batch_size=batch_size)
         if rows.weights is not None and rows.weights.dim() != 1:
             raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(rows.weights.shape)}.")
         if held_out is not None and held_out.weighted:
@@ -255,7 +271,7 @@ def _warn_about(model: Model, rows: Data) -> None:
         return
     x, y = rows.tensors[:2]
     with own_randomness(0):
-        said = model.doubts(x[:_ROWS_TRIED], y)
+        said = model.doubts(x[: min(_ROWS_TRIED, rows.at_once or _ROWS_TRIED)], y)
     for each in said:
         warnings.warn(each, ModelWarning, stacklevel=4)
 
@@ -270,6 +286,8 @@ def _unknown_setting(cls: type[Method], name: str, known: list[str]) -> str:
     says = f"{cls.__name__} has no setting {name!r}."
     if "samples" in name and name not in cls.moved:
         says += " Draws of a prediction: posterior.predict(x, samples=...)."
+    if name in _NOT_SETTINGS:
+        return f"{says} {_NOT_SETTINGS[name]}"
     name = _ELSEWHERE.get(name, name)
     if name in cls.moved:
         return f"{says} Write {cls.moved[name]}."

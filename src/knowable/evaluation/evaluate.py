@@ -124,7 +124,7 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
     for name, rows in per_row.items():
         score = _RENAMED.get(name, name)
         values[score] = rows.mean().item()
-        errors[score] = (rows.std() / math.sqrt(len(rows))).item() if len(rows) > 1 else math.nan
+        errors[score] = _standard_error(rows, share=score in ("coverage_90", "accuracy"))
     if "rmse" in values:
         values["rmse"] = math.sqrt(values["rmse"])
         errors["rmse"] /= 2 * values["rmse"] if values["rmse"] > 0 else 1.0  # d sqrt(m) = dm / (2 sqrt(m))
@@ -147,3 +147,15 @@ def _scores_by_name(prediction: JointPrediction, y: Any) -> Scores:
         errors |= {f"{head}.{name}": value for name, value in scores.standard_errors.items()}
         per_row |= {f"{head}.{name}": value for name, value in scores.per_row.items()}
     return Scores(values, standard_errors=errors, per_row=per_row)
+
+
+def _standard_error(rows: Tensor, *, share: bool) -> float:
+    """Of the mean over rows; a share of which all or none were seen is not known exactly (Agresti and Coull, 1998)."""
+    count = len(rows)
+    if count < 2:
+        return math.nan
+    error = rows.std().item()
+    if error == 0.0 and share:
+        middle = (rows.sum().item() + 2) / (count + 4)
+        error = math.sqrt(middle * (1 - middle))
+    return error / math.sqrt(count)

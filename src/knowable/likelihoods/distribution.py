@@ -177,7 +177,7 @@ class DistributionLikelihood(Likelihood):
         if made.batch_shape[:1] != output.shape[:1]:
             raise InvalidArgument(
                 f"{type(self).__name__}.distribution() must have a batch shape that begins with the number of rows, "
-                f"{len(output)}; for an output of shape {tuple(output.shape)} it is {tuple(made.batch_shape)}."
+                f"here {len(output)}; for an output of shape {tuple(output.shape)} it is {tuple(made.batch_shape)}."
             )
         return made
 

@@ -15,7 +15,7 @@ from knowable.core.model.prior import Normal
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import CorrelatedNormal, NormalComponents, NormalOutputs
 from knowable.core.prediction.prediction import RegressionPrediction, as_numbers, sum_over_event
-from knowable.core.support.checks import check_count, check_number, check_type
+from knowable.core.support.checks import as_batch, check_count, check_number, check_type, readable
 from knowable.errors import InvalidArgument, InvalidData
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -45,6 +45,7 @@ class Gaussian(Likelihood):
     """
 
     noise_name: ClassVar[str | None] = "log_noise"
+    copies: ClassVar[int] = 1
 
     noise: float | tuple[float, ...] | None = None
     outputs: int = field(default=1, kw_only=True)
@@ -52,7 +53,7 @@ class Gaussian(Likelihood):
 
     def __repr__(self) -> str:
         missing = ", missing=True" if self.missing else ""
-        return f"Gaussian(noise={self.noise!r}, outputs={self.outputs!r}{missing})"
+        return f"Gaussian(noise={readable(self.noise)}, outputs={self.outputs!r}{missing})"
 
     def __post_init__(self) -> None:
         check_type("missing", self.missing, bool, "True or False")
@@ -82,7 +83,7 @@ class Gaussian(Likelihood):
         if self.outputs > 1 and (output.dim() < 2 or output.shape[-1] != self.outputs):
             raise InvalidData(
                 f"This Gaussian has a noise for each of {self.outputs} outputs, but the network's output has shape "
-                f"{tuple(output.shape)}. Give outputs={output.shape[-1] if output.dim() > 1 else 1}, or change the "
+                f"{as_batch(output.shape)}. Give outputs={output.shape[-1] if output.dim() > 1 else 1}, or change the "
                 f"network's last layer."
             )
         return as_numbers(y, output, output.shape[1:], name=name, missing=self.missing)

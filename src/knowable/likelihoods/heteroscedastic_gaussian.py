@@ -12,6 +12,7 @@ from knowable.core.model.likelihood import DiagonalInformation, Likelihood
 from knowable.core.network.params import Params
 from knowable.core.prediction.components import NormalComponents
 from knowable.core.prediction.prediction import RegressionPrediction, align_target, as_numbers, sum_over_event
+from knowable.core.support.checks import as_batch
 from knowable.errors import InvalidData
 
 
@@ -33,7 +34,7 @@ class HeteroscedasticGaussian(Likelihood):
         if output.dim() < 2 or output.shape[-1] % 2:
             raise InvalidData(
                 f"HeteroscedasticGaussian needs a network whose last dimension is even (means, then log scales), but "
-                f"its output has shape {tuple(output.shape)}. For d targets give the last layer 2 * d outputs."
+                f"its output has shape {as_batch(output.shape)}. For d targets give the last layer 2 * d outputs."
             )
         return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
 

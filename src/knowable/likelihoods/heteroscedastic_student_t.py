@@ -18,6 +18,7 @@ from knowable.core.prediction.prediction import (
     as_numbers,
     sum_over_event,
 )
+from knowable.core.support.checks import as_batch
 from knowable.errors import InvalidData
 
 
@@ -51,7 +52,7 @@ class HeteroscedasticStudentT(Likelihood):
         if output.dim() < 2 or output.shape[-1] % 2:
             raise InvalidData(
                 f"HeteroscedasticStudentT needs a network whose last dimension is even (centres, then log scales), but "
-                f"its output has shape {tuple(output.shape)}. For d targets give the last layer 2 * d outputs."
+                f"its output has shape {as_batch(output.shape)}. For d targets give the last layer 2 * d outputs."
             )
         return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
 

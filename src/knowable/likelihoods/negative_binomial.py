@@ -21,7 +21,7 @@ from knowable.core.prediction.prediction import (
     refuse_where,
     sum_over_event,
 )
-from knowable.core.support.checks import check_number, check_type
+from knowable.core.support.checks import as_batch, check_number, check_type
 from knowable.errors import InvalidData
 
 
@@ -69,7 +69,7 @@ class NegativeBinomial(Likelihood):
         if self.zeros and (output.dim() < 2 or output.shape[-1] % 2):
             raise InvalidData(
                 f"NegativeBinomial(zeros=True) needs a network whose last dimension is even (log means, then logits of "
-                f"extra zeros), but its output has shape {tuple(output.shape)}."
+                f"extra zeros), but its output has shape {as_batch(output.shape)}."
             )
         y = as_numbers(y, output, self._trailing(output), name=name)
         advice = "For numbers that are not counts use Gaussian() or StudentT()."

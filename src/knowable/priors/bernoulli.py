@@ -14,7 +14,7 @@ from knowable.core.model.prior import Prior
 from knowable.core.support.checks import check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BernoulliPrior(Prior):
     r"""Each element is 1 with probability :math:`\pi`, and else 0: gates, choices, structure.
 

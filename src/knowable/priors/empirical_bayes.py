@@ -19,7 +19,7 @@ from knowable.priors.student_t import StudentTPrior
 _ROOT = "(network)"  # the module whose path is empty
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmpiricalBayes(Prior):
     r"""Learn the scale of a prior together with the posterior: type-II maximum likelihood (MacKay, 1992).
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from knowable.core.model.prior import Prior
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Flat(Prior):
     r"""The improper prior with constant density: :math:`p(w) \propto 1`.
 

@@ -13,7 +13,7 @@ from knowable.core.model.prior import Prior
 from knowable.core.support.checks import check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Horseshoe(Prior):
     r"""A normal whose scale is half-Cauchy, with the scale integrated out (Carvalho et al., 2010).
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from knowable.core.model.prior import Prior, Scale, check_scale, log_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LaplacePrior(Prior):
     r"""Independent Laplace (double exponential) distributions, whose mode under data is sparse (Williams, 1995).
 

@@ -19,7 +19,7 @@ def divergence_at(log_alpha: Tensor) -> Tensor:
     return bulk + 0.5 * torch.logaddexp(-log_alpha, torch.zeros_like(log_alpha))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogUniform(Prior):
     r"""The improper prior that is uniform in :math:`\log |w|` (Kingma et al., 2015; Molchanov et al., 2017).
 

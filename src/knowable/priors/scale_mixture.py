@@ -14,7 +14,7 @@ from knowable.core.prediction.components import normal_log_prob
 from knowable.core.support.checks import check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScaleMixture(Prior):
     r"""A wide and a narrow normal mixed: many weights near zero, the others free (Blundell et al., 2015).
 

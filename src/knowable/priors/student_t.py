@@ -13,7 +13,7 @@ from knowable.core.model.prior import Prior, Scale, check_scale, log_of
 from knowable.core.support.checks import check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudentTPrior(Prior):
     r"""Independent Student-t distributions: most weights small, a few allowed to be large.
 

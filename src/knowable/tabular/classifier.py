@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
+from torch import nn
 
 from knowable.core.method import Method
 from knowable.core.model.likelihood import Likelihood
@@ -44,6 +47,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
         precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.
         verbose: Show a progress bar on a terminal.
+        class_weight: How much the rows of each class count, on top of ``sample_weight``: a number by label,
+            ``"balanced"`` for classes that count the same, or None. Probabilities are then those of a population in
+            which the classes are as frequent as they count.
 
     Attributes:
         classes_: The labels, in order.
@@ -68,6 +74,39 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     task = "classification"
+
+    def __init__(
+        self,
+        method: str | Method = "auto",
+        *,
+        network: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        likelihood: Likelihood | str | None = None,
+        prior: Any = None,
+        budget: str = "normal",
+        time_limit: float | None = None,
+        samples: int = 64,
+        random_state: Any = None,
+        kinds: Any = None,
+        precision: str = "double",
+        verbose: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+    ):
+        super().__init__(
+            method, network=network, likelihood=likelihood, prior=prior, budget=budget, time_limit=time_limit,
+            samples=samples, random_state=random_state, kinds=kinds, precision=precision, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def _row_weights(self, y: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+        own = super()._row_weights(y, sample_weight)
+        if self.class_weight is None:
+            return own
+        if self.class_weight != "balanced" and not isinstance(self.class_weight, Mapping):
+            raise InvalidArgument(
+                f"class_weight must be 'balanced', a mapping from labels to numbers or None, got {self.class_weight!r}."
+            )
+        found = compute_sample_weight(self.class_weight, y)
+        return found if own is None else found * own
 
     @available_if(can_update)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> BayesianClassifier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from abc import abstractmethod
@@ -52,6 +53,7 @@ LIKELIHOODS = {
 }  # fmt: skip
 _WIDENED = {"regression": 10.0, "classification": 5.0}  # the prior of networks that rows held out stop early
 FEWEST_STEPS = 100  # of training, or gradients of chains, that a time limit must leave
+_LOG = logging.getLogger(__name__)  # beginning and end of a fit, which the command line tells where there is no bar
 UPDATING = ("MeanFieldVI", "Laplace", "ExactLinear")  # whose posterior can be the prior of the next rows
 
 
@@ -128,8 +130,7 @@ class BayesianEstimator(BaseEstimator):
             X: Rows: an array, a data frame of pandas or polars, or anything else that
                 :func:`~knowable.tabular.reading.read_table` takes.
             y: Targets ``(rows,)`` (of numbers also ``(rows, outputs)``), or the name of a column of ``X``.
-            sample_weight: How much each row counts: a row of weight 2 as two rows. For classes that count the same,
-                ``sklearn.utils.class_weight.compute_sample_weight("balanced", y)``.
+            sample_weight: How much each row counts: a row of weight 2 as two rows.
         """
         self._fit(X, y, sample_weight)
         return self
@@ -140,7 +141,7 @@ class BayesianEstimator(BaseEstimator):
         for name in ("posterior_", "method_"):  # a fit that fails leaves nothing that looks fitted
             vars(self).pop(name, None)
         table, y, names = self._admit(X, y, reset=True)
-        table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
+        table, y, weights = weighed(table, y, self._row_weights(y, sample_weight))
         if len(table) < 2:
             raise InvalidData(f"{type(self).__name__} needs at least 2 rows with a weight, got 1 sample.")
         order = canonical_order(table, y if y.dtype.kind in "biuf" else np.unique(y, return_inverse=True)[1], weights)
@@ -163,11 +164,15 @@ class BayesianEstimator(BaseEstimator):
         self.model_ = Model(net, likelihood, default_prior(net, widened) if self.prior is None and ours else self.prior)
         self.posterior_ = self._run(table, y, weights, started)
 
+    def _row_weights(self, y: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+        """How much each row counts; None: all the same."""
+        return checked_weights(sample_weight, len(y))
+
     def _update(self, X: Any, y: Any, sample_weight: Any) -> None:
         started = time.monotonic()
         self._check_settings()
         table, y, _ = self._admit(X, y, reset=False)
-        table, y, weights = weighed(table, y, checked_weights(sample_weight, len(table)))
+        table, y, weights = weighed(table, y, self._row_weights(y, sample_weight))
         self.model_ = Model(self.model_.net, self.model_.likelihood, self.posterior_)
         self.posterior_ = self._run(table, y, weights, started)
 
@@ -177,7 +182,9 @@ class BayesianEstimator(BaseEstimator):
         with time_limit(self._seconds_left(started)), few_threads(self._weights):
             training, held_out = self._divided(data)
             progress = None if self.verbose else False
+            _LOG.info("fitting %s rows by %r", f"{data.size:,}", self.method_)
             found = self.method_.fit(self.model_, training, validation=held_out, seed=self.seed_, progress=progress)
+            _LOG.info("fitted in %.0f s: %s", time.monotonic() - started, found.diagnostics.message)
         self._refuse_few_steps(found)
         if isinstance(found, ChainPosterior) and found.diagnostics.interrupted and "rhat" not in found.diagnostics:
             raise KeyboardInterrupt(f"the fit was {found.diagnostics.message}: there is nothing to score")

@@ -98,6 +98,8 @@ def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:
     settings["prior"] = _describe_prior(estimator.prior)
     kinds = {} if estimator.kinds is None else dict(estimator.kinds)
     settings["kinds"] = {name: each if isinstance(each, str) else list(each) for name, each in kinds.items()} or None
+    counts = vars(estimator).get("class_weight")  # of a classifier; labels need not be texts
+    settings["class_weight"] = [list(each) for each in counts.items()] if isinstance(counts, Mapping) else counts
     return settings
 
 
@@ -112,6 +114,8 @@ def _build_settings(saved: Mapping[str, Any], network: nn.Module | None) -> dict
         settings["prior"] = {glob: build_object(each, Prior) for glob, each in prior["globs"].items()}
     else:
         settings["prior"] = None if prior is None else build_object(prior, Prior)
+    if (counts := saved.get("class_weight")) is not None:
+        settings["class_weight"] = counts if isinstance(counts, str) else dict(counts)
     return {**settings, "network": network}
 
 

@@ -105,9 +105,10 @@ class Schema:
     def _refuse_what_is_useless(self, table: Table) -> None:
         if not self.columns:
             name, why = next(iter(self.dropped.items()))
+            texts = f" Turn texts into numbers or a few categories, or say kinds={{{name!r}: 'categorical'}}."
             raise InvalidData(
                 f"{table.source} has no column to learn from: none varies ({name!r}: {why}). Check that it was read "
-                f"as you meant."
+                f"as you meant.{texts if 'another text' in why else ''}"
             )
         if len(self.feature_names) > MOST_FEATURES:
             widest = max(self.columns, key=lambda column: len(column.features))

@@ -212,8 +212,8 @@ class _Returns(nn.Module):
     [
         (lambda out: (out, out), InvalidType, "must return one tensor, got tuple"),
         (lambda out: {"logits": out}, InvalidType, "must return one tensor, got dict"),
-        (lambda out: out.sum(), InvalidData, r"one row per row of x: \d rows gave shape \(\)"),
-        (lambda out: out[:, :1].T, InvalidData, r"one row per row of x: (\d) rows gave shape \(1, \1\).*batch_first"),
+        (lambda out: out.sum(), InvalidData, r"one row per row of x: when tried on \d rows it had shape \(\)"),
+        (lambda out: out[:, :1].T, InvalidData, r"tried on (\d) rows it had shape \(1, \1\).*batch_first"),
         (lambda out: out.T, InvalidData, "one row per row of x"),
     ],
 )

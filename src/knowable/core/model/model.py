@@ -19,7 +19,7 @@ from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, 
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
 from knowable.core.prediction.prediction import Prediction
-from knowable.core.support.checks import check_count, check_generator
+from knowable.core.support.checks import check_count, check_generator, readable
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
@@ -428,7 +428,13 @@ def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
     if isinstance(prior, BecomesPrior):
         return prior.as_prior()
     if not isinstance(prior, Prior | Mapping | JointPrior):
+        number = isinstance(prior, int | float) and not isinstance(prior, bool)
+        hint = (
+            f" Write kn.Normal({readable(float(prior))}) for normal weights of that standard deviation."
+            if number
+            else ""
+        )
         raise InvalidType(
-            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}."
+            f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}.{hint}"
         )
     return prior

@@ -11,7 +11,7 @@ import fnmatch
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from knowable.core.network.params import Layout, Params, without_prefix
 from knowable.core.prediction.components import normal_log_prob
-from knowable.core.support.checks import check_number
+from knowable.core.support.checks import check_number, readable_fields
 from knowable.errors import InvalidArgument, InvalidType, Unsupported
 
 HYPER_PREFIX = "prior."
@@ -50,6 +50,9 @@ class Prior(ABC):
     def normal_moments(self) -> tuple[float | Tensor, float | Tensor] | None:
         """``(mean, precision)`` if this prior is Gaussian (a flat prior has precision 0), else None."""
         return None
+
+    def __repr__(self) -> str:
+        return readable_fields(self) if is_dataclass(self) else super().__repr__()
 
     # Priors with hyperparameters of their own (EmpiricalBayes) define the methods below.
 
@@ -233,7 +236,7 @@ def _listing(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normal(Prior):
     r"""Independent normal distributions over the elements of a parameter.
 

@@ -245,14 +245,15 @@ class Network:
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             why = why_refused(self._evaluating.module, lambda some: self(params, some, buffers=buffers), x, rows)
-            raise InvalidData(f"The network cannot take {described(x)}: {why or str(error).splitlines()[0]}") from error
+            said = str(error).splitlines()[0].replace(f"[{len(rows)}, ", "[rows, ")  # of those tried
+            raise InvalidData(f"The network cannot take {described(x)}: {why or said}") from error
         refuse_output(output)
         if output.dim() == 0 or output.shape[0] != len(rows):
             advice = "Batches come first (use batch_first=True in recurrent and attention layers)."
-            if isinstance(x, Tensor) and x.dim() == 1:
-                advice = f"If x of shape {tuple(x.shape)} is one row, pass x.unsqueeze(0), or X[:1] and not X[0]."
+            if isinstance(x, Tensor) and (x.dim() == 1 or output.dim() > 0):
+                advice = f"If x of shape {tuple(x.shape)} is one row, write x[None]; or X[:1] and not X[0]. {advice}"
             raise InvalidData(
-                f"The network's output must have one row per row of x: {len(rows)} rows gave shape "
+                f"The network's output must have one row per row of x: when tried on {len(rows)} rows it had shape "
                 f"{tuple(output.shape)}. {advice}"
             )
         return output

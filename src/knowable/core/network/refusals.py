@@ -39,23 +39,26 @@ def why_refused(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows
         x: All inputs.
         rows: Positions of those it was tried on.
     """
-    found = _first_complaint(module, run, x, rows)
-    if not isinstance(x, Tensor) or x.dim() != 1:
-        return found
-    if _takes(run, x.unsqueeze(0)):
-        return f"{found} It looks like a single row: pass x.unsqueeze(0), or X[:1] and not X[0].".strip()
-    if _takes(run, x[:_TRIED].unsqueeze(1)):
-        return f"{found} It looks like a single column: pass x.unsqueeze(1), which has a row for each number.".strip()
-    return found
+    if isinstance(x, Tensor) and x.dim() > 0 and not _takes(run, x[:_TRIED]):
+        shape = ", ".join(map(str, x.shape))
+        if _takes(run, x.unsqueeze(0), rows=1):
+            return f"It looks like one row. Write x[None], of shape (1, {shape}); or X[:1] and not X[0]."
+        if _takes(run, x[:_TRIED].unsqueeze(1), rows=min(_TRIED, len(x))):
+            lacking = "a single column" if x.dim() == 1 else "rows that lack their first dimension"
+            return f"It looks like {lacking}. Write x.unsqueeze(1), of shape {(len(x), 1, *x.shape[1:])}."
+        if _takes(run, x[None, None], rows=1):
+            return f"It looks like one row without its first dimension. Write x[None, None], of shape (1, 1, {shape})."
+    return _first_complaint(module, run, x, rows)
 
 
-def _takes(run: Callable[[Tensor], Any], x: Tensor) -> bool:
+def _takes(run: Callable[[Tensor], Any], x: Tensor, rows: int | None = None) -> bool:
+    """Whether the network runs on ``x``, and its output has as many rows where that is asked."""
     try:
         with torch.no_grad():
-            run(x)
+            output = run(x)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return False
-    return True
+    return rows is None or (isinstance(output, Tensor) and output.shape[:1] == (rows,))
 
 
 def _first_complaint(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows: Tensor) -> str:

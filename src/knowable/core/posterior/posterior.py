@@ -337,9 +337,9 @@ def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int |
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
     if memory is not None and size > memory // 2:
         raise InvalidArgument(
-            f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows alone take {size:,} "
-            f"bytes, and at most half may go into them. Use predict_stream, which yields predictions for blocks of "
-            f"rows, or fewer samples."
+            f"max_memory={memory:,} is too small: the outputs of {draws} draws for {rows:,} rows and their copies take "
+            f"{size:,} bytes, and at most half may go into them. Use predict_stream, which yields predictions for "
+            f"blocks of rows, or fewer samples."
         )
 
 
@@ -389,7 +389,7 @@ class _Budget:
 
 
 class _Footprint:
-    """Bytes per row: the output of a draw, all activations, those that each draw has of its own; and of a draw."""
+    """Bytes per row: a draw's output with its copies, all activations, those of each draw alone; and of a draw."""
 
     def __init__(self, posterior: Posterior, x: Tensor):
         params, network, buffers = posterior.mean(), posterior.model.network, posterior.buffers
@@ -400,7 +400,8 @@ class _Footprint:
             function, once = _counted(lambda: network.given(all_params, varying, rows, buffers), len(rows))
             output, self.own = _counted(lambda: function(varying), len(rows))
         self.working = max(once, self.own)
-        self.output = max(1, output.numel() * output.element_size() // len(rows))
+        copies = posterior.model.likelihood.copies
+        self.output = max(1, copies * output.numel() * output.element_size() // len(rows))
         self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
         self.random = sum(value.numel() for value in random.values())
 

@@ -167,6 +167,8 @@ def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
+    if not folder.exists():
+        raise DamagedArtifact(f"There is no folder {str(folder)!r} (in {Path.cwd()}).")
     if not file.is_file():
         raise DamagedArtifact(f"{folder} is not a saved folder: it has no {MANIFEST}.")
     if file.stat().st_size > _MOST_MANIFEST_BYTES:

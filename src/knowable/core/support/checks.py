@@ -84,7 +84,7 @@ def arguments_named(others: Mapping[str, str], *, too_many: str = "") -> Callabl
     """Make a method refuse arguments that it does not have with an error that names those it has.
 
     Args:
-        others: Names of arguments in other libraries, and what they are called here.
+        others: Names of arguments in other libraries, and what they are called here or a sentence on what to do.
         too_many: What to do, where there are more arguments without a name than it takes.
     """
 
@@ -101,6 +101,8 @@ def arguments_named(others: Mapping[str, str], *, too_many: str = "") -> Callabl
                     hint = f"Did you mean {near[0]!r}?" if near else f"Its arguments are {', '.join(names)}."
                     if is_dataclass(self) and others.get(name, name) in [each.name for each in fields(self)]:
                         hint = f"It is a setting of the method: {type(self).__name__}({others.get(name, name)}=...)."
+                    if " " in others.get(name, ""):
+                        hint = others[name]
                     raise InvalidType(f"{function.__name__}() has no argument {name!r}. {hint}")
             if len(args) > most:
                 first = f"{function.__name__}() takes {most} arguments without a name, got {len(args)}."
@@ -129,6 +131,31 @@ def parse_memory(value: int | str | None, name: str = "max_memory") -> int | Non
     if value <= 0:
         raise InvalidArgument(f"{name} must be > 0, got {value}.")
     return int(value)
+
+
+def readable(value: Any) -> str:
+    """``repr``, with large and small numbers as people write them.
+
+    >>> readable(1e12), readable(0.1), readable("network")
+    ('1e12', '0.1', "'network'")
+    """
+    text = repr(value)
+    if isinstance(value, float) and math.isfinite(value):
+        short = f"{value:g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
+        if len(short) < len(text) - 2 and float(short) == value:  # 1.0 stays
+            return short
+    return text
+
+
+def readable_fields(settings: Any) -> str:
+    """A dataclass as the call that makes it, every number :func:`readable`."""
+    shown = (f"{each.name}={readable(getattr(settings, each.name))}" for each in fields(settings) if each.repr)
+    return f"{type(settings).__name__}({', '.join(shown)})"
+
+
+def as_batch(shape: Iterable[int]) -> str:
+    """The shape of what a network makes of a few rows, for messages: ``(rows, 3)``."""
+    return f"(rows, {', '.join(map(str, list(shape)[1:]))}".rstrip() + ")"
 
 
 def _bounds(above: float | None, at_least: float | None, below: float | None, at_most: float | None) -> str:

@@ -7,7 +7,6 @@ everything the next step depends on, and the order of the data depends only on t
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import os
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Batch, Data
@@ -28,16 +27,15 @@ from knowable.core.support.progress import Bar, deferred_interrupts, progress_ba
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
+from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
-from knowable.core.training.settings import TrainingResult, TrainingSettings
+from knowable.core.training.settings import TrainingResult, TrainingSettings, optimiser_of, scheduler_of
 from knowable.errors import (
     ConvergenceWarning,
     Diverged,
     Interrupted,
-    InvalidArgument,
     InvalidData,
-    InvalidType,
     Unsupported,
 )
 
@@ -118,6 +116,10 @@ def _warn_about(result: TrainingResult) -> None:
 # --- one run of the loop: its steps, its windows, and the state from which it can resume -----------------------------
 
 _MOST_HALVINGS = 8
+_SEARCH_FROM = 500  # steps of the first-order optimiser before L-BFGS, which goes to the nearest minimum
+_LONGEST_SEARCH = 5_000  # evaluations by L-BFGS, after which the first-order optimiser goes on
+_LITTLE = 0.1  # of what is allowed to the optimiser: the gain of a round in which the loss counts as settled
+_MOST_SEARCHED = 10_000  # parameters
 _NOT_FINITE = "The loss became NaN or infinite"
 
 
@@ -140,12 +142,15 @@ class TrainingRun:
     history: list[dict[str, float]] = field(default_factory=list)
     best_score: float = -math.inf
     records_since_best: int = 0
+    searched: int = 0  # evaluations by L-BFGS; -1: it does not apply, or came to no good end
 
     def __post_init__(self) -> None:
         keep_free_memory()
         self.params = [value for value in self.objective.parameters() if value.requires_grad]
         training = self.settings.training
-        self.optimiser = _optimiser(training.optimiser, self.params, self.settings.step_size(self.objective.dimension))
+        self.optimiser = optimiser_of(
+            training.optimiser, self.params, self.settings.step_size(self.objective.dimension)
+        )
         self._first_groups = [{**group, "params": None} for group in self.optimiser.param_groups]
         self._begin_schedule(0)
         self.rows = self.settings.rows_per_step(self.data.size)
@@ -159,6 +164,8 @@ class TrainingRun:
             warmup=training.warmup,
         )  # fmt: skip
         self.deadline = Deadline.within_limit()
+        if not self._may_search:
+            self.searched = -1
         compiled = self.engine.mode == "compiled" and may_be_compiled(self.objective)
         self._loss = CompiledObjective(self.objective) if compiled else self.objective
         self.sums: dict[str, Tensor] = {}
@@ -171,6 +178,9 @@ class TrainingRun:
 
     def epoch_of_steps(self, saver: Checkpoint | None, bar: Bar) -> None:
         """Steps to the end of the epoch, or to where the run ends or goes back to its last good state."""
+        if self.searched >= 0 and self.step >= _SEARCH_FROM:
+            self._search(saver, bar)
+            return
         first = self.step
         if self.batch < self.per_epoch:
             done = self.batch * self.settings.training.accumulate
@@ -242,7 +252,7 @@ class TrainingRun:
             params = group["params"]
             group.clear()
             group.update({**first, "params": params})
-        self.scheduler, self.scheduled = _scheduler(self.settings.training.scheduler, self.optimiser), 0
+        self.scheduler, self.scheduled = scheduler_of(self.settings.training.scheduler, self.optimiser), 0
         self.rates: list[float] = [float(group["lr"]) for group in self.optimiser.param_groups]
         for _ in range(steps):
             self._step_schedule()
@@ -296,7 +306,8 @@ class TrainingRun:
         if self.validation is not None:
             record["validation_log_likelihood"] = self._validate()
         self.history.append(record)
-        if record["epoch"] >= self.objective.settles_from and self.step > self.settings.training.warmup:
+        settling = record["epoch"] >= self.objective.settles_from and self.searched <= 0
+        if settling and self.step > self.settings.training.warmup:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
         self._keep_state()
@@ -304,6 +315,45 @@ class TrainingRun:
         if saver is not None and saver.due:
             saver.save(*self.good)
         return not self.finished
+
+    # --- by L-BFGS ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_search(self) -> bool:
+        """Whether the run goes to a minimum at its defaults, on all rows at once."""
+        return (
+            self.settings == TrainingSettings(batch_size=self.settings.batch_size)
+            and self.per_epoch == 1
+            and self.data.in_memory
+            and self.validation is None
+            and self.deadline is None
+            and self.objective.dimension <= _MOST_SEARCHED
+        )
+
+    def _search(self, saver: Checkpoint | None, bar: Bar) -> None:
+        """A round of L-BFGS. The run ends where it gains nothing; where there are too many, the optimiser goes on."""
+        (batch,) = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch)
+        if self.searched == 0 and not self.objective.is_smooth(*batch):
+            self.searched = -1
+            return
+        found: dict[str, Tensor] = {}
+
+        def loss() -> Tensor:
+            with self.engine.precision_context(batch[0].device):
+                value, terms = self._loss(*batch)
+            found.update(terms, loss=value.detach())
+            return value
+
+        done = lbfgs_round(self.params, loss)
+        self.step, self.epoch = self.step + done.evaluations, self.epoch + done.evaluations
+        self.searched += done.evaluations
+        if done.gain <= _LITTLE * self.schedule.settling.tolerance and not self.objective.changes_at_minimum():
+            self.finished, self.schedule.fall_from = True, self.step
+        elif self.searched > _LONGEST_SEARCH:
+            self.searched = -1
+        self.sums = {name: done.evaluations * value for name, value in found.items()}
+        self.last_rate = self.optimiser.param_groups[0]["lr"]  # which rests
+        self._close_window(saver, bar)
 
     # --- validation --------------------------------------------------------------------------------------------------
 
@@ -337,7 +387,7 @@ class TrainingRun:
             "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
             "finished": self.finished, "history": list(self.history), "schedule": self.schedule.state(),
             "best_score": self.best_score if math.isfinite(self.best_score) else None,
-            "records_since_best": self.records_since_best,
+            "records_since_best": self.records_since_best, "searched": self.searched,
         }  # fmt: skip
         frames = {f"frame.{index}": value for index, value in enumerate(self.objective.snapshots)}  # they never change
         held = self.good[1]
@@ -363,6 +413,7 @@ class TrainingRun:
         self.halvings, self.finished, self.history = content["halvings"], content["finished"], list(content["history"])
         self.best_score = -math.inf if content["best_score"] is None else content["best_score"]
         self.records_since_best = content["records_since_best"]
+        self.searched = content.get("searched", -1)
         self.schedule.restore(content["schedule"])
         self.sums = {}
         with torch.no_grad():
@@ -439,43 +490,6 @@ def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     source = iter(batches)
     while group := list(itertools.islice(source, size)):
         yield group
-
-
-def _optimiser(wanted: Any, params: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """The optimiser that a setting asks for."""
-    if wanted == "sgd":
-        return torch.optim.SGD(params, lr=rate, momentum=0.9, fused=True)
-    if wanted == "adam":
-        return torch.optim.Adam(params, lr=rate, fused=True)
-    if isinstance(wanted, type):
-        decays = "weight_decay" in inspect.signature(wanted).parameters
-        made = wanted(params, lr=rate, **({"weight_decay": 0.0} if decays else {}))
-    else:
-        made = wanted(params)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise InvalidType(f"optimiser must make a torch.optim.Optimizer, got {type(made).__name__}.")
-    if isinstance(made, torch.optim.LBFGS):
-        raise Unsupported("optimiser=LBFGS takes the loss several times in a step, which this loop does not do.")
-    if {id(each) for group in made.param_groups for each in group["params"]} != {id(each) for each in params}:
-        raise InvalidArgument("optimiser must take all the parameters it is given, and no others.")
-    decay = max(group.get("weight_decay", 0.0) for group in made.param_groups)
-    if decay:
-        raise InvalidArgument(
-            f"optimiser has weight_decay={decay:g}, and the prior is a weight decay: it would count twice. Set it to 0 "
-            f"and the prior's scale to what you want; of a loss that is a mean over N rows, a decay w is "
-            f"Normal((w N) ** -0.5)."
-        )
-    return made
-
-
-def _scheduler(wanted: Callable[[Any], Any] | None, optimiser: torch.optim.Optimizer) -> Any:
-    """The scheduler that a setting asks for."""
-    made = None if wanted is None else wanted(optimiser)
-    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise Unsupported("scheduler=ReduceLROnPlateau needs a score at every step. Pass validation= to stop in time.")
-    if made is not None and not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
-        raise InvalidType(f"scheduler must make a torch.optim.lr_scheduler, got {type(made).__name__}.")
-    return made
 
 
 def _as_state(value: Any, optimiser: torch.optim.Optimizer) -> Tensor:

@@ -78,6 +78,13 @@ class Objective(nn.Module, ABC):
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log predictive density of held-out rows, ``(batch,)``, for early stopping."""
 
+    def is_smooth(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> bool:
+        """Whether the loss of these rows is a smooth function of the parameters, the same at every call.
+
+        It may then be minimised by second-order methods.
+        """
+        return False
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that training changes, by name; the loop saves them, and restores them in place."""
         return {
@@ -89,6 +96,10 @@ class Objective(nn.Module, ABC):
 
     def end_of_epoch(self) -> None:
         """Called after the last step of every epoch; changes only :meth:`tensors` and :attr:`snapshots`."""
+
+    def changes_at_minimum(self) -> bool:
+        """Called where the loss is at a minimum: change what else it depends on, and say whether it was much."""
+        return False
 
     def end_of_cycle(self) -> None:
         """Called at the end of every cycle of the learning rate; changes only :meth:`tensors`."""

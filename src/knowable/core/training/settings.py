@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -158,3 +159,40 @@ class TrainingResult:
     message: str  # how the run ended, in a sentence
     seconds: float
     out_of_time: bool = False  # whether a time limit ended it
+
+
+def optimiser_of(wanted: Any, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """The optimiser that a setting asks for."""
+    if wanted == "sgd":
+        return torch.optim.SGD(params, lr=rate, momentum=0.9, fused=True)
+    if wanted == "adam":
+        return torch.optim.Adam(params, lr=rate, fused=True)
+    if isinstance(wanted, type):
+        decays = "weight_decay" in inspect.signature(wanted).parameters
+        made = wanted(params, lr=rate, **({"weight_decay": 0.0} if decays else {}))
+    else:
+        made = wanted(params)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InvalidType(f"optimiser must make a torch.optim.Optimizer, got {type(made).__name__}.")
+    if isinstance(made, torch.optim.LBFGS):
+        raise Unsupported("optimiser=LBFGS takes the loss several times in a step, which this loop does not do.")
+    if {id(each) for group in made.param_groups for each in group["params"]} != {id(each) for each in params}:
+        raise InvalidArgument("optimiser must take all the parameters it is given, and no others.")
+    decay = max(group.get("weight_decay", 0.0) for group in made.param_groups)
+    if decay:
+        raise InvalidArgument(
+            f"optimiser has weight_decay={decay:g}, and the prior is a weight decay: it would count twice. Set it to 0 "
+            f"and the prior's scale to what you want; of a loss that is a mean over N rows, a decay w is "
+            f"Normal((w N) ** -0.5)."
+        )
+    return made
+
+
+def scheduler_of(wanted: Callable[[Any], Any] | None, optimiser: torch.optim.Optimizer) -> Any:
+    """The scheduler that a setting asks for."""
+    made = None if wanted is None else wanted(optimiser)
+    if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise Unsupported("scheduler=ReduceLROnPlateau needs a score at every step. Pass validation= to stop in time.")
+    if made is not None and not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise InvalidType(f"scheduler must make a torch.optim.lr_scheduler, got {type(made).__name__}.")
+    return made

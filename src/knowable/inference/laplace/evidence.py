@@ -183,6 +183,14 @@ class TuningObjective(PointObjective):
         since = torch.stack([self._steps, self._epochs]) - self._last
         if self._steps < _FIRST or since[0] < _STEPS or since[1] < _EPOCHS:
             return
+        self._choose_again()
+
+    def changes_at_minimum(self) -> bool:
+        """Choose the scales."""
+        self._choose_again()
+        return self.settles_from > 0
+
+    def _choose_again(self) -> None:
         params = {name: value.detach() for name, value in self.params().items()}
         chosen, gain = self._choose(params, self.net_buffers)
         for name, value in chosen.items():

@@ -81,6 +81,12 @@ class PointObjective(Objective):
             total = total if prior is None else total + prior.log_prob(params[name]).sum()
         return total, {**params, **dict(zip(self.normal_priors.names, values, strict=True))}
 
+    def is_smooth(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> bool:
+        """With a prior, without which the minimum may be at infinity, and without dropout and batch statistics."""
+        steady = self.use_prior and self.attack is None
+        params = {name: value.detach() for name, value in self.params().items()}
+        return steady and self.model.network.is_steady(self.model.network_params(params), x, self.net_buffers)
+
     def _log_likelihood(self, params: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Mean over the rows, and over their adversarial copies."""
         if self.attack is None:

@@ -27,6 +27,7 @@ from knowable.interfaces.cli.messages import (
     say,
     standard_output,
     tell,
+    told,
 )
 from knowable.interfaces.cli.options import (
     AsJson,
@@ -117,7 +118,8 @@ def fit(
             "id": list(identifier or ()), "missing": list(missing or ()), "group": group, "time": time, "refit": refit,
             "samples": samples, "seed": seed, "lenient": lenient,
         }  # fmt: skip
-        run = fit_table(options, folder, force=force, quiet=quiet)
+        with told(quiet=quiet):
+            run = fit_table(options, folder, force=force, quiet=quiet)
         page = write_run(run, options, folder, force=force)
         tell(all_notices(run), quiet=quiet)
         report = folder / run_folder.REPORT if page else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -108,6 +109,24 @@ def tell(found: Sequence[Notice], *, quiet: bool) -> None:
     if not quiet:
         for notice in found:
             say(f"warning: {notice.text}")
+
+
+@contextmanager
+def told(*, quiet: bool) -> Iterator[None]:
+    """Say when a fit begins and ends, where there is no terminal for a progress bar."""
+    logger, before = logging.getLogger("knowable"), logging.getLogger("knowable").level
+    handler = logging.Handler()
+    handler.emit = lambda record: say(record.getMessage())
+    if quiet or sys.stderr.isatty():
+        yield
+        return
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 @contextmanager
