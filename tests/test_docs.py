@@ -60,7 +60,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-NEEDS = {"docs/how_to/adapters.md": "peft"}  # of the dependency group "adapters"
+NEEDS = {"docs/how_to/adapters.md": "peft", "docs/how_to/transformer.md": "transformers"}  # of the group "adapters"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft, in transformers

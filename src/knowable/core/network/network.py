@@ -115,12 +115,16 @@ class Network:
                 ) from error
             raise
 
+    def own_input(self, x: Tensor) -> Tensor:
+        """``x`` in the dtype that the module itself takes."""
+        return x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+
     def _in_own_dtypes(
         self, swappable: _Swappable, params: Params, x: Tensor, buffers: Buffers, training: bool
     ) -> Tensor:
         """The output in full precision of a network that computes with less, by its own dtypes or by autocast."""
         params = {name: value.to(self._dtypes.get(name, value.dtype)) for name, value in params.items()}
-        x = x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+        x = self.own_input(x)
         context = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
