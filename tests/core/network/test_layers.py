@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,3 +120,41 @@ def test_rows_that_influence_each_other_are_refused():
 def test_a_single_row_is_enough_to_look_at():
     found = layers_of(Arranged("steps, then rows"), torch.randn(1, 4, 2))
     assert found.axes == (RowAxis(0, True),)
+
+
+class Written(nn.Module):
+    """A layer of a weight ``(in, out)`` in one of several ways to write it."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor, Tensor], Tensor], *bias: int):
+        super().__init__()
+        self.product = product
+        self.weight, self.bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(*bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("product", "bias", "held"),
+    [
+        (lambda x, w, b: torch.addmm(b, x, w), (3,), ("weight", "bias")),
+        (lambda x, w, b: b.addmm(x, w), (3,), ("weight", "bias")),
+        (lambda x, w, b: x @ w + b, (3,), ("weight",)),  # the sum is another operation
+        (lambda x, w, b: torch.matmul(x, w) + b, (1, 3), ("weight",)),
+        (lambda x, w, b: x.mm(w) * b, (3,), ("weight",)),
+        (lambda x, w, b: torch.addmm(b, x, w, beta=0.5), (3,), ()),
+        (lambda x, w, b: torch.addmm(b, x, w), (1, 3), ()),
+        (lambda x, w, b: x @ w.tanh() + b, (3,), ()),
+        (lambda x, w, b: (x @ w + b) * w.sum(), (3,), ()),
+    ],
+)
+def test_products_from_the_right_are_layers(product, bias, held):
+    net, x = Written(product, *bias), torch.randn(4, 2)
+    found = layers_of(net, x)
+    assert [layer.names for layer in found.layers] == ([held] if held else [])
+    assert set(found.others) == {"weight", "bias"} - set(held)
+    for layer in found.layers:
+        values = layer.matrix(dict(net.named_parameters()))
+        assert torch.equal(values[:, :2], net.weight.T) and values.shape == (layer.out, layer.width)
+        again = layer.params(values)
+        assert all(torch.equal(again[name], net.get_parameter(name)) for name in held)
