@@ -36,6 +36,7 @@ class NetworkCase:
         random: Which parameters are random.
         frozen: Which stay as they are.
         output: Which tensor of what it returns is meant.
+        autocast: The lower precision in which it is computed.
     """
 
     name: str
@@ -46,6 +47,7 @@ class NetworkCase:
     random: str = "*"
     frozen: tuple[str, ...] = ()
     output: str | None = None
+    autocast: torch.dtype | None = None
 
     @property
     def data(self) -> tuple[Any, Tensor]:
@@ -54,7 +56,8 @@ class NetworkCase:
 
     def model(self, prior: Prior | None = None) -> Model:
         """The case as a model."""
-        return Model(self.net, self.likelihood, prior, random=self.random, frozen=self.frozen, output=self.output)
+        settings = {"output": self.output, "autocast": self.autocast}
+        return Model(self.net, self.likelihood, prior, random=self.random, frozen=self.frozen, **settings)
 
 
 def network_case(name: str, *, rows: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> NetworkCase:

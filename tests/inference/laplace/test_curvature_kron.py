@@ -13,6 +13,7 @@ from knowable.inference.laplace.curvature_kron import KroneckerCurvature, LayerF
 from knowable.inference.laplace.expansion import ExpansionPoint
 from knowable.inference.laplace.posteriors import LaplacePosterior
 from tests.inference.laplace.oracle import case_expansion, dense_ggn, expansion_of, informations, slow_factors
+from tests.integration.networks import Conv1D
 
 ONE = torch.ones(1, dtype=torch.float64)
 
@@ -253,3 +254,124 @@ def test_padding_that_the_network_masks_does_not_count(weighted):
         found.append(layers(expansion_of(kn.Model(net, kn.Categorical()), data)))
     for name, plain in found[0].items():
         assert_factors(found[1][name], (plain.inputs, plain.outputs[0]))
+
+
+# --- weights held as (in, out) ---------------------------------------------------------------------------------------
+
+
+class RightProduct(nn.Module):
+    """A linear layer by ``x @ weight``, with the weights of another one."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(like.weight.detach().T.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def gpt_layer(like: nn.Linear) -> Conv1D:
+    """GPT-2's linear layer, with the weights of another one."""
+    found = Conv1D(like.out_features, like.in_features).double()
+    found.load_state_dict({"weight": like.weight.detach().T, "bias": like.bias.detach()})
+    return found
+
+
+def two_forms() -> list[nn.Sequential]:
+    """A network over sequences, by ``nn.Linear`` and by weights ``(in, out)``; two of them are square."""
+    plain = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 8, bias=False), nn.Tanh(),
+        nn.Linear(8, 3),
+    ).double()  # fmt: skip
+    a, b, c, d = plain[0], plain[2], plain[5], plain[7]
+    other = nn.Sequential(
+        gpt_layer(a), nn.Tanh(), gpt_layer(b), nn.Tanh(), nn.Flatten(), RightProduct(c), nn.Tanh(), gpt_layer(d)
+    )
+    return [plain, other]
+
+
+def as_linear(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.mT if name.endswith("weight") else value for name, value in params.items()}
+
+
+@pytest.mark.parametrize("random", ["*", "7.*"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank"])
+def test_weights_held_transposed_have_the_posterior_of_linear_layers(structure, random, tmp_path):
+    x, y = torch.randn(20, 2, 3, dtype=torch.float64), torch.arange(20) % 3
+    method = kn.Laplace(epochs=30, batch_size=20, structure=structure, polish=0, rank=3)
+    plain, other = (method.fit(kn.Model(net, kn.Categorical(), random=random), (x, y)) for net in two_forms())
+    torch.testing.assert_close(as_linear(other.std()), plain.std(), rtol=1e-6, atol=1e-9)
+    assert float(other.log_evidence) == pytest.approx(float(plain.log_evidence), rel=1e-8)
+    torch.testing.assert_close(other.predict(x).probs, plain.predict(x).probs, rtol=1e-6, atol=1e-9)
+    if structure == "kron":
+        assert not any("No Kronecker factors" in note for note in other.diagnostics.notes)
+    other.save(tmp_path / "posterior.knowable")
+    loaded = kn.load(tmp_path / "posterior.knowable", two_forms()[1])
+    torch.testing.assert_close(loaded.std(), other.std())
+    torch.testing.assert_close(loaded.predict(x).probs, other.predict(x).probs)
+
+
+def test_priors_of_weights_held_transposed_are_added_as_in_linear_layers():
+    x, y = torch.randn(20, 2, 3, dtype=torch.float64), torch.arange(20) % 3
+    forms, precisions = two_forms(), {}
+    found: list[list[KroneckerFactored]] = [[], []]
+    for form, net in enumerate(forms):
+        expansion = expansion_of(kn.Model(net, kn.Categorical()), (x[:10], y[:10]))
+        if form == 0:  # another precision for each element
+            precisions = {name: 0.5 + torch.rand_like(value) for name, value in expansion.weights.items()}
+        prior = PriorPrecision(expansion.layout, precisions if form == 0 else as_linear(precisions))
+        first = KroneckerCurvature.of(expansion).normal(expansion, prior, ONE)
+        model = kn.Model(net, kn.Categorical(), prior=LaplacePosterior(expansion.model, first))
+        later = expansion_of(model, (x[10:], y[10:]))
+        found[form] = [first, KroneckerCurvature.of(later).normal(later, prior_precision(later), ONE)]
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(as_linear(other.std()), plain.std())
+        torch.testing.assert_close(as_linear(other.precision_diagonal()), plain.precision_diagonal())
+        torch.testing.assert_close(other.log_det_precision(), plain.log_det_precision())
+        moved = {name: value + torch.randn_like(value) for name, value in plain.means.items()}
+        torch.testing.assert_close(other.quadratic(as_linear(moved)), plain.quadratic(moved))
+
+
+class Factored(nn.Module):
+    """A weight that is a product of two, neither of which is multiplied with rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ (self.a @ self.b)))
+
+
+def test_a_product_of_two_weights_is_no_layer():
+    x = torch.randn(8, 3, dtype=torch.float64)
+    expansion = expansion_of(kn.Model(Factored().double(), kn.Gaussian(0.5)), (x, x.sum(1, keepdim=True)))
+    assert [layer.names for layer in expansion.layers] == [("head.weight", "head.bias")]
+    assert expansion.layers.others == ("a", "b")
+    vectors = {each.names[0]: each for each in KroneckerCurvature.of(expansion).factors}
+    dense, views = dense_ggn(expansion), expansion.layout.views(torch.arange(expansion.layout.size))
+    for name in ("a", "b"):
+        own = views[name].flatten()
+        torch.testing.assert_close(vectors[name].curvature[0], dense[own.unsqueeze(1), own])
+
+
+def test_a_weight_that_is_used_both_ways_is_no_layer():
+    class BothWays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(torch.tanh(x @ self.weight), self.weight)
+
+    x = torch.randn(8, 3, dtype=torch.float64)
+    expansion = expansion_of(kn.Model(BothWays().double(), kn.Gaussian(0.5)), (x, x))
+    assert expansion.layers.layers == () and expansion.layers.others == ("weight",)
+
+
+def test_the_linear_layer_of_transformers_is_a_layer():
+    layer = pytest.importorskip("transformers.pytorch_utils").Conv1D(4, 3).double()
+    x = torch.randn(8, 2, 3, dtype=torch.float64)
+    (found,) = expansion_of(kn.Model(layer, kn.Gaussian(0.5)), (x, x.sum(-1, keepdim=True).expand(8, 2, 4))).layers
+    assert found.names == ("weight", "bias") and found.transposed and (found.out, found.width) == (4, 4)

@@ -437,12 +437,9 @@ def _as_prior(prior: object) -> Prior | Mapping[str, Prior] | JointPrior:
     if isinstance(prior, BecomesPrior):
         return prior.as_prior()
     if not isinstance(prior, Prior | Mapping | JointPrior):
-        number = isinstance(prior, int | float) and not isinstance(prior, bool)
-        hint = (
-            f" Write kn.Normal({readable(float(prior))}) for normal weights of that standard deviation."
-            if number
-            else ""
-        )
+        hint = ""
+        if isinstance(prior, int | float) and not isinstance(prior, bool):
+            hint = f" Write kn.Normal({readable(float(prior))}) for normal weights of that standard deviation."
         raise InvalidType(
             f"prior must be a knowable prior, a mapping of globs to priors, or a posterior; got {prior!r}.{hint}"
         )

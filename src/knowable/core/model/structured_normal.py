@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -86,6 +86,7 @@ class KroneckerFactored(JointNormal):
             parts = {"precision": block.precision, "out_basis": block.out_basis, "in_basis": block.in_basis}
             saved |= {f"block.{number}.{part}": value for part, value in parts.items() if value is not None}
             saved |= {f"block.{number}.name.{place}.{name}": torch.zeros(()) for place, name in enumerate(block.names)}
+            saved |= {f"block.{number}.transposed": torch.zeros(())} if block.transposed else {}
         return saved
 
     @classmethod
@@ -96,8 +97,8 @@ class KroneckerFactored(JointNormal):
             places = sorted((int(key[3]), key[4]) for key in keys if key[1] == str(i) and key[2] == "name")
             names = tuple(name for _, name in places)
             parts = (tensors.get(f"block.{i}.{part}") for part in ("out_basis", "in_basis"))
-            shapes = tuple(loc[name].shape for name in names)
-            blocks.append(KroneckerBlock(names, shapes, tensors[f"block.{i}.precision"], *parts))
+            shapes, transposed = tuple(loc[name].shape for name in names), f"block.{i}.transposed" in tensors
+            blocks.append(KroneckerBlock(names, shapes, tensors[f"block.{i}.precision"], *parts, transposed=transposed))
         return cls(loc, tuple(blocks))
 
     def copied(self) -> KroneckerFactored:
@@ -123,6 +124,7 @@ class KroneckerBlock:
     precision: Tensor  # E, (out, in): precisions along the basis, above 0
     out_basis: Tensor | None = None  # orthogonal (out, out), or None for the identity
     in_basis: Tensor | None = None  # orthogonal (in, in), or None for the identity
+    transposed: bool = False  # whether the weight is held as (in, out)
 
     @property
     def size(self) -> int:
@@ -131,11 +133,11 @@ class KroneckerBlock:
 
     def matrix(self, params: Params) -> Tensor:
         """The block's parameters as matrices ``(..., out, in)``; leading dimensions are kept."""
-        return pack(params, self.names, self.shapes, self.precision.shape[0])
+        return pack(params, self.names, self.shapes, self.precision.shape[0], transposed=self.transposed)
 
     def params(self, matrix: Tensor) -> Params:
         """The inverse of :meth:`matrix`."""
-        return unpack(matrix, self.names, self.shapes)
+        return unpack(matrix, self.names, self.shapes, transposed=self.transposed)
 
     def rotate(self, matrix: Tensor) -> Tensor:
         """Into the basis: V_oᵀ M V_i."""
@@ -180,8 +182,8 @@ class KroneckerBlock:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> KroneckerBlock:
         """The block with a function applied to its tensors (to change their dtype, say)."""
-        bases = [None if basis is None else function(basis) for basis in (self.out_basis, self.in_basis)]
-        return KroneckerBlock(self.names, self.shapes, function(self.precision), *bases)
+        out, inner = (None if basis is None else function(basis) for basis in (self.out_basis, self.in_basis))
+        return replace(self, precision=function(self.precision), out_basis=out, in_basis=inner)
 
 
 def _squared_overlap(own: Tensor | None, other: Tensor | None, values: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.network import Network
-from knowable.core.network.params import Buffers, Layout, Params, index_params, number_of_draws, unpack
+from knowable.core.network.params import Buffers, Layout, Params, index_params, number_of_draws
 from knowable.core.network.weight_uses import ForwardTrace, WeightTracer
 
 
@@ -43,7 +43,9 @@ class BatchJacobian:
         self.network, self.layers, self.params, self.x, self.buffers = network, layers, params, x, buffers
         self.differentiable = differentiable
         with sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext():  # fused attention: one derivative only
-            self.trace = ForwardTrace(network, layers.names, params, x, buffers, differentiable=differentiable)
+            self.trace = ForwardTrace(
+                network, layers.names, params, x, buffers, noted=layers.noted, differentiable=differentiable
+            )
         layers.check(self.trace, len(x))
 
     @property
@@ -114,7 +116,7 @@ class BatchJacobian:
         """Gradients of every row's outputs times ``directions`` in all parameters, ``(K, rows, D)``."""
         found = self.others(directions)
         for layer, a, g in zip(self.layers, self.activations, self.gradients(directions), strict=True):
-            found |= unpack(g.mT @ a, layer.names, layer.shapes)  # (K, rows, out, in): summed over positions
+            found |= layer.params(g.mT @ a)  # (K, rows, out, in): summed over positions
         return layout.flatten(found)
 
 

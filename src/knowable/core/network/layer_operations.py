@@ -50,6 +50,24 @@ def operands(
     return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
 
 
+_PRODUCTS = frozenset((torch.mm, torch.matmul, Tensor.mm, Tensor.matmul, Tensor.__matmul__))
+_PRODUCTS_WITH_BIAS = frozenset((torch.addmm, Tensor.addmm))
+
+
+def right_product(
+    op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Input, weight and bias of a call for ``x W`` or ``b + x W``, with W ``(in, out)``; None for other calls."""
+    if op in _PRODUCTS and len(args) == 2 and not kwargs:
+        bias, (x, weight) = None, args
+    elif op in _PRODUCTS_WITH_BIAS and len(args) == 3 and not kwargs:
+        bias, x, weight = args
+    else:
+        return None
+    is_layer = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[1:])
+    return (x, weight, bias) if is_layer else None
+
+
 # --- recurrent layers by steps, so that every product with a weight matrix is a call of its own ----------------------
 #
 # They replace ``torch.lstm`` and ``torch.gru`` while a network is traced; dropout between layers is off, as it is in

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.network.network import Network
-from knowable.core.network.params import Buffers, Params
+from knowable.core.network.params import Buffers, Params, pack, unpack
 from knowable.core.network.weight_uses import ForwardTrace
 from knowable.errors import Unsupported
 
@@ -45,16 +45,25 @@ class Layer:
     shapes: tuple[torch.Size, ...]  # their shapes
     uses: tuple[int, ...]  # numbers of its uses in a trace
     positions: int = 1  # how often it acts on one row: positions in an image, steps of a sequence, uses
+    transposed: bool = False  # whether the weight is held as (in, out)
 
     @property
     def out(self) -> int:
         """Number of outputs: rows of the matrix."""
-        return self.shapes[0][0]
+        return self.shapes[0][-1 if self.transposed else 0]
 
     @property
     def width(self) -> int:
         """Number of inputs, the constant for the bias included: columns of the matrix."""
         return sum(shape.numel() for shape in self.shapes) // self.out
+
+    def matrix(self, params: Params) -> Tensor:
+        """The layer's parameters as matrices ``(..., out, in)``; leading dimensions are kept."""
+        return pack(params, self.names, self.shapes, self.out, transposed=self.transposed)
+
+    def params(self, matrix: Tensor) -> Params:
+        """The inverse of :meth:`matrix`."""
+        return unpack(matrix, self.names, self.shapes, transposed=self.transposed)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class NetworkLayers:
     """The layers of a network, and its other parameters."""
 
     names: tuple[str, ...]  # all traced parameters
+    noted: tuple[str, ...]  # those whose products with inputs are noted in a trace
     layers: tuple[Layer, ...]  # weight matrices, all of whose uses are noted in a trace
     others: tuple[str, ...]  # parameters that are something else
     axes: tuple[RowAxis, ...]  # where each use has its rows; traces of any number of rows have the same uses in order
@@ -72,12 +82,12 @@ class NetworkLayers:
     def of(cls, network: Network, names: tuple[str, ...], params: Params, x: Tensor, buffers: Buffers) -> NetworkLayers:
         """Trace the network on a few rows of ``x``."""
         rows = x[torch.arange(_PROBED, device=x.device) % len(x)]
-        trace = ForwardTrace(network, names, params, rows, buffers, cut=True)
-        axes = _row_axes(trace, lambda: _rows_are_independent(network, params, rows, buffers))
+        trace, axes = _on_rows(network, names, params, rows, buffers)
         layers = tuple(_layers(trace, params, axes))
         held = {name for layer in layers for name in layer.names}
         others = tuple(name for name in names if name not in held)
-        return cls(names, layers, others, axes, tuple(use.names for use in trace.uses), trace.convolves)
+        uses = tuple(use.names for use in trace.uses)
+        return cls(names, trace.noted, layers, others, axes, uses, trace.convolves)
 
     def check(self, trace: ForwardTrace, rows: int) -> None:
         """Refuse a trace of other rows that uses the parameters in another way."""
@@ -99,14 +109,14 @@ class NetworkLayers:
 
 def _layers(trace: ForwardTrace, params: Params, axes: tuple[RowAxis, ...]) -> Iterator[Layer]:
     unnoted = trace.unnoted()
-    pairs: dict[tuple[str, ...], list[int]] = {}
+    pairs: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for number, use in enumerate(trace.uses):
-        pairs.setdefault(use.names, []).append(number)
-    for names, uses in pairs.items():
-        alone = all(sum(name in other for other in pairs) == 1 for name in names)
+        pairs.setdefault((use.names, use.transposed), []).append(number)
+    for (names, transposed), uses in pairs.items():
+        alone = all(sum(name in others for others, _ in pairs) == 1 for name in names)
         if alone and not unnoted.intersection(names):
             shapes = tuple(params[name].shape for name in names)
-            yield Layer(names, shapes, tuple(uses), sum(_positions(trace, use, axes) for use in uses))
+            yield Layer(names, shapes, tuple(uses), sum(_positions(trace, use, axes) for use in uses), transposed)
 
 
 def _positions(trace: ForwardTrace, use: int, axes: tuple[RowAxis, ...]) -> int:
@@ -130,21 +140,38 @@ def _routed(names: tuple[str, ...]) -> str:
     )
 
 
-def _row_axes(trace: ForwardTrace, independent: Callable[[], bool]) -> tuple[RowAxis, ...]:
-    """The first axis that fits each use: entries that belong to other rows must have no gradient at all."""
+def _on_rows(
+    network: Network, names: tuple[str, ...], params: Params, rows: Tensor, buffers: Buffers
+) -> tuple[ForwardTrace, tuple[RowAxis, ...]]:
+    """A trace that notes the products of weights with rows, but not those of weights with each other; and its axes."""
+    noted = names
+    while True:
+        trace = ForwardTrace(network, names, params, rows, buffers, noted=noted, cut=True)
+        axes = _row_axes(trace, lambda: _rows_are_independent(network, params, rows, buffers))
+        apart = {name for use, axis in zip(trace.uses, axes, strict=True) if axis is None for name in use.names}
+        if not apart:
+            return trace, tuple(axis for axis in axes if axis is not None)
+        noted = tuple(name for name in noted if name not in apart)
+
+
+def _row_axes(trace: ForwardTrace, independent: Callable[[], bool]) -> list[RowAxis | None]:
+    """The first axis that fits each use: entries that belong to other rows must have no gradient at all.
+
+    None for a product ``x @ weight`` of something else than rows (of two weights, say).
+    """
     found = []
     for use, masks in zip(trace.uses, _touched(trace), strict=True):
         fitting = (axis for axis in _candidates(masks.shape[1:]) if _fits(axis, masks))
         axis = next(fitting, None)
-        if axis is None and independent():
+        if axis is None and not use.transposed and independent():
             raise Unsupported(_routed(use.names))
-        if axis is None:
+        if axis is None and not (use.transposed and independent()):
             raise Unsupported(
                 f"This method needs rows that do not influence each other, but in the network's use of "
                 f"{' and '.join(use.names)} they do. In evaluation mode each row must be computed by itself."
             )
         found.append(axis)
-    return tuple(found)
+    return found
 
 
 def _touched(trace: ForwardTrace) -> list[Tensor]:

@@ -86,21 +86,27 @@ def number_of_draws(stack: Params) -> int:
     return next(iter(stack.values())).shape[0]
 
 
-def pack(params: Params, names: tuple[str, ...], shapes: tuple[torch.Size, ...], out: int) -> Tensor:
-    """Parameters as matrices ``(..., out, in)``: the first one reshaped, a second one (the bias) as the last column."""
+def pack(
+    params: Params, names: tuple[str, ...], shapes: tuple[torch.Size, ...], out: int, *, transposed: bool = False
+) -> Tensor:
+    """Parameters as matrices ``(..., out, in)``: the first one reshaped, a second one (the bias) as the last column.
+
+    A first one that is ``transposed`` is held as ``(in, out)``.
+    """
     first = params[names[0]]
     lead = first.shape[: first.dim() - len(shapes[0])]
-    matrix = first.reshape(*lead, out, shapes[0].numel() // out)
+    matrix = first.mT if transposed else first.reshape(*lead, out, shapes[0].numel() // out)
     return matrix if len(names) == 1 else torch.cat([matrix, params[names[1]].unsqueeze(-1)], dim=-1)
 
 
-def unpack(matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...]) -> Params:
+def unpack(
+    matrix: Tensor, names: tuple[str, ...], shapes: tuple[torch.Size, ...], *, transposed: bool = False
+) -> Params:
     """The inverse of :func:`pack`."""
+    parts = (matrix,) if len(names) == 1 else (matrix[..., :-1], matrix[..., -1])
+    parts = (parts[0].mT if transposed else parts[0], *parts[1:])
     lead = matrix.shape[:-2]
-    if len(names) == 1:
-        return {names[0]: matrix.reshape((*lead, *shapes[0]))}
-    weight, bias = matrix[..., :-1], matrix[..., -1]
-    return {names[0]: weight.reshape((*lead, *shapes[0])), names[1]: bias.reshape((*lead, *shapes[1]))}
+    return {name: part.reshape((*lead, *shape)) for name, part, shape in zip(names, parts, shapes, strict=True)}
 
 
 def joined_params(parts: Iterable[Params]) -> Params:

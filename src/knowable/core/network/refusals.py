@@ -48,6 +48,12 @@ def why_refused(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows
             return f"It looks like {lacking}. Write x.unsqueeze(1), of shape {(len(x), 1, *x.shape[1:])}."
         if _takes(run, x[None, None], rows=1):
             return f"It looks like one row without its first dimension. Write x[None, None], of shape (1, 1, {shape})."
+    if len(x) > len(rows) and _takes(run, x, rows=len(x)):
+        return (
+            f"It takes all {len(x)} rows together, but not {len(rows)} of them: rows are computed by themselves and in "
+            f"batches. The nodes of one graph belong into one row: x of shape (1, nodes, ...), labels of shape (1, "
+            f"nodes), and an output of shape (1, classes, nodes)."
+        )
     return _first_complaint(module, run, x, rows)
 
 

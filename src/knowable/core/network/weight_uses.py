@@ -27,6 +27,7 @@ from knowable.core.network.layer_operations import (
     lstm_by_steps,
     lstm_is_plain,
     operands,
+    right_product,
 )
 from knowable.core.network.network import Network
 from knowable.core.network.params import Buffers, Params
@@ -50,6 +51,7 @@ class WeightUse:
     passed_on: Any  # the same values, with which the network went on
     settings: dict[str, Any] = field(default_factory=dict)  # of a convolution: stride, padding, dilation, groups
     kernel: tuple[int, ...] = ()  # the size of a convolution's kernel
+    transposed: bool = False  # whether the weight is held as (in, out), the second factor of x W
     tensors: tuple[Tensor, ...] = ()  # all tensors among the arguments (where fused operations are not taken apart)
 
     @property
@@ -136,8 +138,8 @@ class WeightTracer(TorchFunctionMode):
     Args:
         weights: The parameters, by name.
         take_apart: Compute fused operations (LSTM, GRU, multi-head attention) by single steps, which have every kind
-            of derivative, and note only products with weight matrices: ``F.linear``, and ``F.conv1d`` and ``F.conv2d``
-            without groups. Otherwise every operation runs as it is and is noted.
+            of derivative, and note only products with weight matrices: ``F.linear``, ``x @ weight`` and ``addmm``, and
+            ``F.conv1d`` and ``F.conv2d`` without groups. Otherwise every operation runs as it is and is noted.
         cut: Whether gradients stop at the noted products: what gradient a parameter still has then comes from uses that
             were not noted.
         twice: Take apart layer and instance normalisation too, whose second derivatives are wrong under ``vmap`` in
@@ -165,7 +167,10 @@ class WeightTracer(TorchFunctionMode):
         if not self._take_apart:
             return self._observe(func, args, kwargs)
         if func is LINEAR or func in (F.conv1d, F.conv2d):
-            return self._product(func, args, kwargs)
+            return self._product(func, *operands(func, args, kwargs))
+        product = right_product(func, args, kwargs)
+        if product is not None and any(id(each) in self._names for each in product[1:]):
+            return self._product(LINEAR, *product, {}, transposed=True)
         apart = _taken_apart(func, args) or (_NORMS.get(func) if self._twice else None)
         if apart is None:
             return func(*args, **kwargs)
@@ -200,21 +205,24 @@ class WeightTracer(TorchFunctionMode):
             self._listener(use)
         return result
 
-    def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        x, weight, bias, settings = operands(func, args, kwargs)
+    def _product(
+        self, func: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None, settings: dict[str, Any], *,
+        transposed: bool = False,
+    ) -> Tensor:  # fmt: skip
         name, bias_name = self._names.get(id(weight)), self._names.get(id(bias))
         if settings.get("groups", 1) != 1 or (name is None and bias_name is None):
-            return func(*args, **kwargs)
+            return func(x, weight, bias, **settings)
         kernel = () if func is LINEAR else tuple(weight.shape[2:])
         if self._cut:
             weight = weight if name is None else weight.detach()
             bias = bias if bias is None or bias_name is None else bias.detach()
-        output = func(x, weight, bias, **settings)
+        output = func(x, weight.mT if transposed else weight, bias, **settings)
         if not output.requires_grad:
             output = output.detach().requires_grad_()
         passed_on = output.clone()  # the network may change it in place
         names = tuple(each for each in (name, bias_name) if each is not None)
-        self.uses.append(WeightUse(func, names, name, bias_name, x, output, passed_on, settings, kernel))
+        held = transposed and name is not None
+        self.uses.append(WeightUse(func, names, name, bias_name, x, output, passed_on, settings, kernel, held))
         return passed_on
 
 
@@ -227,19 +235,23 @@ class ForwardTrace:
         params: Values of its parameters.
         x: The batch.
         buffers: Its buffers.
+        noted: Those of them whose products are noted; None is all.
         cut: Whether gradients stop at the noted products, for :meth:`unnoted`.
         differentiable: Whether what is computed from here can be differentiated in ``params``.
     """
 
     def __init__(
         self, network: Network, names: Sequence[str], params: Params, x: Tensor, buffers: Buffers, *,
-        cut: bool = False, differentiable: bool = False,
+        noted: Sequence[str] | None = None, cut: bool = False, differentiable: bool = False,
     ):  # fmt: skip
         self.differentiable = differentiable
         self._leaves = {name: params[name] if differentiable else params[name].detach() for name in names}
         for name, value in self._leaves.items():
             self._leaves[name] = value if value.requires_grad else value.detach().requires_grad_()
-        tracer = WeightTracer(self._leaves, take_apart=True, cut=cut, twice=differentiable)
+        self.noted = tuple(names if noted is None else noted)
+        tracer = WeightTracer(
+            {name: self._leaves[name] for name in self.noted}, take_apart=True, cut=cut, twice=differentiable
+        )
         with torch.enable_grad(), tracer:
             self.output = network({**params, **self._leaves}, x, buffers=buffers)
         self.uses = tracer.uses

@@ -14,7 +14,7 @@ from knowable.core.model.posterior_prior import PosteriorPrior
 from knowable.core.model.prior import Prior
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
-from knowable.core.network.params import Layout, Params, pack
+from knowable.core.network.params import Layout, Params
 from knowable.core.network.weight_uses import WeightUse
 from knowable.errors import InvalidArgument
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
@@ -156,7 +156,7 @@ class _Sums:
         for start in range(0, layout.size, layer.width):
             sums[:, :start, start : start + layer.width] = sums[:, start : start + layer.width, :start].mT
         places = layout.views(torch.arange(layout.size, device=sums.device))
-        order = pack(places, layer.names, layer.shapes, layer.out).flatten().argsort()
+        order = layer.matrix(places).flatten().argsort()
         return sums[:, order][:, :, order]
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.network.jacobian import BatchJacobian
-from knowable.core.network.params import unpack
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 
@@ -89,7 +88,7 @@ class _Sums:
         """All sums, ``(groups, D)``."""
         found = dict(self.vectors)
         for layer, total in zip(self.expansion.layers, self.matrices, strict=True):
-            found |= unpack(total, layer.names, layer.shapes)
+            found |= layer.params(total)
         return self.expansion.layout.flatten(found)
 
 

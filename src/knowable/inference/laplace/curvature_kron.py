@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -12,7 +13,6 @@ from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.structured_normal import KroneckerBlock, KroneckerFactored
 from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
-from knowable.core.network.params import pack
 from knowable.core.network.weight_uses import WeightUse
 from knowable.inference.laplace.curvature import Curvature, PriorPrecision, second_moment, undetermined
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
@@ -96,16 +96,15 @@ class Factors(ABC):
         else:
             entries = zip(self.names, self.shapes, strict=True)
             elements = {name: prior.by_name[name].expand(shape) for name, shape in entries}
-            matrix = pack(elements, self.names, self.shapes, basis.precision.shape[0])
-            added = KroneckerBlock(self.names, self.shapes, matrix).along(basis)
-        return KroneckerBlock(self.names, self.shapes, basis.precision + added, basis.out_basis, basis.in_basis)
+            added = KroneckerBlock(self.names, self.shapes, basis.matrix(elements)).along(basis)
+        return replace(basis, precision=basis.precision + added)
 
 
 class LayerFactors(Factors):
     """The Kronecker product of Σ ggᵀ / M, ``(groups, out, out)``, and Σ aaᵀ, ``(in, in)``."""
 
     def __init__(self, layer: Layer, inputs: Tensor, outputs: Tensor):
-        self.names, self.shapes = layer.names, layer.shapes
+        self.names, self.shapes, self.transposed = layer.names, layer.shapes, layer.transposed
         self.inputs, self.outputs = inputs, outputs
 
     @cached_property
@@ -126,7 +125,8 @@ class LayerFactors(Factors):
             in_basis, out_basis = self._bases(outputs.detach(), self._previous(prior))
             a, g = _along(self.inputs, in_basis), _along(outputs, out_basis)
         precision = g.unsqueeze(1) * a
-        return self._with_prior(KroneckerBlock(self.names, self.shapes, precision, out_basis, in_basis), prior)
+        found = KroneckerBlock(self.names, self.shapes, precision, out_basis, in_basis, self.transposed)
+        return self._with_prior(found, prior)
 
     def _bases(self, outputs: Tensor, previous: KroneckerBlock | None) -> tuple[Tensor, Tensor]:
         """Eigenvectors of the partial traces of the whole precision, over outputs and over inputs."""

@@ -17,7 +17,7 @@ from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import NetworkLayers
-from knowable.core.network.params import Params, pack
+from knowable.core.network.params import Params
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at once
 _COLUMNS = 512  # of a full covariance's Cholesky factor per block
@@ -29,7 +29,7 @@ _COLUMNS = 512  # of a full covariance's Cholesky factor per block
 def diagonal_blocks(layers: NetworkLayers, precision: Params) -> list[KroneckerBlock]:
     """Independent weights as blocks without bases, cut along the network's layers."""
     found = [
-        KroneckerBlock(each.names, each.shapes, pack(precision, each.names, each.shapes, each.out)) for each in layers
+        KroneckerBlock(each.names, each.shapes, each.matrix(precision), transposed=each.transposed) for each in layers
     ]
     others = [(name, precision[name]) for name in layers.others]
     return found + [KroneckerBlock((name,), (value.shape,), value.reshape(-1, 1)) for name, value in others]
@@ -103,7 +103,7 @@ def full_covariance(rows: BatchJacobian, normal: FullCovarianceNormal) -> Tensor
         jacobian = rows.flat(unit_directions(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
         return _gram(jacobian @ normal.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
-    places = pack(layout.views(torch.arange(layout.size, device=a.device)), layer.names, layer.shapes, layer.out)
+    places = layer.matrix(layout.views(torch.arange(layout.size, device=a.device)))
     return _head_covariance(a, places, normal.scale_tril)
 
 

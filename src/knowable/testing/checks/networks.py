@@ -17,6 +17,11 @@ def check_network(subject: Subject, name: str) -> None:
     if name in subject.refuses:
         expect_error(Unsupported, lambda: subject.fit(case), f"Fitting {name!r}, which the method says it cannot do,")
         return
+    check_case(subject, case)
+
+
+def check_case(subject: Subject, case: NetworkCase) -> None:
+    """A network with its data is fitted and predicts."""
     posterior = subject.fit(case)
     _expect_a_posterior(posterior, case)
     _expect_learning(posterior, posterior.model)

@@ -24,7 +24,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.inputs import as_rows
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
 from knowable.core.network.layers import NetworkLayers
-from knowable.core.network.params import Buffers, Params, pack
+from knowable.core.network.params import Buffers, Params
 
 
 class LinearisedNetwork:
@@ -64,7 +64,7 @@ def _covariance(jacobian: BatchJacobian, directions: Tensor, variance: Params) -
     total = torch.zeros((len(directions), n, n), dtype=torch.float64, device=device)
     gradients = jacobian.gradients(directions)  # (K, n, positions, out)
     for layer, a, g in zip(jacobian.layers, jacobian.activations, gradients, strict=True):
-        spread = pack(variance, layer.names, layer.shapes, layer.out)  # (out, in)
+        spread = layer.matrix(variance)  # (out, in)
         if layer.positions == 1:
             a, g = a[:, 0], g[:, :, 0]
             inner = (a.index_select(0, rows) * a.index_select(0, columns)) @ spread.T  # (pairs, out)
