@@ -8,12 +8,17 @@ Rows may have weights, their own or those of their classes. A batch is then ``(x
 that does not support weights fails to unpack it instead of silently ignoring them.
 
 Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
+
+A loader is read once an epoch and not more. Its first batch, for whoever looks at it, is that of the epoch that follows,
+and estimates over some of the rows are from those kept of the first pass, see :mod:`knowable.core.model.kept_rows`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
+from knowable.core.model.kept_rows import KeptRows
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
@@ -100,6 +106,9 @@ class Data:
             object.__setattr__(self, "weights", checked_weights(self.weights, self.size, self.in_memory))
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights, self.in_memory))
+        if not self.in_memory:
+            stream = source if isinstance(source, _Stream) else _Stream(source, self.size, target=self.target)
+            object.__setattr__(self, "_stream", stream)
 
     @property
     def weighted(self) -> bool:
@@ -121,9 +130,9 @@ class Data:
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
         """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
         if not self.in_memory:
-            for number, batch in enumerate(self._epoch(self.source)):
+            for number, batch in enumerate(self._stream.epoch(seed, goes_on=epoch == skip == 0)):
                 if number >= skip:
-                    yield batch if isinstance(self.source, _Checked) else _pair(batch, self.target)
+                    yield batch
             return
         whole = self.tensors
         sizes = _batch_sizes(self.size, batch_size)
@@ -148,58 +157,104 @@ class Data:
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
         count = _length(self.source)
-        return -(-self.size // _rows_of_batches(self.source)) if count is None else count
+        return -(-self.size // self._stream.rows_of_batches) if count is None else count
 
-    def _epoch(self, batches: Any) -> Any:
-        """One epoch of a loader's batches: all of them, or N rows where it has no length (and perhaps no end)."""
-        return batches if _length(self.source) is not None else _first_rows(batches, self.size)
+    @property
+    def first(self) -> Batch:
+        """The first rows. The next epoch of a loader begins with this batch and does not read it again."""
+        return next(iter(self)) if self.in_memory else self._stream.first
+
+    @property
+    def kept(self) -> Data | None:
+        """Rows in memory: all, or those kept of the first pass through a loader; None where their shapes differ."""
+        if self.in_memory:
+            return self
+        found = self._stream.kept().joined()
+        if found is None:
+            return None
+        x, y, *weights = found
+        return Data((x, y), len(x), weights[0] if weights else None, at_once=len(self.first[0]))
+
+    @property
+    def held(self) -> Data | None:
+        """All rows, if they are in memory: their own, or those of a loader that is small enough for all to be kept."""
+        kept = self.kept
+        return None if kept is None or kept.size < self.size else kept
+
+    @property
+    def sample_notes(self) -> tuple[str, ...]:
+        """A note if what is said of all rows is an estimate from those kept of a loader."""
+        if self.in_memory or len(self._stream.kept()) >= self.size:
+            return ()
+        return (
+            f"The loader was not read again for the final estimates: they are from {len(self._stream.kept()):,} of "
+            f"{self.size:,} rows, a random sample kept while training read them.",
+        )
 
     def some(self, most: int, *, seed: int) -> Batch:
-        """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
+        """At most so many rows, drawn without replacement; of a loader that was not yet read, its first ones."""
         if self.in_memory:
             whole = self.tensors
             chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
             return tuple(each[chosen] for each in whole)
+        if self._stream.was_read:
+            kept = self.kept
+            if kept is not None:
+                return kept.some(most, seed=seed)
         found, count = [], 0
         with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
-            for batch in self.batches(most):
+            for batch in self.batches(most, seed=seed):
                 found.append(batch)
                 count += len(batch[0])
                 if count >= most:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
+    def some_batches(self, batch_size: int, most: int, *, seed: int) -> list[Batch]:
+        """At most so many batches of an epoch; of a loader that was read, of its size and from the rows kept."""
+        kept = self.kept if not self.in_memory and self._stream.was_read else None
+        if kept is None:
+            return list(islice(self.batches(batch_size, seed=seed), most))
+        batches = list(kept)  # its own ones, where all rows were kept
+        chosen = torch.randperm(len(batches), generator=generator_for(seed, "batches"))[:most]
+        return [batches[number] for number in sorted(chosen.tolist())]
+
     def parts(self, passes: float, *, seed: int, fewest: int = _PARTS) -> Iterator[tuple[float, Batch]]:
         """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
 
         There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where
-        that would make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        that would make parts of less than 64 rows. Of a loader that is larger than what is kept of it, they are equal
+        parts of the rows kept, of which none is in two parts: their spread then is that of all rows.
         """
-        if self.in_memory:
-            whole = self.tensors
-            rows = int(min(self.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
-            for number in range(max(fewest, round(passes * self.size / rows))):
-                if rows >= self.size:
-                    yield 1.0, whole
-                    continue
-                chosen = torch.randint(self.size, (rows,), generator=generator_for(seed, "part", number))
-                yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+        rows = self.held
+        if rows is None:
+            yield from self._parts_of_sample(passes, seed, fewest)
             return
-        done, rows = 0, 0
-        while done < fewest or rows < passes * self.size:
-            for batch in self.batches(_CHUNK):
-                done, rows = done + 1, rows + len(batch[0])
-                yield self.size / len(batch[0]), batch
-                if done >= fewest and rows >= passes * self.size:
-                    break
+        whole = rows.tensors
+        count = int(min(rows.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
+        for number in range(max(fewest, round(passes * self.size / count))):
+            if count >= self.size:
+                yield 1.0, whole
+                continue
+            chosen = torch.randint(self.size, (count,), generator=generator_for(seed, "part", number))
+            yield self.size / count, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+
+    def _parts_of_sample(self, passes: float, seed: int, fewest: int) -> Iterator[tuple[float, Batch]]:
+        kept = self.kept
+        if kept is None:
+            yield from ((self.size / len(batch[0]), batch) for batch in self._stream.kept().batches)
+            return
+        wanted = min(kept.size, math.ceil(max(passes * self.size, fewest * _PART_ROWS)))
+        number = min(wanted, max(fewest, -(-wanted // kept.most_rows)))
+        rows = wanted // number
+        order = torch.randperm(kept.size, generator=generator_for(seed, "part"))[: number * rows]
+        for chosen in order.split(rows):
+            yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in kept.tensors)
 
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
-            checked = isinstance(self.source, _Checked)
-            yield from self._epoch(
-                self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
-            )
+            yield from self._stream.whole()
             return
         yield from zip(*(each.split(self.most_rows) for each in self.tensors), strict=True)
 
@@ -212,30 +267,104 @@ class Data:
         return f"Data(x={shape}, y={tuple(y.shape)}{weighted})"
 
 
-class _Checked:
-    """A loader whose batches are cast and checked for the model as they come."""
+class _Stream:
+    """A loader whose batches are cast and checked for the model as they come, and what is kept of them.
+
+    Its first batch is kept, and a random sample of the rows of its first whole pass. Passes are counted from where they
+    are read: an iterator that was opened to look at the first batch waits, and the next epoch goes on with it.
+    """
 
     def __init__(
-        self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None, target: _Target = None
+        self,
+        loader: Any,
+        size: int,
+        model: Model | None = None,
+        name: str = "data",
+        class_weights: Tensor | None = None,
+        target: _Target = None,
     ):
-        self.loader, self.model, self.name, self.class_weights, self.target = loader, model, name, class_weights, target
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._checked(self.loader)
+        self.loader, self.size, self.model, self.name = loader, size, model, name
+        self.class_weights, self.target = class_weights, target
+        self._first: Batch | None = None
+        self._waiting: Iterator[Batch] | None = None  # has given the first batch, and no other
+        self._kept: KeptRows | None = None
 
     def __len__(self) -> int:
         return len(self.loader)
 
+    @property
+    def was_read(self) -> bool:
+        """Whether there was a whole pass."""
+        return self._kept is not None and self._kept.whole
+
+    @property
+    def first(self) -> Batch:
+        """The first batch that it gives."""
+        if self._first is None:
+            self._waiting = self._checked(self.loader)
+            found = next(self._waiting, None)
+            if found is None:
+                raise InvalidData(f"{self.name} gave no batch: an iterator that can be read only once?")
+            self._first = _copied(found)
+        return self._first
+
+    @property
+    def rows_of_batches(self) -> int:
+        """Number of rows of a batch: what the loader says, or those of the first."""
+        if isinstance(self.loader, DataLoader) and self.loader.batch_size is not None:
+            return self.loader.batch_size
+        return max(1, len(self.first[1]))
+
+    def kept(self) -> KeptRows:
+        """The rows kept; where there was no pass yet, after one."""
+        if self._kept is None:
+            for _ in self.whole():
+                pass
+        assert self._kept is not None
+        return self._kept
+
+    def epoch(self, seed: int = 0, *, goes_on: bool = True) -> Iterator[Batch]:
+        """One epoch in the loader's own order; if it ``goes_on``, with the iterator that waits."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or not goes_on:
+            return self._passed(self._checked(self.loader), seed)
+        return self._passed(chain([_copied(self.first)], waiting), seed)
+
     def whole(self) -> Iterator[Batch]:
         """Every row once, in order: without shuffling and without dropping the last batch."""
-        return self._checked(_in_order(self.loader))
+        loader = _in_order(self.loader)
+        return self.epoch() if loader is self.loader else self._passed(self._checked(loader), 0)
+
+    def _passed(self, batches: Iterator[Batch], seed: int) -> Iterator[Batch]:
+        """A pass, of which rows are kept if there was no whole one before."""
+        mine = None
+        if not self.was_read:
+            mine = self._kept = KeptRows(generator_for(seed, "kept rows"))
+        length = _length(self.loader)
+        for number, batch in enumerate(batches if length is not None else _first_rows(batches, self.size), 1):
+            if self._first is None:
+                self._first = _copied(batch)
+            if mine is not None:
+                mine.take(batch)
+                mine.whole = mine.seen >= self.size or number == length
+            yield batch
+        if mine is not None:
+            mine.whole = mine.seen > 0
 
     def _checked(self, loader: Any) -> Iterator[Batch]:
         for batch in loader:
-            x, y = checked_pair(*_pair(batch, self.target), self.model, self.name)
+            x, y = _pair(batch, self.target)
+            if self.model is None:
+                yield as_rows(x), as_rows(y, "y")
+                continue
+            x, y = checked_pair(x, y, self.model, self.name)
             yield (
                 (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
             )
+
+
+def _copied(batch: Batch) -> Batch:
+    return tuple(each.clone() for each in batch)
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -333,10 +462,10 @@ def column_of(data: Any, place: int) -> Any:
         data = DataLoader(data, batch_size=_CHUNK)
     if _is_ours(data):
         return (data.x, data.y)[place]
-    if not isinstance(data, DataLoader | _Checked):
+    if not isinstance(data, DataLoader | _Stream):
         return data
     found = []
-    for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
+    for batch in data.whole() if isinstance(data, _Stream) else _in_order(data):
         parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
         found.append(as_rows(tupled(parts[place]) if place < len(parts) else _notargets_of(place), "xy"[place]))
     if not found:
@@ -350,14 +479,6 @@ def _length(source: Any) -> int | None:
         return len(source)
     except TypeError:
         return None
-
-
-def _rows_of_batches(source: Any) -> int:
-    """Number of rows of a batch: what the loader says, or those of the first."""
-    loader = source.loader if isinstance(source, _Checked) else source
-    if isinstance(loader, DataLoader) and loader.batch_size is not None:
-        return loader.batch_size
-    return max(1, next((_row_count(_pair(batch)[1]) for batch in loader), 1))
 
 
 def _row_count(y: Any) -> int:
@@ -394,8 +515,8 @@ def _loaded(
         raise InvalidData(
             f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
         )
-    if model is not None and not isinstance(loader, _Checked):
-        loader = _Checked(loader, model, name, class_weights, target)
+    if model is not None and not isinstance(loader, _Stream):
+        loader = _Stream(loader, size, model, name, class_weights, target)
     return Data(loader, size, class_weights=class_weights, target=target)
 
 

@@ -128,7 +128,7 @@ def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
         return inputs
     if rows is None:
         raise InvalidArgument("compress needs a batch of inputs to trace the network: give example= or data=.")
-    return next(iter(rows))[0][:_ROWS]
+    return rows.first[0][:_ROWS]
 
 
 def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> tuple[Rewritten, float]:
