@@ -107,7 +107,9 @@ def test_no_more_rows_are_kept_than_the_limit_and_each_as_likely_as_the_others(l
     counts = torch.zeros(ROWS)
     for number in range(20):
         source, rows = sample(seed + number)
-        x, y = rows.kept.tensors
+        kept = rows.kept
+        assert kept is not None
+        x, y = kept.tensors
         assert 50 <= len(x) <= 100
         places = (x[:, None, 0] == source.x[:, 0]).nonzero()[:, 1]
         assert len(places.unique()) == len(x) and torch.equal(source.y[places], y)
@@ -119,6 +121,7 @@ def test_no_more_rows_are_kept_than_the_limit_and_each_as_likely_as_the_others(l
 
 def test_parts_of_the_rows_kept_stand_for_all_of_them(little, seed):
     source, rows = sample(seed)
+    assert rows.kept is not None
     parts = list(rows.parts(1.0, seed=seed))
     x = torch.cat([batch[0] for _, batch in parts])
     assert len(parts) == 16 and len(x.unique(dim=0)) == len(x) == rows.kept.size // 16 * 16

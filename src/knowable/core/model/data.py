@@ -9,15 +9,15 @@ that does not support weights fails to unpack it instead of silently ignoring th
 
 Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
 
-A loader is read once an epoch and not more. Its first batch, for whoever looks at it, is that of the epoch that follows,
-and estimates over some of the rows are from those kept of the first pass, see :mod:`knowable.core.model.kept_rows`.
+A loader is read once an epoch and not more. Its first batch, for whoever looks at it, is that of the next epoch, and
+estimates over some of the rows are from those kept of the first pass, see :mod:`knowable.core.model.kept_rows`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,7 @@ class Data:
     class_weights: Any = None
     target: str | Sequence[str] | None = None
     at_once: int | None = None
+    _stream: _Stream = field(init=False, repr=False, compare=False)  # of a loader: its passes, and what is kept
 
     def __post_init__(self) -> None:
         source = self.source
