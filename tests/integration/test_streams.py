@@ -178,3 +178,21 @@ def test_batches_of_different_lengths_are_kept_as_they_are():
     rows = kn.Data(Loader(), size=60)
     parts = list(rows.parts(1.0, seed=0))
     assert [(scale, batch[0].shape[1]) for scale, batch in parts] == [(6.0, 3), (6.0, 5), (6.0, 4)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_with_workers_is_opened_once_an_epoch_and_gives_the_same(persistent):
+    data = TensorDataset(Counted().x, Counted().y)
+
+    class Loader:
+        def __init__(self, **settings):
+            self.loader, self.opened = DataLoader(data, batch_size=BATCH, **settings), 0
+
+        def __iter__(self):
+            self.opened += 1
+            return iter(self.loader)
+
+    plain, workers = Loader(), Loader(num_workers=1, persistent_workers=persistent)
+    one, two = (kn.MAP(epochs=2).fit(model(), kn.Data(each, size=ROWS)) for each in (plain, workers))
+    assert plain.opened == workers.opened == 2
+    assert torch.equal(one.mean()["0.weight"], two.mean()["0.weight"])
