@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import knowable as kn
-from knowable.core.model import kept_rows
+from knowable.core.model import stream
 from knowable.core.model.data import Data, as_data
 
 ROWS, BATCH = 640, 32
@@ -92,7 +92,7 @@ def test_a_resumed_fit_sees_the_epochs_that_an_uninterrupted_one_does():
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "LIMIT", 100 * 3 * 4)  # 100 rows of three numbers
+    monkeypatch.setattr(stream, "LIMIT", 100 * 3 * 4)  # 100 rows of three numbers
 
 
 def sample(seed: int = 0) -> tuple[Counted, Data]:
@@ -140,7 +140,7 @@ def test_an_elbo_from_the_rows_kept_is_that_of_all_rows_and_says_so(little):
     assert source.opened == 6
     assert any("of 640 rows" in note for note in few.diagnostics.notes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_rows, "LIMIT", 2**20)
+        patch.setattr(stream, "LIMIT", 2**20)
         every = method.fit(model(), kn.Data(DataLoader(source, batch_size=BATCH), size=ROWS))
     assert not any("rows" in note for note in every.diagnostics.notes)
     assert torch.equal(few.mean()["0.weight"], every.mean()["0.weight"])  # the same fit

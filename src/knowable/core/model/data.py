@@ -9,8 +9,7 @@ that does not support weights fails to unpack it instead of silently ignoring th
 
 Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
 
-A loader is read once an epoch and not more. Its first batch, for whoever looks at it, is that of the next epoch, and
-estimates over some of the rows are from those kept of the first pass, see :mod:`knowable.core.model.kept_rows`.
+A loader is read once an epoch and not more, see :mod:`knowable.core.model.stream`.
 """
 
 from __future__ import annotations
@@ -18,18 +17,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from operator import itemgetter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
-from knowable.core.model.kept_rows import KeptRows
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
+from knowable.core.model.stream import (
+    CHUNK,
+    SEVERAL,
+    Batch,
+    Stream,
+    TargetName,
+    in_order,
+    length_of,
+    pair_of,
+    sampler_of,
+)
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -38,15 +46,10 @@ from knowable.errors import InvalidArgument, InvalidData, InvalidType
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
 
-Batch = tuple[Tensor, ...]
-"""``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
-
 TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 """Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
-_Target = str | Sequence[str] | None
-_CHUNK, _FEWEST, _CHUNK_BYTES = 4096, 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
-_SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
+_FEWEST, _CHUNK_BYTES = 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 FEWEST_ROWS = _PARTS * _PART_ROWS
 
@@ -89,12 +92,12 @@ class Data:
     class_weights: Any = None
     target: str | Sequence[str] | None = None
     at_once: int | None = None
-    _stream: _Stream = field(init=False, repr=False, compare=False)  # of a loader: its passes, and what is kept
+    _stream: Stream = field(init=False, repr=False, compare=False)  # of a loader: its passes, and what is kept
 
     def __post_init__(self) -> None:
         source = self.source
         if isinstance(source, Mapping):
-            source = _pair(source, self.target, "data")
+            source = pair_of(source, self.target, "data")
         ours = self.target is None and _is_ours(source)
         if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
             x, y = _two(source, "data")
@@ -108,7 +111,7 @@ class Data:
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights, self.in_memory))
         if not self.in_memory:
-            stream = source if isinstance(source, _Stream) else _Stream(source, self.size, target=self.target)
+            stream = source if isinstance(source, Stream) else Stream(source, self.size, target=self.target)
             object.__setattr__(self, "_stream", stream)
 
     @property
@@ -149,15 +152,15 @@ class Data:
     def most_rows(self) -> int:
         """How many rows in memory go through a network together."""
         if self.at_once is not None or not self.in_memory:
-            return self.at_once or _CHUNK
+            return self.at_once or CHUNK
         row = sum(each[0].numel() * each.element_size() for each in tree_leaves(self.source) if len(each))
-        return min(_CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
+        return min(CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
 
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
-        count = _length(self.source)
+        count = length_of(self.source)
         return -(-self.size // self._stream.rows_of_batches) if count is None else count
 
     @property
@@ -268,106 +271,6 @@ class Data:
         return f"Data(x={shape}, y={tuple(y.shape)}{weighted})"
 
 
-class _Stream:
-    """A loader whose batches are cast and checked for the model as they come, and what is kept of them.
-
-    Its first batch is kept, and a random sample of the rows of its first whole pass. Passes are counted from where they
-    are read: an iterator that was opened to look at the first batch waits, and the next epoch goes on with it.
-    """
-
-    def __init__(
-        self,
-        loader: Any,
-        size: int,
-        model: Model | None = None,
-        name: str = "data",
-        class_weights: Tensor | None = None,
-        target: _Target = None,
-    ):
-        self.loader, self.size, self.model, self.name = loader, size, model, name
-        self.class_weights, self.target = class_weights, target
-        self._first: Batch | None = None
-        self._waiting: Iterator[Batch] | None = None  # has given the first batch, and no other
-        self._kept: KeptRows | None = None
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    @property
-    def was_read(self) -> bool:
-        """Whether there was a whole pass."""
-        return self._kept is not None and self._kept.whole
-
-    @property
-    def first(self) -> Batch:
-        """The first batch that it gives."""
-        if self._first is None:
-            self._waiting = self._checked(self.loader)
-            found = next(self._waiting, None)
-            if found is None:
-                raise InvalidData(f"{self.name} gave no batch: an iterator that can be read only once?")
-            self._first = _copied(found)
-        return self._first
-
-    @property
-    def rows_of_batches(self) -> int:
-        """Number of rows of a batch: what the loader says, or those of the first."""
-        if isinstance(self.loader, DataLoader) and self.loader.batch_size is not None:
-            return self.loader.batch_size
-        return max(1, len(self.first[1]))
-
-    def kept(self) -> KeptRows:
-        """The rows kept; where there was no pass yet, after one."""
-        if self._kept is None:
-            for _ in self.whole():
-                pass
-        assert self._kept is not None
-        return self._kept
-
-    def epoch(self, seed: int = 0, *, goes_on: bool = True) -> Iterator[Batch]:
-        """One epoch in the loader's own order; if it ``goes_on``, with the iterator that waits."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is None or not goes_on:
-            return self._passed(self._checked(self.loader), seed)
-        return self._passed(chain([_copied(self.first)], waiting), seed)
-
-    def whole(self) -> Iterator[Batch]:
-        """Every row once, in order: without shuffling and without dropping the last batch."""
-        loader = _in_order(self.loader)
-        return self.epoch() if loader is self.loader else self._passed(self._checked(loader), 0)
-
-    def _passed(self, batches: Iterator[Batch], seed: int) -> Iterator[Batch]:
-        """A pass, of which rows are kept if there was no whole one before."""
-        mine = None
-        if not self.was_read:
-            mine = self._kept = KeptRows(generator_for(seed, "kept rows"))
-        length = _length(self.loader)
-        for number, batch in enumerate(batches if length is not None else _first_rows(batches, self.size), 1):
-            if self._first is None:
-                self._first = _copied(batch)
-            if mine is not None:
-                mine.take(batch)
-                mine.whole = mine.seen >= self.size or number == length
-            yield batch
-        if mine is not None:
-            mine.whole = mine.seen > 0
-
-    def _checked(self, loader: Any) -> Iterator[Batch]:
-        for batch in loader:
-            x, y = _pair(batch, self.target)
-            if self.model is None:
-                yield as_rows(x), as_rows(y, "y")
-                continue
-            x, y = checked_pair(x, y, self.model, self.name)
-            yield (
-                (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
-            )
-
-
-def _copied(batch: Batch) -> Batch:
-    return tuple(each.clone() for each in batch)
-
-
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
     """Accept ``(x, y)``, a Dataset (torch's or one of ours), a DataLoader or Data; check it against the model once.
 
@@ -452,7 +355,7 @@ def column_of(data: Any, place: int) -> Any:
     """
     target = None
     if isinstance(data, Data):
-        if not data.in_memory and _length(data.source) is None:
+        if not data.in_memory and length_of(data.source) is None:
             return torch.cat([as_rows(batch[place], "xy"[place]) for batch in data])
         data, target = data.source, data.target
         if isinstance(data, tuple):
@@ -460,42 +363,18 @@ def column_of(data: Any, place: int) -> Any:
     if isinstance(data, TensorDataset):
         return data.tensors[place] if place < len(data.tensors) else _notargets_of(place)
     if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=_CHUNK)
+        data = DataLoader(data, batch_size=CHUNK)
     if _is_ours(data):
         return (data.x, data.y)[place]
-    if not isinstance(data, DataLoader | _Stream):
+    if not isinstance(data, DataLoader | Stream):
         return data
     found = []
-    for batch in data.whole() if isinstance(data, _Stream) else _in_order(data):
-        parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
+    for batch in data.whole() if isinstance(data, Stream) else in_order(data):
+        parts = pair_of(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
         found.append(as_rows(tupled(parts[place]) if place < len(parts) else _notargets_of(place), "xy"[place]))
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
-
-
-def _length(source: Any) -> int | None:
-    """Number of batches, where it is known."""
-    try:
-        return len(source)
-    except TypeError:
-        return None
-
-
-def _row_count(y: Any) -> int:
-    """Number of rows of targets, one or several by name."""
-    return len(next(iter(y.values()))) if isinstance(y, Mapping) else len(y)
-
-
-def _first_rows(batches: Any, most: int) -> Iterator[Any]:
-    """Batches of ``most`` rows in all; the last is cut to that, and no further one is asked for."""
-    left = most
-    for batch in batches:
-        rows = _row_count(_pair(batch[:2] if isinstance(batch, tuple | list) else batch)[1])
-        yield batch if rows <= left else tree_map_only(Tensor, itemgetter(slice(left)), tuple(batch))
-        left -= rows
-        if left <= 0:
-            return
 
 
 def _batch_sizes(size: int, batch_size: int) -> list[int]:
@@ -510,23 +389,15 @@ def _batch_sizes(size: int, batch_size: int) -> list[int]:
 
 
 def _loaded(
-    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: _Target = None
+    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: TargetName = None
 ) -> Data:
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
         raise InvalidData(
             f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
         )
-    if model is not None and not isinstance(loader, _Stream):
-        loader = _Stream(loader, size, model, name, class_weights, target)
+    if model is not None and not isinstance(loader, Stream):
+        loader = Stream(loader, size, model, name, class_weights, target)
     return Data(loader, size, class_weights=class_weights, target=target)
-
-
-def _in_order(loader: Any) -> Any:
-    """The same loader without shuffling and without dropping the last batch, where its rows can be told apart."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    rows = sorted(_sampler_of(loader))
-    return DataLoader(loader.dataset, loader.batch_size or _CHUNK, sampler=rows, collate_fn=loader.collate_fn)
 
 
 def _is_ours(data: Any) -> bool:
@@ -544,7 +415,7 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
         return data[0], data[1]
     if isinstance(data, tuple | list):
         got = f"{len(data)} items"
-        hint = _SEVERAL if len(data) > 2 else ""
+        hint = SEVERAL if len(data) > 2 else ""
         hint += " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
     else:
         got = f"{type(data).__name__}"
@@ -569,7 +440,7 @@ def _size_found(source: Any) -> int:
 
 def _size_of(loader: DataLoader, name: str) -> int:
     try:
-        size = len(_sampler_of(loader))
+        size = len(sampler_of(loader))
     except TypeError:
         raise InvalidArgument(
             f"{name} is a loader whose number of rows is unknown, and the posterior depends on it. "
@@ -578,33 +449,6 @@ def _size_of(loader: DataLoader, name: str) -> int:
     if size == 0:
         raise InvalidData(f"{name} is empty: its dataset has no rows.")
     return size
-
-
-def _sampler_of(loader: DataLoader) -> Any:
-    """The sampler of a loader, or that of its batch sampler."""
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.dataset
-    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
-
-
-def _pair(batch: Any, target: _Target = None, name: str = "Each batch of the data") -> tuple[Any, Any]:
-    """Inputs and targets of a batch: a pair, or a dict of which ``target`` is the target."""
-    if isinstance(batch, Mapping):
-        keys = ", ".join(map(repr, batch))
-        if target is None:
-            raise InvalidData(f"{name} is a dict with {keys}: say which is the target, kn.Data(..., target=...).")
-        names = [target] if isinstance(target, str) else list(target)
-        if not all(each in batch for each in names):
-            raise InvalidData(f"target={target!r} is not there: {name[0].lower()}{name[1:]} has {keys}.")
-        found = batch[target] if isinstance(target, str) else {each: batch[each] for each in names}
-        return {key: each for key, each in batch.items() if key not in names}, found
-    if target is not None:
-        raise InvalidData(f"target={target!r} is for batches that are dicts, got {type(batch).__name__}.")
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        hint = _SEVERAL if isinstance(batch, tuple | list) and len(batch) > 2 else ""
-        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.{hint}")
-    return tupled(batch[0]), batch[1]
 
 
 def _notargets_of(place: int) -> Any:
