@@ -79,8 +79,8 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
     """Whether the network computes in training what it does in evaluation."""
     model = objective.model
     params = {**objective.point_params(), **objective.model.params()}
-    with own_randomness(0):  # a loader may draw
-        return model.network.is_steady(model.network_params(params), next(iter(data))[0], objective.net_buffers)
+    with own_randomness(0):
+        return model.network.is_steady(model.network_params(params), data.first[0], objective.net_buffers)
 
 
 def worth_checking(objective: VariationalObjective, data: Data, epochs: float) -> bool:
@@ -93,18 +93,19 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     """What the ELBO could still gain, by gradients at some draws, at a tenth of the cost of training.
 
     Each draw's gradient is over all rows. After few epochs, each is over another part of the rows instead: that has no
-    bias either, but a larger standard error.
+    bias either, but a larger standard error. Of a loader, the rows are those kept of it.
     """
-    exact = objective.exact_elbo(data)
+    held = data.held
+    exact = objective.exact_elbo(data if held is None else held)
     if exact is not None:
         return _exact_rise(objective, objective.get_parameter("q"), exact)
     sides = 2 if objective.symmetric else 1  # a draw and its mirror image are one observation
     passes = 0.1 * epochs / sides
     parts: list[Sequence[tuple[float, Batch]] | None] = [None] * int(min(_MOST, passes))  # None: all rows
-    with own_randomness(derive_seed(seed, "possible rise")):  # a loader may draw, too
-        if passes < _FEWEST:
+    with own_randomness(derive_seed(seed, "possible rise")):
+        if passes < _FEWEST or held is None:
             parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
-        target = Target(objective, data)
+        target = Target(objective, held or data)
         kept: Tensor | slice = _ALL
         with torch.no_grad():
             centre = target.moments()[0] if objective.symmetric else None
