@@ -213,8 +213,10 @@ def _newton_step(target: Target, seed: int) -> float:
         draws = target.draws(_HESSIANS, mean if objective.symmetric else None)
     centre = torch.cat([mean, target.points().to(mean)]).double()
     derivatives = [target.gradient_and_hessian(each) for each in draws]
+    hessian = torch.stack([each[1] for each in derivatives]).mean(0)
     gradient = torch.stack([each[0] for each in derivatives]).mean(0)
-    precision = _positive(-torch.stack([each[1] for each in derivatives]).mean(0))
+    gradient = gradient - hessian @ (draws.double().mean(0) - centre)  # few draws are not about the mean
+    precision = _positive(-hessian)
     if not (torch.isfinite(gradient).all() and torch.isfinite(precision).all()):
         return 0.0
     newton = torch.linalg.solve(precision, gradient)
