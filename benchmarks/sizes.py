@@ -87,7 +87,7 @@ def method_of(size: Size) -> Any:
 
     trained = {"epochs": 2, "batch_size": size.batch}
     if size.method == "SWAG":
-        return kn.SWAG(**{**trained, "epochs": 1}, snapshots=4, rank=4)
+        return kn.SWAG(epochs=1, batch_size=size.batch, snapshots=4, rank=4)
     if size.method == "SGLD":
         return kn.SGLD(chains=1, draws=2, warmup=2, steps=5, step_size=1e-7, batch_size=size.batch, start="network")
     return getattr(kn, size.method)(**trained)

@@ -65,8 +65,10 @@ def _plain(value: Tensor) -> Tensor:
 class _Generator(torch.Generator):
     """A generator that knows on which device it pretends to be."""
 
+    simulated: bool
+
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        made = super().__new__(cls, _CPU)
+        made = super().__new__(cls, _CPU)  # type: ignore[call-arg]
         made.simulated = torch.device(device) == SIMULATED
         return made
 

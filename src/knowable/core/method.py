@@ -179,8 +179,9 @@ class FitJob:
             )
         seed = check_count("seed", seed, at_least=0)
         own = method._model_for_data(model)
-        rows = as_data(data, own, batch_size=getattr(method, "batch_size", None))
-        held_out = None if validation is None else as_data(validation, own, name="validation")
+        batch_size = getattr(method, "batch_size", None)
+        rows = as_data(data, own, batch_size=batch_size)
+        held_out = None if validation is None else as_data(validation, own, name="validation", batch_size=batch_size)
         if rows.weights is not None and rows.weights.dim() != 1:
             raise InvalidArgument(f"weights must be one number for each row, got shape {tuple(rows.weights.shape)}.")
         if held_out is not None and held_out.weighted:
@@ -270,7 +271,7 @@ def _warn_about(model: Model, rows: Data) -> None:
         return
     x, y = rows.tensors[:2]
     with own_randomness(0):
-        said = model.doubts(x[:_ROWS_TRIED], y)
+        said = model.doubts(x[: min(_ROWS_TRIED, rows.at_once or _ROWS_TRIED)], y)
     for each in said:
         warnings.warn(each, ModelWarning, stacklevel=4)
 

@@ -32,6 +32,7 @@ class Bernoulli(Likelihood):
     """
 
     labels = True
+    copies = 1
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
         return check_binary(y, output, output.shape[1:], name=name)
@@ -73,11 +74,20 @@ class BernoulliPrediction(ClassPrediction):
 
     def __init__(self, logits: Tensor, log_weights: Tensor, mean_logits: Tensor | None = None):
         self.logits, self.log_weights, self.mean_logits = logits, log_weights, mean_logits
-        self.samples = logits.sigmoid()
         if mean_logits is None:
-            self._log_mean_one, self._log_mean_zero = (self._log_mix(F.logsigmoid(s * logits)) for s in (1.0, -1.0))
+            self._log_mean_one, self._log_mean_zero = (
+                self._log_mix(logits, lambda some, sign=sign: F.logsigmoid(sign * some)) for sign in (1.0, -1.0)
+            )
         else:
             self._log_mean_one, self._log_mean_zero = F.logsigmoid(mean_logits), F.logsigmoid(-mean_logits)
+
+    @property
+    def samples(self) -> Tensor:  # type: ignore[override]
+        """The draws' probabilities of a 1, ``(K, batch, ...)``; computed anew each time, to save memory."""
+        return self.logits.sigmoid()
+
+    def __len__(self) -> int:
+        return self.logits.shape[1]
 
     @property
     def probs(self) -> Tensor:
@@ -123,7 +133,7 @@ class BernoulliPrediction(ClassPrediction):
         check_generator(generator)
         rows = len(self)
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
-        probs = self.samples[index, torch.arange(rows, device=index.device).repeat(n)]  # (n rows, ...)
+        probs = self.logits[index, torch.arange(rows, device=index.device).repeat(n)].sigmoid()  # (n rows, ...)
         return torch.bernoulli(probs, generator=generator).long().view(n, rows, *probs.shape[1:])
 
 

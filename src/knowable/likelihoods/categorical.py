@@ -44,6 +44,7 @@ class Categorical(Likelihood):
     """
 
     labels = True
+    copies = 2  # outputs and log probabilities
 
     ignore_index: int | None = None
 
@@ -130,9 +131,16 @@ class CategoricalPrediction(ClassPrediction):
         ignore_index: int | None = None,
     ):  # fmt: skip
         self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
-        self.samples = log_probs.exp()
         self._closed_form = log_mean_probs is not None
         self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
+
+    @property
+    def samples(self) -> Tensor:  # type: ignore[override]
+        """The draws' probabilities, ``(K, batch, classes, ...)``; computed anew each time, to save memory."""
+        return self.log_probs.exp()
+
+    def __len__(self) -> int:
+        return self.log_probs.shape[1]
 
     @property
     def probs(self) -> Tensor:
@@ -181,7 +189,7 @@ class CategoricalPrediction(ClassPrediction):
         rows = len(self)
         index = torch.multinomial(self.log_weights.exp(), n * rows, replacement=True, generator=generator)
         row = torch.arange(rows, device=index.device).repeat(n)
-        probs = self.samples[index, row].movedim(1, -1)  # (n rows, ..., classes)
+        probs = self.log_probs[index, row].exp().movedim(1, -1)  # (n rows, ..., classes)
         labels = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
         return labels.view(n, rows, *probs.shape[1:-1])
 

@@ -45,6 +45,7 @@ class Gaussian(Likelihood):
     """
 
     noise_name: ClassVar[str | None] = "log_noise"
+    copies: ClassVar[int] = 1
 
     noise: float | tuple[float, ...] | None = None
     outputs: int = field(default=1, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class Joint(Likelihood):
         >>> Joint({"price": Gaussian(), "sold": Bernoulli()}).params()
         {'price.log_noise': tensor(0.)}
     """
+
+    copies: ClassVar[int] = 4
 
     heads: Mapping[str, Likelihood]
     _network: Heads = field(init=False, repr=False, compare=False)  # knows the shapes of the outputs

@@ -83,7 +83,9 @@ def test_a_stream_with_a_generator_uses_the_same_draws_in_every_piece(generator)
 
 def test_a_cap_too_small_for_the_result_is_refused_with_the_way_out():
     posterior = POSTERIORS["diagonal"]()
-    wanted = r"max_memory=1,000 is too small: .* 64 draws for 100 rows alone take 25,600 bytes.*predict_stream"
+    wanted = (
+        r"max_memory=1,000 is too small: .* 64 draws for 100 rows and their copies take 25,600 bytes.*predict_stream"
+    )
     with pytest.raises(kn.InvalidArgument, match=wanted):
         posterior.predict(torch.zeros(100, 2), max_memory=1_000)
 
@@ -172,14 +174,14 @@ PEAK = """
 import sys, torch, knowable as kn
 from torch import nn
 torch.set_num_threads(1)
-inputs, width, rows, cap = map(int, sys.argv[1:])
+inputs, width, rows, cap, outputs = map(int, sys.argv[2:])
 
 def status(key):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-net = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-model = kn.Model(net, kn.Gaussian(0.1))
+net = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+model = kn.Model(net, getattr(kn, sys.argv[1])())
 start = model.params()
 posterior = kn.DiagonalNormal(model, start, {name: torch.full_like(value, 0.01) for name, value in start.items()})
 x = torch.randn(rows, inputs)
@@ -196,13 +198,22 @@ print(status("VmHWM") - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 @pytest.mark.parametrize(
-    ("inputs", "width", "rows", "cap"),
-    [(20, 64, 20_000, 20_000_000), (20, 64, 20_000, 80_000_000), (100, 700, 3_000, 40_000_000)],
+    ("likelihood", "inputs", "width", "rows", "cap", "outputs"),
+    [
+        ("Gaussian", 20, 64, 20_000, 20_000_000, 1),
+        ("Gaussian", 20, 64, 20_000, 80_000_000, 1),
+        ("Gaussian", 100, 700, 3_000, 40_000_000, 1),
+        ("Categorical", 20, 64, 3_000, 160_000_000, 100),  # a copy of the outputs has 38 MB
+        ("Bernoulli", 20, 64, 3_000, 160_000_000, 100),
+        ("Poisson", 20, 64, 3_000, 240_000_000, 100),
+        ("StudentT", 20, 64, 3_000, 240_000_000, 100),
+        ("HeteroscedasticGaussian", 20, 64, 3_000, 240_000_000, 100),
+    ],
 )
-def test_a_capped_prediction_takes_no_more_memory_than_it_may(inputs, width, rows, cap):
+def test_a_capped_prediction_takes_no_more_memory_than_it_may(likelihood, inputs, width, rows, cap, outputs):
     # the allocator is told to give back what is freed: what is measured is what is in use, with 10% for its own needs
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", PEAK, *map(str, (inputs, width, rows, cap))]
+    command = [sys.executable, "-c", PEAK, likelihood, *map(str, (inputs, width, rows, cap, outputs))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1.1 * cap

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
+from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.support.tensors import check_rows, to_tensor
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 """Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
 _Target = str | Sequence[str] | None
-_CHUNK = 4096  # rows per batch where no gradient is needed
+_CHUNK, _FEWEST, _CHUNK_BYTES = 4096, 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 FEWEST_ROWS = _PARTS * _PART_ROWS
@@ -67,6 +67,8 @@ class Data:
             their sum: twice as large, and the posterior is as sure as with twice the rows.
         target_shape: Shape of one target as the user gave it, ``()`` or ``(1,)``, by name where there are several; None
             where it is not known.
+        at_once: Most rows that go through a network together, also where no gradient is needed: the batch size of the
+            fit. None: as many as take 16 MB, at least 128 and at most 4,096. A loader keeps its own batches.
         target: Where rows or batches are dicts: the name of the target, or a list of several, which are then a dict of
             targets. All other entries are inputs.
 
@@ -80,6 +82,7 @@ class Data:
     target_shape: TargetShape = None
     class_weights: Any = None
     target: str | Sequence[str] | None = None
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         source = self.source
@@ -132,6 +135,14 @@ class Data:
         for rows in order.to(whole[0].device).split(sizes)[skip:]:
             yield tuple(each.index_select(0, rows) for each in whole)
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows in memory go through a network together."""
+        if self.at_once is not None or not self.in_memory:
+            return self.at_once or _CHUNK
+        row = sum(each[0].numel() * each.element_size() for each in tree_leaves(self.source) if len(each))
+        return min(_CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
+
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
@@ -166,7 +177,7 @@ class Data:
         """
         if self.in_memory:
             whole = self.tensors
-            rows = int(min(_CHUNK, max(passes * self.size / _PARTS, _PART_ROWS)))
+            rows = int(min(self.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
             for number in range(max(fewest, round(passes * self.size / rows))):
                 if rows >= self.size:
                     yield 1.0, whole
@@ -190,7 +201,7 @@ class Data:
                 self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
             )
             return
-        yield from zip(*(each.split(_CHUNK) for each in self.tensors), strict=True)
+        yield from zip(*(each.split(self.most_rows) for each in self.tensors), strict=True)
 
     def __repr__(self) -> str:
         weighted = ", weighted" if self.weighted else ""
@@ -234,7 +245,8 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
         data: What the user passed.
         model: The model that will see it: fixes dtype and device, and checks labels and shapes.
         name: What error messages call it.
-        batch_size: Batch size for a Dataset that has to be loaded row by row.
+        batch_size: Most rows of data in memory that go through a network together, and the batch size for a Dataset
+            that has to be loaded row by row.
     """
     if isinstance(data, Data):
         if not data.in_memory:
@@ -271,14 +283,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     counted = None if model is None else model.likelihood.counted(y)
     if model is not None and counted is not None and not counted.any():
         raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
-    return Data((x, y), x.shape[0], target_shape=_target_shape(_targets(data[1], model)))
-
-
-def _targets(y: Any, model: Model | None, name: str = "y") -> Tensor:
-    """Targets with the rows first; several by name are :class:`~knowable.core.network.inputs.Inputs`."""
-    if model is not None:
-        return model.likelihood.rows_of(y, name)
-    return as_rows(y, name) if isinstance(y, Mapping) else to_tensor(y, name)
+    return Data((x, y), x.shape[0], target_shape=_target_shape(targets_of(data[1], model)), at_once=batch_size)
 
 
 def _target_shape(y: Tensor) -> TargetShape:
@@ -294,8 +299,8 @@ def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
     pair = isinstance(x, tuple | list) and len(x) == 2 and all(getattr(each, "ndim", 0) for each in x)
     if pair and not _fits_arguments(x, model):
         raise InvalidType(f"{name} must be the inputs alone, got a pair. Pass the x of (x, y).")
-    x = _cast(check_inputs(as_rows(x, name), name), model)
-    model.network.probe(x, model.network_params(model.params()), model.buffers())
+    x = cast_inputs(check_inputs(as_rows(x, name), name), model)
+    model.probe(x)
     return x
 
 
@@ -323,7 +328,7 @@ def column_of(data: Any, place: int) -> Any:
         if isinstance(data, tuple):
             return data[place]
     if isinstance(data, TensorDataset):
-        return data.tensors[place] if place < len(data.tensors) else _no_targets(place)
+        return data.tensors[place] if place < len(data.tensors) else _notargets_of(place)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=_CHUNK)
     if _is_ours(data):
@@ -333,7 +338,7 @@ def column_of(data: Any, place: int) -> Any:
     found = []
     for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
         parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
-        found.append(as_rows(tupled(parts[place]) if place < len(parts) else _no_targets(place), "xy"[place]))
+        found.append(as_rows(tupled(parts[place]) if place < len(parts) else _notargets_of(place), "xy"[place]))
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
@@ -480,50 +485,5 @@ def _pair(batch: Any, target: _Target = None, name: str = "Each batch of the dat
     return tupled(batch[0]), batch[1]
 
 
-def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
-    """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
-    of = "" if name == "data" else f" of {name}"
-    x = as_rows(x, f"x{of}")
-    y = _targets(y, model, f"y{of}")
-    if isinstance(x, Tensor):
-        check_rows(x, f"x{of}")
-    if not y.shape or x.shape[0] != y.shape[0]:
-        raise InvalidData(
-            f"x and y must have the same number of rows, got x {tuple(x.shape)} and y {tuple(y.shape)} in {name}."
-        )
-    check_inputs(x, f"x{of}")
-    if model is None:
-        return x, y
-    x = _cast(x, model)
-    output = model.network.probe(x, model.network_params(model.params()), model.buffers())
-    return x, model.likelihood.check_target(y.to(model.device), output, name=f"y{of}")
-
-
-def _cast(x: Tensor, model: Model) -> Tensor:
-    """Cast to the model's dtype. Integer inputs are kept if the network accepts them (embeddings, masks)."""
-    x = x.to(model.device)
-    if x.is_floating_point():
-        x = x.to(model.dtype)
-        if isinstance(x, Tensor):
-            return x
-    params, buffers = model.network_params(model.params()), model.buffers()
-    try:
-        model.network.probe(x, params, buffers)
-        return x
-    except InvalidData as refused:
-        cast = _all_cast(x, model.dtype)
-        try:
-            model.network.probe(cast, params, buffers)
-        except InvalidData:
-            if "embedding" in str(refused) or not isinstance(x, Tensor):  # an index out of range, and not its kind
-                raise refused from None
-            raise
-        return cast
-
-
-def _all_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype) if isinstance(x, Tensor) else x.mapped(lambda each: each.to(dtype))
-
-
-def _no_targets(place: int) -> Any:
+def _notargets_of(place: int) -> Any:
     raise InvalidData(f"The batches have no {'xy'[place]}: each must be a pair (x, y).")

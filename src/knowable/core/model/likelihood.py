@@ -50,8 +50,11 @@ class Likelihood(ABC):
         noise_name: The own parameter, if there is one, that is the logarithm of the outputs' noise: their information
             is proportional to exp(-2 of it). One number, or one for each entry of the last dimension.
         labels: Whether targets are labels, counted from 0, and not numbers: classes may then have weights.
+        copies: How many tensors of the size of the outputs :meth:`predict` holds at once, the outputs among them, for
+            the memory limit of predictions.
     """
 
+    copies: ClassVar[int] = 3
     noise_name: ClassVar[str | None] = None
     labels: ClassVar[bool] = False
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from knowable.core.model.data import as_input, checked_pair
+from knowable.core.model.checking import checked_pair
+from knowable.core.model.data import as_input
 from knowable.core.network.params import Params, expand_params, index_params
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import RegressionPrediction

@@ -9,7 +9,7 @@ of total variance; classification splits the entropy into expected entropy and m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,9 @@ from knowable.errors import InvalidData, Unsupported
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_MIXED_AT_ONCE = 4_000_000  # values
 
 
 class Prediction(ABC):
@@ -92,10 +95,15 @@ class Prediction(ABC):
         weights = self.log_weights.exp().to(values.dtype)
         return torch.tensordot(weights, values, dims=1)
 
-    def _log_mix(self, log_values: Tensor) -> Tensor:
-        """Logarithm of Σ_k w_k exp(log_values_k), over the first dimension."""
-        shape = (-1,) + (1,) * (log_values.dim() - 1)
-        return torch.logsumexp(log_values + self.log_weights.view(shape).to(log_values.dtype), 0)
+    def _log_mix(self, log_values: Tensor, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Logarithm of Σ_k w_k exp(log_values_k), over the first dimension; of a function ``of`` the values, if given.
+
+        Some rows at a time, so that it takes little memory beside the values.
+        """
+        weights = self.log_weights.view((-1,) + (1,) * (log_values.dim() - 1)).to(log_values.dtype)
+        rows = max(1, _MIXED_AT_ONCE // max(1, log_values[:, :1].numel()))
+        each = log_values.split(rows, 1)
+        return torch.cat([torch.logsumexp((part if of is None else of(part)) + weights, 0) for part in each])
 
 
 class Components(ABC):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 _FAST_ABOVE = 16_384  # values; below it the set-up costs more than it saves
 _FAST_MASK_ABOVE = 32_768
+_IN_CACHE = 65_536  # numbers that are made together
 _TO_UNIFORM = (1.0 - 2.0**-24) * 2.0**-31  # from int32 to the open interval (-1, 1), where erfinv is finite
 _BITS = np.random.SFC64(0)
 _LINEAR, _CUBIC = 0.6075658, 1.76908145  # of the 256 values u (a + b u²) the variance is 1 and the kurtosis 3
@@ -40,8 +41,11 @@ def fast_randn(rows: int, columns: int, *, like: Tensor) -> Tensor:
     size = rows * columns
     if size < _FAST_ABOVE or like.device.type != "cpu" or like.dtype != torch.float32:
         return torch.randn((rows, columns), dtype=like.dtype, device=like.device)
-    uniform = torch.from_numpy(_random_words((size + 1) // 2).view(np.int32))[:size].to(torch.float32).mul_(_TO_UNIFORM)
-    return uniform.erfinv_().mul_(math.sqrt(2.0)).view(rows, columns)
+    noise, bits = torch.empty(size, dtype=torch.float32), _random_bits()
+    for part in noise.split(_IN_CACHE):
+        words = bits.random_raw((len(part) + 1) // 2).view(np.int32)[: len(part)]
+        part.copy_(torch.from_numpy(words)).mul_(_TO_UNIFORM).erfinv_().mul_(math.sqrt(2.0))
+    return noise.view(rows, columns)
 
 
 def fast_keep(rows: int, columns: int, rate: float, *, like: Tensor) -> Tensor:
@@ -84,7 +88,12 @@ def noise_from(raw: Tensor) -> Tensor:
 
 
 def _random_words(count: int) -> np.ndarray:
-    """64-bit words of an SFC64 generator seeded from the global one, mixed as its author advises: twelve dropped."""
+    """64-bit words of a generator seeded from the global one."""
+    return _random_bits().random_raw(count)
+
+
+def _random_bits() -> np.random.SFC64:
+    """An SFC64 generator seeded from the global one, mixed as its author advises: twelve words dropped."""
     seed = torch.randint(-(2**63), 2**63 - 1, (3,)).numpy()
     bits = copy.copy(_BITS)
     bits.state = {
@@ -94,7 +103,7 @@ def _random_words(count: int) -> np.ndarray:
         "uinteger": 0,
     }
     bits.random_raw(12, output=False)
-    return bits.random_raw(count)
+    return bits
 
 
 @contextmanager

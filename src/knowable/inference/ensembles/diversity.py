@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,8 +99,13 @@ def diversity(posterior: Posterior, x: Any, *, samples: int = 64) -> Diversity:
             f"posterior must be an ensemble (Particles or a Mixture), got {type(posterior).__name__}, which has no "
             f"members to compare."
         )
+    return _found(posterior, [as_input(x, posterior.model)], samples)
+
+
+def _found(posterior: Particles | Mixture, parts: Sequence[Tensor], samples: int) -> Diversity:
     with torch.no_grad():
-        expected, classes = _expectations(posterior, as_input(x, posterior.model), samples)
+        each = [_expectations(posterior, x, samples) for x in parts]
+        expected, classes = torch.cat([own for own, _ in each], 1), each[0][1]
         weights = posterior.weights.to(expected.dtype)
         if classes:
             return Diversity(weights, _label_disagreement(expected), _mutual_information(expected, weights))
@@ -115,8 +121,9 @@ def first_batch(rows: Data, seed: int) -> Batch:
 
 def with_diversity(posterior: Particles | Mixture, job: FitJob) -> Any:
     """The same posterior, with these figures among the terms of its diagnostics, and a note if members are all one."""
-    x = first_batch(job.validation or job.rows, job.seed)[0]
-    found, before = diversity(posterior, x[:_ROWS]), posterior.diagnostics
+    rows = job.validation or job.rows
+    x = rows.source[0] if rows.in_memory else first_batch(rows, job.seed)[0]
+    found, before = _found(posterior, x[:_ROWS].split(rows.most_rows), 64), posterior.diagnostics
     notes = (*before.notes, _NOTE) if found.same else before.notes
     posterior.diagnostics = replace(before, terms={**before.terms, **found.terms()}, notes=notes)
     return posterior

@@ -240,6 +240,11 @@ class SWAGObjective(PointObjective):
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean ``(D,)``, and diagonal ``(D,)`` and factor F ``(D, K)`` of the covariance diag + F Fᵀ."""
         variance, kept = self.squares / self.count, len(self.snapshots)
+        if kept < min(int(self.count), self.rank):
+            raise InvalidArgument(
+                "checkpoint was written by an earlier version, which kept the last deviations in another way, and is "
+                "too near its end for new ones. Delete it and fit again."
+            )
         share = 0.5 if kept else 1.0
         factor = torch.stack(self.snapshots).T if kept else self.centre.new_zeros((self.layout.size, 0))
         factor = factor.mul_((share / max(1, kept - 1)) ** 0.5)
