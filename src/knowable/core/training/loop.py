@@ -31,13 +31,7 @@ from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings, optimiser_of, scheduler_of
-from knowable.errors import (
-    ConvergenceWarning,
-    Diverged,
-    Interrupted,
-    InvalidData,
-    Unsupported,
-)
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, Unsupported
 
 
 def train(

@@ -394,7 +394,7 @@ class NormalisingFlow(nn.Module):
 
     def inverse(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The noise ``(n, D)`` that ``values`` ``(n, D)`` are made of, and their log densities ``(n,)``."""
-        if self.base is not None:
+        if self.base is not None and self.centre is not None:
             values = torch.linalg.solve_triangular(self.base, (values - self.centre).T, upper=False).T
         noise, log_det = (values - self.loc) * (-self.log_scale).exp(), self._log_det()
         if self.mix is not None:
