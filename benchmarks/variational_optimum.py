@@ -35,11 +35,11 @@ _HEADER = (
     "possible rise where worst", "good", "seconds",
 )  # fmt: skip
 _NOTE = (
-    "Nats missing: KL(q ‖ posterior) less that of the best member of the family, in closed form. FlowVI: KL by draws, "
-    "compared with zero, a bound: how near a planar flow can come is not known. MixtureVI: the mean over components, "
-    "which is what it maximises. Best member: independent normals with the precisions' diagonal; a "
-    "block for the weights and one for the bias (matrix normal); the posterior itself (full rank); the best of several "
-    "searches in double precision (low rank). Standard deviations: least and greatest ratio over weights and seeds."
+    "Nats missing: KL(q ‖ posterior) less that of the best member of the family, in closed form. FlowVI: KL by draws. "
+    "MixtureVI: the mean over components, which is what it maximises. Best member: independent normals with the "
+    "precisions' diagonal; a block for the weights and one for the bias (matrix normal); the posterior itself (full "
+    "rank, flow); the best of several searches in double precision (low rank). Standard deviations: least and greatest "
+    "ratio over weights and seeds."
 )
 _SCALED = ("network", "ELBO", "greatest ELBO", "RMSE", "predictive sd", "converged", "warnings", "seconds")
 _SCALED_NOTE = (

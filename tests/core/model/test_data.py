@@ -191,14 +191,13 @@ def test_parts_of_the_rows_stand_for_all_of_them(seed):
     assert sum(rows) == 640 * 16  # 2.56 times the rows
 
 
-def test_parts_are_all_rows_of_small_data_and_batches_of_a_loader():
+def test_parts_are_all_rows_of_small_data_whether_in_memory_or_from_a_loader():
     x = torch.arange(20.0).unsqueeze(1)
     assert all(scale == 1.0 and batch[0] is x for scale, batch in Data((x, x), 20).parts(0.1, seed=0))
     loader = DataLoader(TensorDataset(x, x), batch_size=5)
-    parts = list(Data(loader, 20).parts(1.0, seed=0))
-    assert len(parts) == 16  # four times through
-    assert all(scale == 4.0 for scale, _ in parts)
-    assert torch.equal(parts[5][1][0], x[5:10])
+    parts, same = Data(loader, 20).parts(1.0, seed=0), Data((x, x), 20, at_once=5).parts(1.0, seed=0)
+    for (scale, batch), (other, rows) in zip(parts, same, strict=True):
+        assert scale == other == 4.0 and torch.equal(batch[0], rows[0])
 
 
 def test_whole_number_inputs_stay_whole_for_embeddings():

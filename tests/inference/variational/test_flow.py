@@ -17,6 +17,7 @@ from knowable.testing import BananaRegression, LinearGaussian
 from tests.core.cases import DTYPE, linear_data, linear_model, mlp, same_params
 
 DRAWS = 4000
+CORRELATED = pytest.mark.parametrize("correlated", [False, True], ids=["scaled", "correlated"])
 
 
 def divergence(
@@ -180,11 +181,16 @@ def test_settings_that_make_no_sense_are_refused_by_name(knobs):
 # --- normalising flow ------------------------------------------------------------------------------------------------
 
 
-def flow_of(kind: str, size: int, *, layers: int = 3, spread: float = 0.5) -> NormalisingFlow:
+def flow_of(
+    kind: str, size: int, *, layers: int = 3, spread: float = 0.5, correlated: bool = False
+) -> NormalisingFlow:  # fmt: skip
     """A flow that has been trained to something."""
     made = make_layers(kind, size, layers, hidden=4, like=torch.zeros(0, dtype=DTYPE))
-    flow = NormalisingFlow(torch.randn(size, dtype=DTYPE), 0.5 + torch.rand(size, dtype=DTYPE), made)
+    loc, scale = torch.randn(size, dtype=DTYPE), 0.5 + torch.rand(size, dtype=DTYPE)
+    flow = NormalisingFlow(loc, scale, made, correlated=correlated)
     with torch.no_grad():
+        for value in (flow.loc, flow.log_scale, flow.mix) if flow.mix is not None else ():
+            value.add_(0.5 * torch.randn_like(value))
         for layer in flow.layers:
             for value in layer.parameters():
                 value.add_(spread * torch.randn_like(value))
@@ -209,19 +215,21 @@ def test_the_density_integrates_to_one(seed, kind):
         assert flow.inverse(values)[1].exp().sum().item() * area == pytest.approx(1.0, abs=0.01)
 
 
+@CORRELATED
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_know_their_density_and_their_noise(seed, kind, size):
-    flow, noise = flow_of(kind, size), torch.randn(30, size, dtype=DTYPE)
+def test_draws_know_their_density_and_their_noise(seed, kind, size, correlated):
+    flow, noise = flow_of(kind, size, correlated=correlated), torch.randn(30, size, dtype=DTYPE)
     values, log_density = flow(noise)
     back, again = flow.inverse(values)
     torch.testing.assert_close(back, noise, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(again, log_density, rtol=1e-6, atol=1e-8)
 
 
+@CORRELATED
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_density_is_that_of_a_change_of_variables(seed, kind):
-    flow, noise = flow_of(kind, 3), torch.randn(5, 3, dtype=DTYPE)
+def test_the_density_is_that_of_a_change_of_variables(seed, kind, correlated):
+    flow, noise = flow_of(kind, 3, correlated=correlated), torch.randn(5, 3, dtype=DTYPE)
     _, log_density = flow(noise)
     for row, found in zip(noise, log_density, strict=True):
         jacobian = torch.autograd.functional.jacobian(lambda each: flow(each.unsqueeze(0))[0][0], row)
@@ -230,9 +238,37 @@ def test_the_density_is_that_of_a_change_of_variables(seed, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_flow_is_a_mean_field_normal(seed, kind):
+def test_a_base_absorbs_what_was_learned_and_the_flow_stays_the_same(seed, kind):
+    flow, noise = flow_of(kind, 4, correlated=True), torch.randn(9, 4, dtype=DTYPE)
+    before, base = flow(noise), flow.base.clone()  # type: ignore[union-attr]
+    flow.absorb()
+    torch.testing.assert_close(flow(noise), before)
+    assert not torch.allclose(flow.base, base) and flow.mix.abs().sum() == 0  # type: ignore[arg-type,union-attr]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flow_can_be_any_normal(seed, kind):
+    problem = LinearGaussian.make(n=30, d=2, noise=0.1, seed=seed)
+    module = trained(kind)
+    module.fit_normal(problem.mean, problem.precision)
+    values, log_density = module.draw(20)
+    exact = torch.distributions.MultivariateNormal(problem.mean, precision_matrix=problem.precision)
+    torch.testing.assert_close(log_density, exact.log_prob(values))
+
+
+def test_many_weights_have_no_correlations_and_no_nearest_normal():
+    layout = Layout(("w",), (torch.Size([301]),))
+    module = Flow().build(layout, torch.zeros(301), 0.1)
+    assert module.flow.base is None and not module.prefers_path
+    with pytest.raises(kn.Unsupported, match="nearest to a normal"):
+        module.fit_normal(torch.zeros(301), torch.eye(301))
+
+
+@CORRELATED
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_flow_is_a_mean_field_normal(seed, kind, correlated):
     loc, scale = torch.randn(4, dtype=DTYPE), torch.rand(4, dtype=DTYPE) + 0.1
-    flow = NormalisingFlow(loc, scale, make_layers(kind, 4, 3, hidden=4, like=loc))
+    flow = NormalisingFlow(loc, scale, make_layers(kind, 4, 3, hidden=4, like=loc), correlated=correlated)
     noise = torch.randn(6, 4, dtype=DTYPE)
     values, log_density = flow(noise)
     torch.testing.assert_close(values, loc + scale * noise)
@@ -243,11 +279,13 @@ def test_a_new_flow_is_a_mean_field_normal(seed, kind):
 # --- flow posterior --------------------------------------------------------------------------------------------------
 
 
-def posterior_of(kind: str, model: kn.Model | None = None, *, spread: float = 0.5, **common) -> FlowPosterior:
+def posterior_of(
+    kind: str, model: kn.Model | None = None, *, spread: float = 0.5, correlated: bool = False, **common
+) -> FlowPosterior:  # fmt: skip
     model = model or linear_model()
     start = model.params()
     layout = Layout.of({name: start[name] for name in reversed(model.random_names)})  # not the model's own order
-    flow = flow_of(kind, layout.size, spread=spread).to(model.dtype)
+    flow = flow_of(kind, layout.size, spread=spread, correlated=correlated).to(model.dtype)
     return FlowPosterior(model, layout, flow, points={name: start[name] for name in model.point_names}, **common)
 
 
@@ -290,7 +328,7 @@ def test_moments_of_a_flow_that_only_stretches_and_shifts_are_known(seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_draws(seed, kind, generator):
-    posterior, n = posterior_of(kind), 40_000
+    posterior, n = posterior_of(kind, correlated=True), 40_000
     draws = posterior.sample(n, generator)
     mean, std = posterior.mean(), posterior.std()
     for name, value in draws.items():
@@ -316,7 +354,10 @@ def test_moments_are_computed_once_and_are_the_callers_own(seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_saving_and_loading_changes_nothing(kind, random, tmp_path):
     model = kn.Model(mlp().to(DTYPE), kn.Gaussian(), random=random)
-    posterior = posterior_of(kind, model, seed=5, log_evidence=kn.LogEvidence(-3.0, "bound", 0.1))
+    correlated = random == "*"
+    posterior = posterior_of(
+        kind, model, correlated=correlated, seed=5, log_evidence=kn.LogEvidence(-3.0, "bound", 0.1)
+    )
     before = torch.get_rng_state()
     loaded = load_posterior(posterior.save(tmp_path / "saved"))
     assert torch.equal(before, torch.get_rng_state())  # loading draws nothing

@@ -8,22 +8,36 @@ Rows may have weights, their own or those of their classes. A batch is then ``(x
 that does not support weights fails to unpack it instead of silently ignoring them.
 
 Inputs may be one tensor or several, see :mod:`knowable.core.network.inputs`.
+
+A loader is read once an epoch and not more, see :mod:`knowable.core.model.stream`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
+from knowable.core.model.stream import (
+    CHUNK,
+    SEVERAL,
+    Batch,
+    Stream,
+    TargetName,
+    in_order,
+    length_of,
+    pair_of,
+    sampler_of,
+)
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
@@ -32,15 +46,10 @@ from knowable.errors import InvalidArgument, InvalidData, InvalidType
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
 
-Batch = tuple[Tensor, ...]
-"""``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
-
 TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 """Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
-_Target = str | Sequence[str] | None
-_CHUNK, _FEWEST, _CHUNK_BYTES = 4096, 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
-_SEVERAL = " Several inputs go in a tuple or a dict: ((a, b), y)."
+_FEWEST, _CHUNK_BYTES = 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
 FEWEST_ROWS = _PARTS * _PART_ROWS
 
@@ -83,11 +92,12 @@ class Data:
     class_weights: Any = None
     target: str | Sequence[str] | None = None
     at_once: int | None = None
+    _stream: Stream = field(init=False, repr=False, compare=False)  # of a loader: its passes, and what is kept
 
     def __post_init__(self) -> None:
         source = self.source
         if isinstance(source, Mapping):
-            source = _pair(source, self.target, "data")
+            source = pair_of(source, self.target, "data")
         ours = self.target is None and _is_ours(source)
         if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
             x, y = _two(source, "data")
@@ -100,6 +110,9 @@ class Data:
             object.__setattr__(self, "weights", checked_weights(self.weights, self.size, self.in_memory))
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights, self.in_memory))
+        if not self.in_memory:
+            stream = source if isinstance(source, Stream) else Stream(source, self.size, target=self.target)
+            object.__setattr__(self, "_stream", stream)
 
     @property
     def weighted(self) -> bool:
@@ -121,9 +134,9 @@ class Data:
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
         """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
         if not self.in_memory:
-            for number, batch in enumerate(self._epoch(self.source)):
+            for number, batch in enumerate(self._stream.epoch(seed, goes_on=epoch == skip == 0)):
                 if number >= skip:
-                    yield batch if isinstance(self.source, _Checked) else _pair(batch, self.target)
+                    yield batch
             return
         whole = self.tensors
         sizes = _batch_sizes(self.size, batch_size)
@@ -139,67 +152,113 @@ class Data:
     def most_rows(self) -> int:
         """How many rows in memory go through a network together."""
         if self.at_once is not None or not self.in_memory:
-            return self.at_once or _CHUNK
+            return self.at_once or CHUNK
         row = sum(each[0].numel() * each.element_size() for each in tree_leaves(self.source) if len(each))
-        return min(_CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
+        return min(CHUNK, max(_FEWEST, _CHUNK_BYTES // max(1, row)))
 
     def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
-        count = _length(self.source)
-        return -(-self.size // _rows_of_batches(self.source)) if count is None else count
+        count = length_of(self.source)
+        return -(-self.size // self._stream.rows_of_batches) if count is None else count
 
-    def _epoch(self, batches: Any) -> Any:
-        """One epoch of a loader's batches: all of them, or N rows where it has no length (and perhaps no end)."""
-        return batches if _length(self.source) is not None else _first_rows(batches, self.size)
+    @property
+    def first(self) -> Batch:
+        """The first rows. The next epoch of a loader begins with this batch and does not read it again."""
+        return next(iter(self)) if self.in_memory else self._stream.first
+
+    @property
+    def kept(self) -> Data | None:
+        """Rows in memory: all, or those kept of the first pass through a loader; None where their shapes differ."""
+        if self.in_memory:
+            return self
+        found = self._stream.kept().joined()
+        if found is None:
+            return None
+        x, y, *weights = found
+        return Data((x, y), len(x), weights[0] if weights else None, at_once=len(self.first[0]))
+
+    @property
+    def held(self) -> Data | None:
+        """All rows, if they are in memory: their own, or those of a loader that is small enough for all to be kept."""
+        kept = self.kept
+        return None if kept is None or kept.size < self.size else kept
+
+    @property
+    def sample_notes(self) -> tuple[str, ...]:
+        """A note if what is said of all rows is an estimate from those kept of a loader."""
+        if self.in_memory or len(self._stream.kept()) >= self.size:
+            return ()
+        return (
+            f"The loader was not read again for the final estimates: they are from {len(self._stream.kept()):,} of "
+            f"{self.size:,} rows, a random sample kept while training read them.",
+        )
 
     def some(self, most: int, *, seed: int) -> Batch:
-        """At most so many rows, drawn without replacement from data in memory, the first ones that a loader gives."""
+        """At most so many rows, drawn without replacement; of a loader that was not yet read, its first ones."""
         if self.in_memory:
             whole = self.tensors
             chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
             return tuple(each[chosen] for each in whole)
+        if self._stream.was_read:
+            kept = self.kept
+            if kept is not None:
+                return kept.some(most, seed=seed)
         found, count = [], 0
         with own_randomness(derive_seed(seed, "statistics")):  # a loader may shuffle
-            for batch in self.batches(most):
+            for batch in self.batches(most, seed=seed):
                 found.append(batch)
                 count += len(batch[0])
                 if count >= most:
                     break
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
+    def some_batches(self, batch_size: int, most: int, *, seed: int) -> list[Batch]:
+        """At most so many batches of an epoch; of a loader that was read, of its size and from the rows kept."""
+        kept = self.kept if not self.in_memory and self._stream.was_read else None
+        if kept is None:
+            return list(islice(self.batches(batch_size, seed=seed), most))
+        batches = list(kept)  # its own ones, where all rows were kept
+        chosen = torch.randperm(len(batches), generator=generator_for(seed, "batches"))[:most]
+        return [batches[number] for number in sorted(chosen.tolist())]
+
     def parts(self, passes: float, *, seed: int, fewest: int = _PARTS) -> Iterator[tuple[float, Batch]]:
         """Random parts of the rows, each with the factor N / (its rows) by which it stands for all of them.
 
         There are at least ``fewest``. Together they have about ``passes`` times as many rows as the data, more where
-        that would make parts of less than 64 rows. Those of a loader are its own batches, in its own order.
+        that would make parts of less than 64 rows. Of a loader that is larger than what is kept of it, they are equal
+        parts of the rows kept, of which none is in two parts: their spread then is that of all rows.
         """
-        if self.in_memory:
-            whole = self.tensors
-            rows = int(min(self.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
-            for number in range(max(fewest, round(passes * self.size / rows))):
-                if rows >= self.size:
-                    yield 1.0, whole
-                    continue
-                chosen = torch.randint(self.size, (rows,), generator=generator_for(seed, "part", number))
-                yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+        rows = self.held
+        if rows is None:
+            yield from self._parts_of_sample(passes, seed, fewest)
             return
-        done, rows = 0, 0
-        while done < fewest or rows < passes * self.size:
-            for batch in self.batches(_CHUNK):
-                done, rows = done + 1, rows + len(batch[0])
-                yield self.size / len(batch[0]), batch
-                if done >= fewest and rows >= passes * self.size:
-                    break
+        whole = rows.tensors
+        count = int(min(rows.most_rows, max(passes * self.size / _PARTS, _PART_ROWS)))
+        for number in range(max(fewest, round(passes * self.size / count))):
+            if count >= self.size:
+                yield 1.0, whole
+                continue
+            chosen = torch.randint(self.size, (count,), generator=generator_for(seed, "part", number))
+            yield self.size / count, tuple(each.index_select(0, chosen.to(each.device)) for each in whole)
+
+    def _parts_of_sample(self, passes: float, seed: int, fewest: int) -> Iterator[tuple[float, Batch]]:
+        kept = self.kept
+        if kept is None:
+            yield from ((self.size / len(batch[0]), batch) for batch in self._stream.kept().batches)
+            return
+        wanted = min(kept.size, math.ceil(max(passes * self.size, fewest * _PART_ROWS)))
+        number = min(wanted, max(fewest, -(-wanted // kept.most_rows)))
+        rows = wanted // number
+        order = torch.randperm(kept.size, generator=generator_for(seed, "part"))[: number * rows]
+        for chosen in order.split(rows):
+            yield self.size / rows, tuple(each.index_select(0, chosen.to(each.device)) for each in kept.tensors)
 
     def __iter__(self) -> Iterator[Batch]:
         """All rows once, in order, in large batches."""
         if not self.in_memory:
-            checked = isinstance(self.source, _Checked)
-            yield from self._epoch(
-                self.source.whole() if checked else (_pair(each, self.target) for each in self.source)
-            )
+            yield from self._stream.whole()
             return
         yield from zip(*(each.split(self.most_rows) for each in self.tensors), strict=True)
 
@@ -210,32 +269,6 @@ class Data:
         x, y = self.source
         shape = tuple(x.shape) if isinstance(x, Tensor) else x
         return f"Data(x={shape}, y={tuple(y.shape)}{weighted})"
-
-
-class _Checked:
-    """A loader whose batches are cast and checked for the model as they come."""
-
-    def __init__(
-        self, loader: Any, model: Model, name: str, class_weights: Tensor | None = None, target: _Target = None
-    ):
-        self.loader, self.model, self.name, self.class_weights, self.target = loader, model, name, class_weights, target
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._checked(self.loader)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def whole(self) -> Iterator[Batch]:
-        """Every row once, in order: without shuffling and without dropping the last batch."""
-        return self._checked(_in_order(self.loader))
-
-    def _checked(self, loader: Any) -> Iterator[Batch]:
-        for batch in loader:
-            x, y = checked_pair(*_pair(batch, self.target), self.model, self.name)
-            yield (
-                (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
-            )
 
 
 def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_size: int | None = None) -> Data:
@@ -322,7 +355,7 @@ def column_of(data: Any, place: int) -> Any:
     """
     target = None
     if isinstance(data, Data):
-        if not data.in_memory and _length(data.source) is None:
+        if not data.in_memory and length_of(data.source) is None:
             return torch.cat([as_rows(batch[place], "xy"[place]) for batch in data])
         data, target = data.source, data.target
         if isinstance(data, tuple):
@@ -330,50 +363,18 @@ def column_of(data: Any, place: int) -> Any:
     if isinstance(data, TensorDataset):
         return data.tensors[place] if place < len(data.tensors) else _notargets_of(place)
     if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=_CHUNK)
+        data = DataLoader(data, batch_size=CHUNK)
     if _is_ours(data):
         return (data.x, data.y)[place]
-    if not isinstance(data, DataLoader | _Checked):
+    if not isinstance(data, DataLoader | Stream):
         return data
     found = []
-    for batch in data.whole() if isinstance(data, _Checked) else _in_order(data):
-        parts = _pair(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
+    for batch in data.whole() if isinstance(data, Stream) else in_order(data):
+        parts = pair_of(batch, target) if target else batch if isinstance(batch, tuple | list) else (batch,)
         found.append(as_rows(tupled(parts[place]) if place < len(parts) else _notargets_of(place), "xy"[place]))
     if not found:
         raise InvalidData("The loader gave no batch: its dataset is empty, or it can be read only once.")
     return torch.cat(found)
-
-
-def _length(source: Any) -> int | None:
-    """Number of batches, where it is known."""
-    try:
-        return len(source)
-    except TypeError:
-        return None
-
-
-def _rows_of_batches(source: Any) -> int:
-    """Number of rows of a batch: what the loader says, or those of the first."""
-    loader = source.loader if isinstance(source, _Checked) else source
-    if isinstance(loader, DataLoader) and loader.batch_size is not None:
-        return loader.batch_size
-    return max(1, next((_row_count(_pair(batch)[1]) for batch in loader), 1))
-
-
-def _row_count(y: Any) -> int:
-    """Number of rows of targets, one or several by name."""
-    return len(next(iter(y.values()))) if isinstance(y, Mapping) else len(y)
-
-
-def _first_rows(batches: Any, most: int) -> Iterator[Any]:
-    """Batches of ``most`` rows in all; the last is cut to that, and no further one is asked for."""
-    left = most
-    for batch in batches:
-        rows = _row_count(_pair(batch[:2] if isinstance(batch, tuple | list) else batch)[1])
-        yield batch if rows <= left else tree_map_only(Tensor, itemgetter(slice(left)), tuple(batch))
-        left -= rows
-        if left <= 0:
-            return
 
 
 def _batch_sizes(size: int, batch_size: int) -> list[int]:
@@ -388,23 +389,15 @@ def _batch_sizes(size: int, batch_size: int) -> list[int]:
 
 
 def _loaded(
-    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: _Target = None
+    loader: Any, size: int, model: Model | None, name: str, class_weights: Any = None, target: TargetName = None
 ) -> Data:
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) and len(loader) == 0:
         raise InvalidData(
             f"{name} is a loader without a single batch: its batch_size is larger than the dataset and drop_last=True."
         )
-    if model is not None and not isinstance(loader, _Checked):
-        loader = _Checked(loader, model, name, class_weights, target)
+    if model is not None and not isinstance(loader, Stream):
+        loader = Stream(loader, size, model, name, class_weights, target)
     return Data(loader, size, class_weights=class_weights, target=target)
-
-
-def _in_order(loader: Any) -> Any:
-    """The same loader without shuffling and without dropping the last batch, where its rows can be told apart."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    rows = sorted(_sampler_of(loader))
-    return DataLoader(loader.dataset, loader.batch_size or _CHUNK, sampler=rows, collate_fn=loader.collate_fn)
 
 
 def _is_ours(data: Any) -> bool:
@@ -422,7 +415,7 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
         return data[0], data[1]
     if isinstance(data, tuple | list):
         got = f"{len(data)} items"
-        hint = _SEVERAL if len(data) > 2 else ""
+        hint = SEVERAL if len(data) > 2 else ""
         hint += " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
     else:
         got = f"{type(data).__name__}"
@@ -447,7 +440,7 @@ def _size_found(source: Any) -> int:
 
 def _size_of(loader: DataLoader, name: str) -> int:
     try:
-        size = len(_sampler_of(loader))
+        size = len(sampler_of(loader))
     except TypeError:
         raise InvalidArgument(
             f"{name} is a loader whose number of rows is unknown, and the posterior depends on it. "
@@ -456,33 +449,6 @@ def _size_of(loader: DataLoader, name: str) -> int:
     if size == 0:
         raise InvalidData(f"{name} is empty: its dataset has no rows.")
     return size
-
-
-def _sampler_of(loader: DataLoader) -> Any:
-    """The sampler of a loader, or that of its batch sampler."""
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.dataset
-    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.sampler
-
-
-def _pair(batch: Any, target: _Target = None, name: str = "Each batch of the data") -> tuple[Any, Any]:
-    """Inputs and targets of a batch: a pair, or a dict of which ``target`` is the target."""
-    if isinstance(batch, Mapping):
-        keys = ", ".join(map(repr, batch))
-        if target is None:
-            raise InvalidData(f"{name} is a dict with {keys}: say which is the target, kn.Data(..., target=...).")
-        names = [target] if isinstance(target, str) else list(target)
-        if not all(each in batch for each in names):
-            raise InvalidData(f"target={target!r} is not there: {name[0].lower()}{name[1:]} has {keys}.")
-        found = batch[target] if isinstance(target, str) else {each: batch[each] for each in names}
-        return {key: each for key, each in batch.items() if key not in names}, found
-    if target is not None:
-        raise InvalidData(f"target={target!r} is for batches that are dicts, got {type(batch).__name__}.")
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        got = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        hint = _SEVERAL if isinstance(batch, tuple | list) and len(batch) > 2 else ""
-        raise InvalidData(f"Each batch of the data must be a pair (x, y), got {got}.{hint}")
-    return tupled(batch[0]), batch[1]
 
 
 def _notargets_of(place: int) -> Any:

@@ -31,13 +31,7 @@ from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings, optimiser_of, scheduler_of
-from knowable.errors import (
-    ConvergenceWarning,
-    Diverged,
-    Interrupted,
-    InvalidData,
-    Unsupported,
-)
+from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, Unsupported
 
 
 def train(
@@ -399,6 +393,12 @@ class TrainingRun:
         """Take up a saved run, if there is one."""
         saved = saver.load()
         if saved is not None:
+            lacking = [name for name in self.objective.tensors() if f"objective.{name}" not in saved[1]]
+            if lacking:
+                raise Unsupported(
+                    f"The checkpoint was written by an earlier version, whose fit had no {lacking[0]!r}: it cannot go "
+                    f"on here. Finish it with that version, or begin again with checkpoint= another folder."
+                )
             self._restore(*saved)
             self._keep_state()
 

@@ -128,7 +128,7 @@ def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
         return model.network.own_input(inputs)
     if rows is None:
         raise InvalidArgument("compress needs a batch of inputs to trace the network: give example= or data=.")
-    return model.network.own_input(next(iter(rows))[0][:_ROWS])
+    return model.network.own_input(rows.first[0][:_ROWS])
 
 
 def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> tuple[Rewritten, float]:

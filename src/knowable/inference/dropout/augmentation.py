@@ -200,7 +200,7 @@ class TestTimeAugmentation(Method):
         inner_job, seed = job.for_method(self.method), job.seed
         generator = generator_for(seed, "augment", device=job.model.device)
         with own_randomness(derive_seed(seed, "augmentation")):  # an augmentation that fails is refused before the fit
-            transformed(next(iter(job.rows))[0][:3], self.augment, generator)
+            transformed(job.rows.first[0][:3], self.augment, generator)
         inner = self.method._fit(inner_job)
         return AugmentedPosterior(inner, self.augment, diagnostics=replace(inner.diagnostics, method=repr(self)))
 

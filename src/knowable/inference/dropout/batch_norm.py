@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -155,26 +155,22 @@ def normalisation_layers(model: Model) -> list[str]:
 
 
 def random_batches(data: Data, rows: int, number: int, seed: int) -> Iterator[Tensor]:
-    """Inputs of ``number`` random batches; of a loader its own batches, over as many epochs as it takes."""
-    if data.in_memory:
-        x = data.tensors[0]
-        for k in range(number):
-            chosen = torch.randperm(len(x), generator=generator_for(seed, "batch", k))[:rows]
-            yield x[chosen.to(x.device)]
-        return
-    given = 0
-    for epoch in count():
-        before = given
-        for x, _ in data.batches(rows, seed=seed, epoch=epoch):
-            if len(x) > 1:  # one row has no variance
-                yield x
-                given += 1
-            if given == number:
-                return
-        if given == before:
-            raise InvalidArgument(
-                "data is a loader whose batches all have one row, which has no variance. Use larger batches."
-            )
+    """Inputs of ``number`` random batches; those from a loader have as many rows as its own, which it gave already."""
+    kept = data.kept
+    if kept is not None:
+        x, rows = kept.tensors[0], rows if data.in_memory else min(kept.size, len(data.first[0]))
+        found = (
+            x[torch.randperm(len(x), generator=generator_for(seed, "batch", k))[:rows].to(x.device)]
+            for k in range(number)
+        )
+    else:
+        whole = [batch[0] for batch in data.some_batches(rows, number, seed=seed)]
+        rows, found = max(map(len, whole)), islice(cycle([x for x in whole if len(x) > 1]), number)
+    if rows < 2:  # one row has no variance
+        raise InvalidArgument(
+            "data is a loader whose batches all have one row, which has no variance. Use larger batches."
+        )
+    yield from found
 
 
 def batch_statistics(

@@ -190,7 +190,7 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     """Decide where dropout acts, maximise the ELBO, and return the distribution over weights."""
     model, rows, seed = job.model, job.rows, job.seed
     with own_randomness(derive_seed(seed, "start")):
-        first, learned = next(iter(rows))[0], isinstance(method, ConcreteDropout)
+        first, learned = rows.first[0], isinstance(method, ConcreteDropout)
         placement = place_dropout(model, first, rate=method.rate, where=method.where, learned=learned)
     check_priors(model, placement.sites)
     objective = DropoutObjective(model, rows.size, placement, way=method.way, **settings)
@@ -199,7 +199,8 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     sites = zip(placement.sites, objective.rates(), strict=True)
     found = replace(placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
     terms = objective.final_elbo(rows, seed, result.epochs) | {f"rate.{site.name}": site.rate for site in found.sites}
-    diagnostics = training_diagnostics(method, model, result, params, terms, _notes(placement))
+    notes = (*_notes(placement), *rows.sample_notes)
+    diagnostics = training_diagnostics(method, model, result, params, terms, notes)
     points = {name: params[name] for name in model.point_names}
     common = {"points": points, "buffers": objective.net_buffers, "seed": seed, "diagnostics": diagnostics}
     return MaskedWeights(model, params, found, prediction=method.prediction, **common)

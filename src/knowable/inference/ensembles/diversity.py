@@ -116,7 +116,7 @@ def _found(posterior: Particles | Mixture, parts: Sequence[Tensor], samples: int
 def first_batch(rows: Data, seed: int) -> Batch:
     """The first rows of the data."""
     with own_randomness(derive_seed(seed, "first rows")):  # a loader may shuffle
-        return next(iter(rows))
+        return rows.first
 
 
 def with_diversity(posterior: Particles | Mixture, job: FitJob) -> Any:

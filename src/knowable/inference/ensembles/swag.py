@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from dataclasses import dataclass, replace
@@ -285,7 +284,7 @@ def constant_rate(model: Model, rows: Data, batch_size: int, *, seed: int, most:
     """
     probe = _Probe(model, rows, seed)
     with own_randomness(derive_seed(seed, "rate")):  # a loader may shuffle
-        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), most))
+        batches = rows.some_batches(batch_size, most, seed=seed)
         whole = [batch for batch in batches if len(batch[0]) == len(batches[0][0])]
         iterations = min(_FIRST_ITERATIONS, max(_FEWEST_ITERATIONS, most))
         noise, curvature = gradient_noise(probe, batches), largest_curvature(probe, whole, iterations)
@@ -302,7 +301,7 @@ def lowest_log_likelihood(model: Model, rows: Data, batch_size: int, *, seed: in
     """
     objective = PointObjective(model, rows.size, use_prior=True)
     with own_randomness(derive_seed(seed, "level")), torch.no_grad():
-        batches = list(itertools.islice(rows.batches(batch_size, seed=seed), most))
+        batches = rows.some_batches(batch_size, most, seed=seed)
         values = [objective(*batch)[1]["log_likelihood"].item() for batch in batches]
     targets = rows.size * batches[0][1][0].numel()
     return statistics.fmean(values) - min(objective.dimension, targets) - _CHANCE

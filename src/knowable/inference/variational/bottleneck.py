@@ -113,7 +113,7 @@ class InformationBottleneck(Trained, Method):
         model, tap = tapped(job.model, place)
         job = replace(job, model=model)
         with own_randomness(derive_seed(seed, "start")):
-            shape = code_shape(model, tap, next(iter(rows))[0])
+            shape = code_shape(model, tap, rows.first[0])
         objective = BottleneckObjective(
             model, tap, shape, rows.size, beta=self.beta, marginal=self.marginal, draws=self.draws,
             initial_scale=self.initial_scale,
@@ -125,7 +125,7 @@ class InformationBottleneck(Trained, Method):
         return RandomCode(
             model, params, objective.code_tensors(), place=place, shape=shape, seed=seed, buffers=objective.net_buffers,
             points={name: params[name] for name in model.point_names},
-            diagnostics=training_diagnostics(self, model, result, params, terms, (_NOTE,)),
+            diagnostics=training_diagnostics(self, model, result, params, terms, (_NOTE, *rows.sample_notes)),
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,24 @@ from knowable.inference.variational.structured import (
     StructuredObjective,
     check_groups,
     group_weights,
+    lower_factor,
 )
 
 _LAYERS, _FEWER_LAYERS, _MANY = 8, 4, 10_000  # and 4 for more weights than that, and of real NVP
 _WIDEST, _NUMBERS = 32, 4096  # hidden units, and their number times that of the weights
-_PATH_BELOW = 300  # weights
-_NORMAL_DRAWS, _NORMAL_STEPS = 2_048, 100  # to fit a flow to a normal
+_CORRELATED_UP_TO = 300  # weights
+_STEPS_OF_A_BASE = 10  # after which the base absorbs what was learned
 
 
 @dataclass(frozen=True)
 class Flow(Family):
     r"""A normalising flow: invertible maps turn a normal distribution into one of any shape.
 
-    .. math:: \theta = m + s \odot f_L(\cdots f_1(\epsilon)), \qquad
-        \log q(\theta) = \log N(\epsilon) - \sum_l \log\det f_l - \sum_d \log s_d
+    .. math:: \theta = m + A f_L(\cdots f_1(\epsilon)), \qquad
+        \log q(\theta) = \log N(\epsilon) - \sum_l \log\det f_l - \log\det A
+
+    With maps that change nothing it is a normal with covariance :math:`A A^\top`: A is any lower triangular matrix for
+    groups of up to 300 weights, and diagonal for larger ones.
 
     Args:
         kind: ``"planar"`` or ``"radial"`` (Rezende and Mohamed, 2015): each layer bends the distribution at a plane, or
@@ -81,15 +85,20 @@ class Flow(Family):
         count = self.layers or (_FEWER_LAYERS if few else _LAYERS)
         hidden = self.hidden or max(1, min(_WIDEST, _NUMBERS // size))
         layers = make_layers(self.kind, size, count, hidden=hidden, like=loc)
-        return FlowModule(layout, NormalisingFlow(loc, torch.full_like(loc, initial_scale), layers))
+        scale = torch.full_like(loc, initial_scale)
+        return FlowModule(layout, NormalisingFlow(loc, scale, layers, correlated=size <= _CORRELATED_UP_TO))
 
 
 class FlowModule(FamilyModule):
-    """A flow that is being trained."""
+    """A flow that is being trained; ``age`` is the number of steps made."""
+
+    stretches: ClassVar[bool] = True
+    age: Tensor
 
     def __init__(self, layout: Layout, flow: NormalisingFlow):
         super().__init__(layout)
         self.flow = flow
+        self.register_buffer("age", torch.zeros((), dtype=torch.int64))
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
         """K draws and their log densities."""
@@ -105,45 +114,23 @@ class FlowModule(FamilyModule):
     @property
     def prefers_path(self) -> bool:
         """Up to a few hundred weights, which a flow can follow closely: the noise of the gradient then fades."""
-        return self.flow.size <= _PATH_BELOW
+        return self.flow.base is not None
+
+    def after_step(self) -> None:
+        """Every ten steps, let the base absorb what was learned; the distribution stays the same."""
+        self.age += 1
+        if self.flow.base is not None and self.age % _STEPS_OF_A_BASE == 0:
+            self.flow.absorb()
 
     def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
-        """By L-BFGS over fixed draws, in units of the precision's diagonal; see :func:`fitted_to_normal`."""
-        scale = precision.diagonal().rsqrt()
-        fitted = fitted_to_normal(self.flow, scale * precision * scale.unsqueeze(1))
-        for value, new in zip(self.flow.parameters(), fitted.parameters(), strict=True):
-            value.copy_(new)
-        self.flow.loc.copy_(mean + scale * fitted.loc)
-        self.flow.log_scale.copy_(fitted.log_scale + scale.log())
+        """The normal itself, and maps that change nothing; there is no rule for more than 300 weights."""
+        if self.flow.base is None:
+            super().fit_normal(mean, precision)
+        self.flow.become_normal(mean, lower_factor(precision))
 
     def posterior(self, model: Model, **common: Any) -> FlowPosterior:
         """The flow as it is now."""
         return FlowPosterior(model, self.layout, self.flow, **common)
-
-
-def fitted_to_normal(flow: NormalisingFlow, precision: Tensor) -> NormalisingFlow:
-    """A copy in double precision with the same maps, placed and scaled to be nearest to N(0, precision⁻¹)."""
-    noise = torch.randn((_NORMAL_DRAWS, flow.size), dtype=torch.float64, device=precision.device)
-    fitted = copy.deepcopy(flow).double()
-    with torch.no_grad():
-        fitted.loc.zero_()
-        fitted.log_scale.zero_()
-        moved = fitted(noise)[0]
-        fitted.log_scale.copy_(-moved.std(0).log())
-        fitted.loc.copy_(-(moved.mean(0) / moved.std(0)))
-    root = torch.linalg.cholesky(precision)
-    optimiser = torch.optim.LBFGS(fitted.parameters(), max_iter=_NORMAL_STEPS, line_search_fn="strong_wolfe")
-
-    def divergence() -> Tensor:
-        optimiser.zero_grad()
-        values, log_density = fitted(noise)
-        loss = (log_density + 0.5 * (values @ root).square().sum(1)).mean()
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimiser.step(divergence)
-    return fitted
 
 
 class _Backwards(nn.Module):
@@ -161,13 +148,14 @@ class _Backwards(nn.Module):
 class FlowVI(VariationalMethod):
     r"""A normal distribution bent by invertible maps into any shape, fitted by maximising the evidence lower bound.
 
-    .. math:: \theta = m + s \odot f_L(\cdots f_1(\epsilon)), \qquad \epsilon \sim \mathcal{N}(0, I)
+    .. math:: \theta = m + A f_L(\cdots f_1(\epsilon)), \qquad \epsilon \sim \mathcal{N}(0, I)
 
-    For posteriors that are not normal: curved, skewed, with heavy tails. It starts as a mean-field normal, and the
-    expected log density of q has no closed form, so that its gradients are noisier than those of normals: a few
-    ``draws`` a step are worth their time. Maps of all weights of a large network are coarse; a flow is best given to
-    the weights that matter, ``MeanFieldVI(families={"last_layer": Flow()})``, or to a model in which only those are
-    random.
+    For posteriors that are not normal: curved, skewed, with heavy tails. Up to 300 weights A is lower triangular, so
+    that a normal with all correlations is a member: on a normal posterior it ends where ``FullRankVI`` does. With more
+    weights A is diagonal. It starts as a mean-field normal, and the expected log density of q has no closed form, so
+    that its gradients are noisier than those of normals: a few ``draws`` a step are worth their time. Maps of all
+    weights of a large network are coarse; a flow is best given to the weights that matter,
+    ``MeanFieldVI(families={"last_layer": Flow()})``, or to a model in which only those are random.
 
     Args:
         epochs: Passes over the data; None stops when the objective has settled.
@@ -317,17 +305,17 @@ class FlowPosterior(Posterior):
     ) -> FlowPosterior:  # fmt: skip
         start = model.params()
         layout = Layout.of({name: start[name] for name in names})
-        loc = tensors["loc"]
+        loc, correlated = tensors["loc"], "base" in tensors  # folders of version 0.1.0 have none
         with own_randomness(0):  # new layers are drawn at random, and then given their saved values
             made = make_layers(kind, layout.size, layers, hidden=hidden, like=loc)
-        flow = NormalisingFlow(loc, torch.ones_like(loc), made)
+        flow = NormalisingFlow(loc, torch.ones_like(loc), made, correlated=correlated)
         flow.load_state_dict(tensors)
         return cls(model, layout, flow, **common)
 
 
 def _moments_of(flow: NormalisingFlow) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation ``(D,)`` over fixed draws, each with its mirror image: what is odd cancels."""
-    size, loc = flow.size, flow.loc
+    size, loc = flow.size, flow.loc if flow.centre is None else flow.centre
     pairs = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _VALUES // size)) // 2
     block = max(1, min(pairs, _BLOCK // (2 * size)))
     generator = generator_for(0, "moments of a flow", device=loc.device)
@@ -350,12 +338,29 @@ class NormalisingFlow(nn.Module):
 
     The layers act on numbers of about size one, whatever the weights' own scale is. Without layers it is a mean-field
     normal, and with new ones too: they begin as the identity.
+
+    A ``correlated`` flow is :math:`\theta = c + B\,(m + s \odot (I + R)\, f_L(\cdots f_1(\epsilon)))`, R being strictly
+    lower triangular. The centre c and the lower triangular B are fixed for some steps and then absorb m, s and R: steps
+    are in units of the distribution itself, as in :class:`~knowable.inference.variational.full_rank.FullRankModule`.
+
+    Args:
+        loc: The first means, ``(D,)``.
+        scale: The first standard deviations, ``(D,)``.
+        layers: The maps f, first to last.
+        correlated: Whether there are c, B and R.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, layers: Sequence[Bijection]):
+    centre: Tensor | None
+    base: Tensor | None
+
+    def __init__(self, loc: Tensor, scale: Tensor, layers: Sequence[Bijection], *, correlated: bool = False):
         super().__init__()
-        self.loc = nn.Parameter(loc.detach().clone())
-        self.log_scale = nn.Parameter(scale.detach().log())
+        loc, scale = loc.detach().clone(), scale.detach()
+        self.register_buffer("centre", loc if correlated else None)
+        self.register_buffer("base", scale.diag() if correlated else None)
+        self.loc = nn.Parameter(torch.zeros_like(loc) if correlated else loc)
+        self.log_scale = nn.Parameter(torch.zeros_like(scale) if correlated else scale.log())
+        self.mix = nn.Parameter(loc.new_zeros(len(loc), len(loc))) if correlated else None  # √D R and more above
         self.layers: Sequence[Bijection] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     @property
@@ -380,16 +385,56 @@ class NormalisingFlow(nn.Module):
 
     def _placed(self, noise: Tensor, values: Tensor, log_det: Tensor) -> tuple[Tensor, Tensor]:
         """Draws at their own place and scale, and their log densities."""
+        if self.mix is not None:
+            values = values + values @ self._lower().T
         placed = torch.addcmul(self.loc, values, self.log_scale.exp())
-        return placed, _standard_normal(noise) - log_det - self.log_scale.sum()
+        if self.base is not None and self.centre is not None:
+            placed = torch.addmm(self.centre, placed, self.base.T)
+        return placed, _standard_normal(noise) - log_det - self._log_det()
 
     def inverse(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The noise ``(n, D)`` that ``values`` ``(n, D)`` are made of, and their log densities ``(n,)``."""
-        noise, log_det = (values - self.loc) * (-self.log_scale).exp(), self.log_scale.sum()
+        if self.base is not None and self.centre is not None:
+            values = torch.linalg.solve_triangular(self.base, (values - self.centre).T, upper=False).T
+        noise, log_det = (values - self.loc) * (-self.log_scale).exp(), self._log_det()
+        if self.mix is not None:
+            noise = torch.linalg.solve_triangular(self._lower(), noise.T, upper=False, unitriangular=True).T
         for layer in reversed(self.layers):
             noise, change = layer.inverse(noise)
             log_det = log_det + change
         return noise, _standard_normal(noise) - log_det
+
+    def _log_det(self) -> Tensor:
+        """Of what follows the layers."""
+        total = self.log_scale.sum()
+        return total if self.base is None else total + self.base.diagonal().log().sum()
+
+    def _lower(self) -> Tensor:
+        """R, ``(D, D)``."""
+        assert self.mix is not None
+        return self.mix.tril(-1) / math.sqrt(self.size)
+
+    @torch.no_grad()
+    def absorb(self) -> None:
+        """Let c and B take over m, s and R, of a correlated flow; the distribution stays the same."""
+        assert self.base is not None and self.centre is not None
+        scale = self.log_scale.exp()
+        factor = scale.unsqueeze(1) * self._lower() + scale.diag()
+        self._begin_at(self.centre + self.base @ self.loc, self.base @ factor)
+
+    @torch.no_grad()
+    def become_normal(self, mean: Tensor, factor: Tensor) -> None:
+        """Let a correlated flow be the normal with a mean ``(D,)`` and the Cholesky factor of a covariance."""
+        self._begin_at(mean, factor)
+        for layer in self.layers:
+            layer.become_identity()
+
+    def _begin_at(self, centre: Tensor, base: Tensor) -> None:
+        assert self.base is not None and self.centre is not None and self.mix is not None
+        self.centre.copy_(centre)
+        self.base.copy_(base)
+        for value in (self.loc, self.log_scale, self.mix):
+            value.zero_()
 
 
 def _standard_normal(noise: Tensor) -> Tensor:

@@ -31,9 +31,15 @@ _BISECTIONS = 64
 
 
 class Bijection(nn.Module, ABC):
-    """An invertible map of vectors of ``size`` numbers, whose parameters are trained."""
+    """An invertible map of vectors of ``size`` numbers, whose parameters are trained.
+
+    Attributes:
+        kind: Its name.
+        strengths: Names of the parameters that are zero where it is the identity, as at the start.
+    """
 
     kind: ClassVar[str]
+    strengths: ClassVar[tuple[str, ...]] = ("push",)
 
     def __init__(self, size: int):
         super().__init__()
@@ -46,6 +52,12 @@ class Bijection(nn.Module, ABC):
     @abstractmethod
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Preimages of ``y`` ``(n, D)``, and the log determinant of the *forward* map there, ``(n,)``."""
+
+    @torch.no_grad()
+    def become_identity(self) -> None:
+        """Change nothing, as at the start."""
+        for name in self.strengths:
+            self.get_parameter(name).zero_()
 
 
 class PlanarLayer(Bijection):
@@ -151,6 +163,7 @@ class CouplingLayer(Bijection):
     """
 
     kind = "real_nvp"
+    strengths = ("outward", "outward_bias")
 
     def __init__(self, size: int, *, hidden: int, odd: bool, like: Tensor):
         super().__init__(size)

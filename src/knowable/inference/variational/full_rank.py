@@ -82,7 +82,7 @@ class FullRankModule(FamilyModule):
     """
 
     normal_marginals: ClassVar[bool] = True
-    full: ClassVar[bool] = True
+    stretches: ClassVar[bool] = True
     base: Tensor | None
     age: Tensor
 

@@ -79,7 +79,7 @@ class VariationalMethod(Trained, Method):
         return {name: getattr(self, name) for name in shared if hasattr(self, name)} | {"start": start}
 
     def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> Any:
-        return self.objective(model, next(iter(rows))[0], rows.size, start=start)
+        return self.objective(model, rows.first[0], rows.size, start=start)
 
     def _identity(self, objective: Any) -> dict[str, Any]:
         """What a resumed fit must agree in, beside method, model and data."""
@@ -102,9 +102,8 @@ class VariationalMethod(Trained, Method):
         )
 
     def _fit(self, job: FitJob) -> Posterior:
-        method = self._with_warmup(job.rows)
         with own_randomness(derive_seed(job.seed, "start")):  # a loader may draw
-            model = with_noise_of_residuals(job.model, *next(iter(job.rows))[:2])
+            method, model = self._with_warmup(job.rows), with_noise_of_residuals(job.model, *job.rows.first[:2])
         return method._maximise_elbo(replace(job, method=method, model=model))
 
     def _maximise_elbo(self, job: FitJob) -> Posterior:
@@ -118,7 +117,7 @@ class VariationalMethod(Trained, Method):
         evidence, terms = self._evidence(objective, rows, seed, result.epochs)
         terms = {**terms, **rise}
         posterior = self._posterior(objective, seed=seed, log_evidence=evidence)
-        notes = self._notes(model, rows.size, result)
+        notes = (*self._notes(model, rows.size, result), *rows.sample_notes)
         posterior.diagnostics = training_diagnostics(self, model, result, posterior.mean(), terms, notes)
         return posterior
 
@@ -150,8 +149,8 @@ class VariationalMethod(Trained, Method):
             rises = []
             for number, each in enumerate(objectives):
                 own = derive_seed(seed, "component", number) if number else seed
-                if finished:
-                    refine(each, rows, own, hold_points=len(objectives) > 1)
+                if finished and rows.held is not None:
+                    refine(each, rows.held, own, hold_points=len(objectives) > 1)
                 rises.append(possible_rise(each, rows, own, result.epochs))
         except Unsupported as error:  # such as a likelihood of values only, with the score-function estimator
             return _unchecked(result, str(error).rstrip(".")), {}
@@ -342,7 +341,7 @@ def estimates_of_all_rows(
 
     Args:
         total: The sum over the rows of some batches, at new random draws: a number or a tensor.
-        data: All rows.
+        data: All rows; of a loader those kept of it, it is not read again.
         seed: Fixes which rows are taken where not all can be.
         epochs: Of training. After few of them, each estimate is from another part of the rows.
         dimension: Number of trained parameters. With many of them, short training is followed by few estimates.
@@ -350,8 +349,9 @@ def estimates_of_all_rows(
     least = min(_LEAST_ROWS, LITTLE_WORK // max(1, dimension))
     affordable = max(_PASSES_PER_EPOCH * epochs, least / data.size)
     passes = min(_MOST_PASSES, max(_FEWEST_PASSES, _ELBO_ROWS // data.size), affordable)
-    if passes >= _FEWEST_PASSES:
-        return [total(data) for _ in range(int(passes))]
+    held = data.held if passes >= _FEWEST_PASSES else None
+    if held is not None:
+        return [total(held) for _ in range(int(passes))]
     fewest = 16 if least == _LEAST_ROWS else _FEWEST_PASSES
     return [scale * total([batch]) for scale, batch in data.parts(passes, seed=seed, fewest=fewest)]
 

@@ -114,7 +114,7 @@ class MixtureVI(VariationalMethod):
     def _maximise_elbo(self, job: FitJob) -> Mixture:
         model, rows, seed, engine = job.model, job.rows, job.seed, job.engine
         with own_randomness(derive_seed(seed, "start")), share_of_time(0.3):
-            x, y = next(iter(rows))[:2]
+            x, y = rows.first[:2]
             components = [self.objective(each, x, rows.size) for each in self._starts(job)]
             objective = self._objective(components, x, y, engine)
         job = replace(job, label=f"{type(self).__name__}, {self.components} components")
@@ -133,7 +133,7 @@ class MixtureVI(VariationalMethod):
             for component, (own, own_terms) in zip(trained, each, strict=True)
         ]  # fmt: skip
         mixture = Mixture(model, members, points=points, seed=seed, log_evidence=evidence)
-        notes = self._notes(model, rows.size, result)
+        notes = (*self._notes(model, rows.size, result), *rows.sample_notes)
         mixture.diagnostics = training_diagnostics(self, model, result, mixture.mean(), {**terms, **rise}, notes)
         return mixture
 

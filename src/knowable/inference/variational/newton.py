@@ -7,7 +7,8 @@ density at a draw, the ELBO's gradient in the mean is :math:`E[g]`, and in the l
 .. math:: \tfrac12 \sum_d \frac{E[g_d]^2}{1 - k_d} - \tfrac12 \sum_d \big(k_d + \log(1 - k_d)\big),
 
 exactly that for independent normals and a normal target whose weights are independent. Squares of means are estimated
-by products of different draws, which leaves no bias. Families that cannot stretch in each direction by itself are
+by products of different draws, which leaves no bias. Where q may have any correlations, the directions d are those in
+which other draws say that it is off most. Families that cannot stretch in each direction by itself are
 stretched in all at once. Where there are few weights, the expected Hessian is affordable as a whole, and the step goes
 to the member of the family that is nearest to the normal with that precision (variational Newton: Opper and Archambeau,
 2009; Khan and Rue, 2023). It needs no learning rate, whatever the scale of the problem; each step is kept only where it
@@ -17,7 +18,7 @@ raises the ELBO over draws that are common to both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -79,8 +80,8 @@ def is_steady(objective: VariationalObjective, data: Data) -> bool:
     """Whether the network computes in training what it does in evaluation."""
     model = objective.model
     params = {**objective.point_params(), **objective.model.params()}
-    with own_randomness(0):  # a loader may draw
-        return model.network.is_steady(model.network_params(params), next(iter(data))[0], objective.net_buffers)
+    with own_randomness(0):
+        return model.network.is_steady(model.network_params(params), data.first[0], objective.net_buffers)
 
 
 def worth_checking(objective: VariationalObjective, data: Data, epochs: float) -> bool:
@@ -93,18 +94,19 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     """What the ELBO could still gain, by gradients at some draws, at a tenth of the cost of training.
 
     Each draw's gradient is over all rows. After few epochs, each is over another part of the rows instead: that has no
-    bias either, but a larger standard error.
+    bias either, but a larger standard error. Of a loader, the rows are those kept of it.
     """
-    exact = objective.exact_elbo(data)
+    held = data.held
+    exact = objective.exact_elbo(data if held is None else held)
     if exact is not None:
         return _exact_rise(objective, objective.get_parameter("q"), exact)
     sides = 2 if objective.symmetric else 1  # a draw and its mirror image are one observation
     passes = 0.1 * epochs / sides
     parts: list[Sequence[tuple[float, Batch]] | None] = [None] * int(min(_MOST, passes))  # None: all rows
-    with own_randomness(derive_seed(seed, "possible rise")):  # a loader may draw, too
-        if passes < _FEWEST:
+    with own_randomness(derive_seed(seed, "possible rise")):
+        if passes < _FEWEST or held is None:
             parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
-        target = Target(objective, data)
+        target = Target(objective, held or data)
         kept: Tensor | slice = _ALL
         with torch.no_grad():
             centre = target.moments()[0] if objective.symmetric else None
@@ -112,6 +114,7 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
         if target.size * len(parts) > _VALUES:
             kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // len(parts))].clone()
             mean, units = mean[kept], units[kept]
+        turning = objective.stretches and units.dim() == 2 and len(parts) >= 2 * _FEWEST
         observed, at_once = [], max(1, _VALUES // (sides * target.size))
         for first in range(0, len(parts), at_once):
             some = parts[first : first + at_once]
@@ -120,11 +123,37 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
                 found = []
                 for each in draws[number :: len(some)]:
                     away = each[: target.size][kept].double() - mean
-                    gradient, away = _in_units(target.gradient(each, rows, kept), away, units)
-                    found.append(torch.stack([gradient, gradient * away + 1.0]))
-                observed.append(torch.stack(found).mean(0))
-    gradients, slopes = torch.stack(observed, dim=1)
-    if not objective.stretches:  # only all directions at once
+                    found.append(torch.stack(_in_units(target.gradient(each, rows, kept), away, units)))
+                observed.append(torch.stack(found) if turning else _slopes(torch.stack(found)))
+    whole = torch.stack(observed)
+    parted = list(_turned(whole)) if turning else [whole]
+    gains = [_gain(each, together=not objective.stretches) for each in parted]
+    share = target.size / (len(mean) * len(gains))
+    value, error = sum(each[0] for each in gains), math.hypot(*(each[1] for each in gains))
+    return Rise(share * value, share * error, target.size)
+
+
+def _slopes(observed: Tensor) -> Tensor:
+    """Slopes in means and in log scales, ``(..., 2, D)``, of gradients and distances ``(..., sides, 2, D)``."""
+    gradients, away = observed.unbind(-2)
+    return torch.stack([gradients, gradients * away + 1.0], dim=-2).mean(-3)
+
+
+def _turned(observed: Tensor) -> Iterator[Tensor]:
+    r"""The slopes of each half of the draws, in the directions in which the other half says that q is off most.
+
+    These are eigenvectors of :math:`E[g \delta^\top]`: correlations that q lacks do not show along its own axes.
+    """
+    for half in (0, 1):
+        gradients, away = observed[1 - half :: 2].flatten(0, 1).unbind(1)
+        products = gradients.T @ away
+        yield _slopes(observed[half::2] @ torch.linalg.eigh(products + products.T).eigenvectors)
+
+
+def _gain(observed: Tensor, *, together: bool) -> tuple[float, float]:
+    """What a step gains, and its standard error, from slopes ``(n, 2, D)``; ``together``: one stretch for all."""
+    gradients, slopes = observed.unbind(1)
+    if together:
         slopes = slopes.mean(1, keepdim=True).expand_as(slopes)
     known, noise = slopes.mean(0), slopes.std(0) / math.sqrt(len(slopes))
     known = torch.minimum(known, (known - 2.0 * noise).clamp_min(0.0))  # near 1, noise alone would count for much
@@ -132,9 +161,7 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
     both = [gradients * by_mean.sqrt(), slopes * by_scale.sqrt()]
     value = _products_of_pairs(both).mean().item()
     noise = _products_of_pairs([each - each.mean(0) for each in both])  # what there would be without anything to gain
-    error = noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise))
-    share = target.size / len(mean)
-    return Rise(share * value, share * error, target.size)
+    return value, noise.square().mean().sqrt().item() * math.sqrt(2.0 / len(noise))
 
 
 def _in_units(gradient: Tensor, away: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,8 +214,10 @@ def _newton_step(target: Target, seed: int) -> float:
         draws = target.draws(_HESSIANS, mean if objective.symmetric else None)
     centre = torch.cat([mean, target.points().to(mean)]).double()
     derivatives = [target.gradient_and_hessian(each) for each in draws]
+    hessian = torch.stack([each[1] for each in derivatives]).mean(0)
     gradient = torch.stack([each[0] for each in derivatives]).mean(0)
-    precision = _positive(-torch.stack([each[1] for each in derivatives]).mean(0))
+    gradient = gradient - hessian @ (draws.double().mean(0) - centre)  # few draws are not about the mean
+    precision = _positive(-hessian)
     if not (torch.isfinite(gradient).all() and torch.isfinite(precision).all()):
         return 0.0
     newton = torch.linalg.solve(precision, gradient)

@@ -69,11 +69,12 @@ class FamilyModule(nn.Module, ABC):
         layout: Names and shapes of the weights.
         normal_marginals: Whether each weight by itself is normal. With :meth:`moments`, priors that have a closed form
             for normals are then used in closed form.
-        full: Whether it is a normal with any covariance.
+        stretches: Whether it stays in its family when it is stretched along any one direction; in a group too large
+            for that, along any one weight.
     """
 
     normal_marginals: ClassVar[bool] = False
-    full: ClassVar[bool] = False
+    stretches: ClassVar[bool] = False
 
     def __init__(self, layout: Layout):
         super().__init__()
@@ -179,8 +180,8 @@ class StructuredObjective(VariationalObjective):
 
     @property
     def stretches(self) -> bool:  # type: ignore[override]
-        """Whether q is one full normal."""
-        return all(part.full for part in self.parts)
+        """Whether all families do."""
+        return all(part.stretches for part in self.parts)
 
     def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
         """Groups are independent: each is given its own block of the precision."""

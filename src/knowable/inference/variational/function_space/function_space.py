@@ -174,7 +174,7 @@ class FunctionSpaceVI(VariationalMethod):
 
     def _objective_for(self, model: Model, rows: Data, seed: int, start: Params | None) -> FunctionSpaceObjective:
         pool = self._pool(model, rows, seed)
-        return self.objective(model, next(iter(rows))[0], rows.size, start=start, pool=pool, seed=seed)
+        return self.objective(model, rows.first[0], rows.size, start=start, pool=pool, seed=seed)
 
     def _identity(self, objective: FunctionSpaceObjective) -> dict[str, Any]:
         return {"context": tensor_fingerprint(*tensors_of(objective.pool))}
@@ -400,7 +400,7 @@ def context_pool(
 
 
 def _points_by_name(context: str, data: Data, margin: float, generator: torch.Generator) -> Tensor:
-    first = next(iter(data))[0]
+    first = data.first[0]
     if context == "auto":
         one = isinstance(first, Tensor) and first.is_floating_point()
         flat = one and first.dim() == 2 and first.shape[1] <= _BOX_INPUTS
