@@ -18,7 +18,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.full: $(VENV)/.core
-	$(PIP) -e ".[all]" --group test --group lint
+	$(PIP) -e ".[all]" --group test --group adapters --group lint
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core

@@ -71,9 +71,9 @@ class Recipe:
     length: int = 32
     steps: int = 2000
     rows: int = 50
-    test: int = 2000
-    epochs: int = 60
-    samples: int = 32
+    test: int = 800
+    epochs: int = 40
+    samples: int = 16
 
 
 RECIPE = Recipe()

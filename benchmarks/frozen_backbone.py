@@ -37,6 +37,10 @@ class Sizes:
     images: int = 64
     draws: int = 32
     epochs: int = 3
+    blocks: int = 6
+    embedding: int = 768
+    tokens: int = 16
+    sentences: int = 8
 
     @property
     def frozen(self) -> int:
@@ -44,7 +48,9 @@ class Sizes:
         return self.layers * self.width * (self.width + 1)
 
 
-_QUICK = Sizes(width=20, layers=2, rows=20, pixels=16, channels=4, classes=5, images=4, draws=4, epochs=1)
+_QUICK = Sizes(
+    width=20, layers=2, rows=20, pixels=16, channels=4, classes=5, images=4, draws=4, epochs=1, blocks=2, embedding=16
+)
 
 
 def cases(*, quick: bool) -> list[Case]:
@@ -70,6 +76,19 @@ def cases(*, quick: bool) -> list[Case]:
             contenders={
                 "one forward pass": partial(image_pass, sizes),
                 "mean field": partial(image_prediction, sizes),
+            },
+            reference="one forward pass",
+            plan=plan,
+        ),
+        Case(
+            name="adapters",
+            title=f"Adapters (rank 8, queries and values) on {sizes.blocks} blocks of width {sizes.embedding}, "
+            f"{sizes.draws} draws for {sizes.sentences} rows of {sizes.tokens} tokens",
+            contenders={
+                "one forward pass": partial(adapter_pass, sizes),
+                "in the last block": partial(adapter_prediction, sizes, 1),
+                "in the last two blocks": partial(adapter_prediction, sizes, 2),
+                "in all blocks": partial(adapter_prediction, sizes, sizes.blocks),
             },
             reference="one forward pass",
             plan=plan,
@@ -144,6 +163,67 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(self.layers(self.stem(x)), 1), 1))
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and a product of two low-rank matrices beside it (Hu et al., 2022)."""
+
+    def __init__(self, width: int, rank: int = 8):
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+
+class Attending(nn.Module):
+    """A block of a transformer, all frozen but its adapters."""
+
+    def __init__(self, width: int, *, adapted: bool):
+        super().__init__()
+        project = Adapted if adapted else nn.Linear
+        own = (width,) if adapted else (width, width)
+        self.query, self.value, self.key = project(*own), project(*own), nn.Linear(width, width)
+        self.out, self.first, self.second = nn.Linear(width, width), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        for name, value in self.named_parameters():
+            value.requires_grad_("lora_" in name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [_heads(layer(x)) for layer in (self.query, self.key, self.value)]
+        x = self.first(x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)))
+        return self.second(x + self.mlp(x))
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (4, -1)).transpose(1, 2)
+
+
+def _transformer(sizes: Sizes, adapted: int) -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [Attending(sizes.embedding, adapted=k >= sizes.blocks - adapted) for k in range(sizes.blocks)]
+    head = nn.Linear(sizes.tokens * sizes.embedding, 2).requires_grad_(False)
+    return nn.Sequential(*blocks, nn.Flatten(), head)
+
+
+def _tokens(sizes: Sizes) -> Tensor:
+    return torch.randn(sizes.sentences, sizes.tokens, sizes.embedding, generator=torch.Generator().manual_seed(0))
+
+
+def adapter_pass(sizes: Sizes) -> Step:
+    """The transformer with adapters in all blocks, once."""
+    net, x = _transformer(sizes, sizes.blocks).eval(), _tokens(sizes)
+    return lambda: _run(net, x)
+
+
+def adapter_prediction(sizes: Sizes, adapted: int) -> Step:
+    """Draws of the adapters in the last blocks."""
+    import knowable as kn
+
+    posterior = _posterior(kn.Model(_transformer(sizes, adapted), kn.Categorical(), random="*lora_*"), "mean_field")
+    x = _tokens(sizes)
+    return lambda: posterior.predict(x, samples=sizes.draws).samples
 
 
 def backbone(sizes: Sizes) -> Backbone:

@@ -60,8 +60,22 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES[1:] if blocks(page.read_text(encoding="utf-8"))], ids=name_of)
+NEEDS = {"docs/how_to/adapters.md": "peft", "docs/how_to/transformer.md": "transformers"}  # of the group "adapters"
+
+
+LONG = {"how_to/compare_methods", "how_to/sample_a_network", "how_to/variational_families", "explanation/underfitting"}
+
+
+def _param(page: Path):
+    long = name_of(page).removeprefix("docs/").removesuffix(".md") in LONG
+    return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * long)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft, in transformers
+@pytest.mark.parametrize("page", [_param(page) for page in PAGES[1:] if blocks(page.read_text(encoding="utf-8"))])
 def test_every_python_block_runs(page: Path, empty_folder: Path):
+    if name_of(page) in NEEDS:
+        pytest.importorskip(NEEDS[name_of(page)])
     run(page)
 
 

@@ -19,6 +19,7 @@ def test_quick_run_has_a_row_for_every_method(tmp_path, monkeypatch):
     assert all(f"| {title} |" in adapters.to_markdown(run) for title in run["methods"])
 
 
+@pytest.mark.slow
 def test_sentences_are_of_docstrings_each_once():
     found = adapters.sentences("stdlib")
     texts = [text for text, _ in found]

@@ -14,6 +14,7 @@ from benchmarks.study import Rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the Linux kernel's high-water mark")
 
 
+@pytest.mark.slow
 def test_peak_memory_sees_what_was_allocated():
     code = (
         "from benchmarks.chain_memory import peak_memory\nimport numpy as np\n"

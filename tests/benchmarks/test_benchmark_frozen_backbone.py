@@ -10,4 +10,4 @@ def test_quick_mode_runs_every_contender():
     errors = {
         (case["name"], name): contender["error"] for case in cases for name, contender in case["contenders"].items()
     }
-    assert len(errors) == 11 and errors == dict.fromkeys(errors)
+    assert len(errors) == 15 and errors == dict.fromkeys(errors)

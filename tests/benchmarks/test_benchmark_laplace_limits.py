@@ -10,6 +10,7 @@ from benchmarks.study import Rows, child_environment
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the Linux kernel's high-water mark")
 
 
+@pytest.mark.slow
 def test_limit_stops_what_is_too_large_and_nothing_else():
     code = (
         "import torch\nfrom benchmarks.laplace_limits import limit_memory, measured\nlimit_memory(200 * 2**20)\n"

@@ -8,6 +8,7 @@ from benchmarks.memory import peak_memory
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the Linux kernel's high-water mark")
 
 
+@pytest.mark.slow
 def test_memory_held_and_peak_are_those_of_the_tensors():
     # 60 MB held, 60 MB more within the step; pages and the allocator's rounding stay below 6 MB
     memory = peak_memory("tiny_benchmark", "tiny", "hungry")

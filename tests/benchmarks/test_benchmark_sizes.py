@@ -40,6 +40,7 @@ def test_growth_has_a_row_for_each_method_that_finished_twice():
     assert found == {"rows": {"MAP": {"seconds": pytest.approx(1.0), "memory": 0, "predict": 0, "predict_memory": 0}}}
 
 
+@pytest.mark.slow
 def test_steps_and_fits_of_a_small_network_are_measured():
     found = steps(SMALL, rounds=2)
     assert found["error"] is None

@@ -10,6 +10,7 @@ def result():
     return run_benchmark("benchmarks.step_time", quick=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_plain_network_and_every_estimator_run(result, number):
     contenders = result["cases"][number]["contenders"]

@@ -11,6 +11,7 @@ from benchmarks import variational_families
 from knowable.registry import METHODS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_evidence_is_joint_over_posterior_everywhere(name):
     # Bayes' rule ties the evidence, the posterior and the model of each problem together

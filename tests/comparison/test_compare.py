@@ -66,6 +66,7 @@ def test_the_same_seed_gives_the_same_scores_and_another_gives_others():
     assert one == same and one != other
 
 
+@pytest.mark.slow
 def test_an_estimator_is_compared_by_protocol_alone():
     # predictions N(mean, (c sd)²) of the training rows with c = 1/2, 1, 2: the right spread has the lowest score
     y = np.random.default_rng(0).normal(10.0, 3.0, 300)

@@ -121,7 +121,7 @@ def _identity(method=None, net=None, likelihood=None, data=None, validation=None
     net = mlp() if net is None else net()
     model = kn.Model(net, likelihood or kn.Gaussian(0.1), **settings)
     source = torch.arange(20.0).view(10, 2), torch.arange(10.0)
-    return FitJob.of(method or kn.MAP(), model, data or source, validation).identity
+    return FitJob.of(method or kn.MAP(), model, data or source, validation, checkpoint="never written").identity
 
 
 def _moved_net() -> nn.Module:
@@ -163,6 +163,10 @@ def test_two_fits_that_differ_have_different_identities(first, second):
     assert _identity(**first) != _identity(**second)
 
 
+def test_without_a_checkpoint_nothing_is_hashed():
+    assert FitJob.of(kn.MAP(), linear_model(), linear_data()).identity == {}
+
+
 def test_two_priors_made_of_different_posteriors_have_different_identities(generator):
     # the same means, other scales: everything that prints is the same
     net = mlp()
@@ -193,7 +197,7 @@ def test_weights_for_several_networks_and_of_held_out_rows_are_refused():
 def test_fits_with_other_weights_have_other_identities():
     model, (x, y) = linear_model(), linear_data()
     found = [
-        FitJob.of(kn.MAP(), model, kn.Data((x, y), 20, weights)).identity
+        FitJob.of(kn.MAP(), model, kn.Data((x, y), 20, weights), checkpoint="never written").identity
         for weights in (None, torch.ones(20), torch.arange(20.0))
     ]
     assert len({each["data"] for each in found}) == 3

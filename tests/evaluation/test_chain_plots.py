@@ -46,7 +46,7 @@ def test_the_worst_quantity_comes_first_with_its_figures(plot):
     assert f"R-hat {expected:.3f}" in notes(figure)[0] and "ess" in notes(figure)[0]
 
 
-@pytest.mark.parametrize("plot", [trace_plot, rank_plot])
+@pytest.mark.parametrize("plot", [trace_plot, pytest.param(rank_plot, marks=pytest.mark.slow)])
 def test_all_that_holds_chains_can_be_drawn(plot, tmp_path):
     given = draws()
     samples = Samples(given, torch.zeros(4, 100), ChainDiagnostics.of(given))

@@ -190,6 +190,7 @@ def test_identifiers_are_carried_into_predictions_and_codes_stay_missing(here):
     assert read_csv(here.parent / "same.csv") == found
 
 
+@pytest.mark.slow
 def test_the_model_in_the_run_has_seen_all_rows_and_the_report_says_so(here):
     arguments = ("fit", here, "-t", "response", "--drop", "id", "--method", "map", "--budget", "quick")
     result = call(*arguments, "--out", "run")

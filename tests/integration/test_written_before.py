@@ -182,6 +182,7 @@ def test_a_run_has_the_same_scores(name):
     _assert_close(found, json.loads((HERE / "runs" / f"{name}_scores.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_run_without_its_page_gets_one(tmp_path):
     shutil.copytree(HERE / "runs" / "numbers", tmp_path / "run")
     reading.knowable("report", tmp_path / "run", "--out", tmp_path / "page.html")

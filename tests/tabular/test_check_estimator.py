@@ -7,12 +7,12 @@ import pytest
 from tests.tabular.cases import QUICK
 from tests.tabular.every_check import outcomes_of
 
-SOONER = ("map",)
-METHODS = [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in (*QUICK, "own network")]
+METHODS = (*QUICK, "own network")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("cls_name", [pytest.param("BayesianRegressor", marks=pytest.mark.slow), "BayesianClassifier"])
+@pytest.mark.parametrize("cls_name", ["BayesianRegressor", "BayesianClassifier"])
 def test_every_check_of_scikit_learn_passes(cls_name: str, method: str):
     outcomes = outcomes_of(cls_name, method)
     assert len(outcomes) > 40

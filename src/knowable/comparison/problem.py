@@ -142,6 +142,7 @@ class ModelProblem(Problem):
 AUTO = "auto"
 """The name by which an estimator chooses a method itself."""
 
+_BEFORE = {"budget": "normal", "class_weight": None}  # what comparisons did before there were these parameters
 _SET = ("method", "random_state", "time_limit")  # parameters that the comparison sets
 
 
@@ -224,8 +225,9 @@ class EstimatorProblem(Problem):
     def identity(self) -> dict[str, str]:
         """The estimator's parameters but for those that the comparison sets, and the table."""
         kept = {name: value for name, value in self._own().items() if name not in _SET}
-        if kept.get("budget") == "normal":  # comparisons from before there were budgets are of that one
-            del kept["budget"]
+        for name, before in _BEFORE.items():
+            if name in kept and kept[name] == before:
+                del kept[name]
         settings = ", ".join(f"{name}={plain_repr(value)}" for name, value in sorted(kept.items()))
         return {
             "estimator": f"{type(self.estimator).__name__}({settings})",

@@ -141,7 +141,9 @@ def test_classes_are_scored_as_classes():
 
 
 @pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
-@pytest.mark.parametrize("count", [1, 17, 40])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.slow), 17, pytest.param(40, marks=pytest.mark.slow)]
+)
 def test_chains_in_blocks_are_the_chains(count, prior):
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data()
     target = model_target(model, data)
@@ -156,7 +158,7 @@ def test_chains_in_blocks_are_the_chains(count, prior):
 
 
 @pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
-@pytest.mark.parametrize("budget", [1, 20_000])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 20_000])
 def test_rows_in_blocks_are_the_rows(budget, prior, monkeypatch):
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data(37)
     whole = model_target(model, data)

@@ -104,6 +104,30 @@ def weights_of_the_head_read_elsewhere(net, x):
     return net.head(net.backbone(x)) + net.later(x) * net.head.weight.sum()
 
 
+class Attention(nn.Module):
+    """An embedding with padding and fused attention, frozen, before a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 8, padding_idx=0)
+        self.attention = Fused()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.attention(self.words(x))).mean(1)
+
+
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x):
+        RUNS.append(len(x))
+        heads = self.project(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
 NETWORKS = {
     "plain": Built(lambda net, x: net.head(net.backbone(x))),
     "functions between": Built(lambda net, x: net.head(F.gelu(net.backbone(x).flatten(1) * 2.0))),
@@ -156,6 +180,19 @@ def test_what_comes_before_the_head_runs_once(kind):
     with torch.no_grad():
         network.over_draws(stack, x, buffers=network.buffers(), vectorise=False)
     assert RUNS == [6]
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+@pytest.mark.parametrize("names", [["head.weight"], ["attention.project.weight"]])
+def test_fused_attention_is_shared_before_random_weights_and_batched_after_them(names, vectorise):
+    net, x = Attention().eval(), torch.randint(10, (6, 5))
+    network, stack = Network(net), stack_for(net, names)
+    RUNS.clear()
+    with torch.no_grad():
+        found = network.over_draws(stack, x, buffers={}, vectorise=vectorise, at_once=2)
+    assert not network._all_draws.refused
+    assert len(RUNS) == (1 if names == ["head.weight"] else 4 if vectorise else 1 + DRAWS)
+    torch.testing.assert_close(found, outputs_of(net, stack, x))
 
 
 def test_code_that_asks_for_the_value_of_a_draw_shares_nothing():

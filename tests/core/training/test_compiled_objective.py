@@ -169,6 +169,7 @@ def test_compiled_fit_ends_where_the_plain_one_does(method):
     check_same_fit(method)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_compiler")
 def test_recorded_fit_that_is_taken_up_again_ends_with_the_same_bits(tmp_path):
     torch.manual_seed(0)

@@ -27,7 +27,10 @@ def _model(net: nn.Module | None = None, **settings) -> kn.Model:
     return kn.Model((net or mlp()).to(DTYPE), kn.Gaussian(), **settings)
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name == "chains")) for name, each in METHODS.items()],
+)
 def test_one_member_is_the_method_itself(method):
     model, (x, y) = _model(), linear_data()
     posterior, alone = kn.EnsembleOf(method, 1).fit(model, (x, y), seed=3), method.fit(model, (x, y), seed=3)

@@ -43,6 +43,7 @@ def test_the_report_has_both_problems_what_to_do_the_reading_and_the_citations()
     assert not any(notice.source == "Quick run" for notice in report.notices)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_quick_run_says_that_it_is_rough_and_is_silent_when_asked(tmp_path, capsys):
     threads = torch.get_num_threads()

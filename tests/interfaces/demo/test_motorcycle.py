@@ -17,6 +17,7 @@ def rough():
     return motorcycle.run(seed=0, folds=2, epochs=30, progress=False)
 
 
+@pytest.mark.slow
 def test_all_but_forty_rows_are_predicted_in_every_split_by_every_method(rough):
     assert set(rough.held_out) == {
         "Maximum likelihood", "MAP", "Mean-field VI", "Laplace", "Deep ensemble", "Exact linear"

@@ -31,7 +31,7 @@ def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tup
     if model is None:
         return x, y
     x = cast_inputs(x, model)
-    output = model.network.probe(x, model.network_params(model.params()), model.buffers())
+    output = model.probe(x)
     return x, model.likelihood.check_target(y.to(model.device), output, name=f"y{of}")
 
 

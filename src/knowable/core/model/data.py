@@ -333,7 +333,7 @@ def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
     if pair and not _fits_arguments(x, model):
         raise InvalidType(f"{name} must be the inputs alone, got a pair. Pass the x of (x, y).")
     x = cast_inputs(check_inputs(as_rows(x, name), name), model)
-    model.network.probe(x, model.network_params(model.params()), model.buffers())
+    model.probe(x)
     return x
 
 

@@ -136,6 +136,11 @@ class Model:
         return self._like.device
 
     @property
+    def names(self) -> list[str]:
+        """All parameters that are not frozen, in the order of :meth:`params`."""
+        return list(self._start)
+
+    @property
     def point_names(self) -> list[str]:
         """Parameters that are estimated as points: neither random nor frozen, and the prior's hyperparameters."""
         return [name for name in self._start if name not in set(self.random_names)]
@@ -207,6 +212,10 @@ class Model:
     def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """The network's output for one draw of parameters."""
         return self.network(self.network_params(params), x, buffers=buffers, training=training)
+
+    def probe(self, x: Tensor) -> Tensor:
+        """The network's output for the first rows of ``x``, or a clear error if it cannot take them."""
+        return self.network.probe(x, self.network_params(self._start), self._buffers)
 
     def network_params(self, params: Params) -> Params:
         """The part of ``params`` that belongs to the network."""

@@ -28,8 +28,8 @@ class FeatureNetwork(Network):
     """A network of inputs with features: ``Inputs({"x": x, "features": (...)})``, as :meth:`inputs` makes them."""
 
     def __init__(self, network: Network, recipe: Recipe):
-        super().__init__(network.net, network._frozen, network._held, network.output)
-        self._recipe, self._part = recipe, SharedPart(self)
+        super().__init__(network.net, network._frozen, network._held, network.output, network.autocast)
+        self._input_dtype, self._recipe, self._part = network._input_dtype, recipe, SharedPart(self)
 
     def __call__(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """Run what depends on ``params``."""

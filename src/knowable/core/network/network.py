@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -71,11 +72,13 @@ class Network:
 
     def copy(self) -> Network:
         """The same network once more, with modules of its own that may be changed (see :meth:`modules`)."""
-        return Network(self.net, self._frozen, self._held, self.output, self.autocast)
+        return self.holding(self._frozen, self._held)
 
     def holding(self, frozen: Collection[str], held: Params) -> Network:
         """The same network with other parameters frozen, and with these values."""
-        return Network(self.net, frozen, held, self.output, self.autocast)
+        made = Network(self.net, frozen, held, self.output, self.autocast)
+        made._input_dtype = self._input_dtype
+        return made
 
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
@@ -112,12 +115,16 @@ class Network:
                 ) from error
             raise
 
+    def own_input(self, x: Tensor) -> Tensor:
+        """``x`` in the dtype that the module itself takes."""
+        return x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+
     def _in_own_dtypes(
         self, swappable: _Swappable, params: Params, x: Tensor, buffers: Buffers, training: bool
     ) -> Tensor:
         """The output in full precision of a network that computes with less, by its own dtypes or by autocast."""
         params = {name: value.to(self._dtypes.get(name, value.dtype)) for name, value in params.items()}
-        x = x if self._input_dtype is None or not x.is_floating_point() else x.to(self._input_dtype)
+        x = self.own_input(x)
         context = nullcontext()
         if self.autocast is not None:
             context = torch.autocast(x.device.type, dtype=self.autocast, cache_enabled=False)
@@ -288,7 +295,8 @@ def check_autocast(autocast: Any) -> torch.dtype | None:
 
 
 def _draws_together(function: Callable[[Params], Tensor], stack: Params, at_once: int | None) -> Tensor:
-    return vmap(function, randomness="different", chunk_size=at_once)(stack)
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be batched
+        return vmap(function, randomness="different", chunk_size=at_once)(stack)
 
 
 def _draws_in_turn(function: Callable[[Params], Tensor], stack: Params, at_once: int | None) -> Tensor:
@@ -411,8 +419,8 @@ def _structural_copy(net: nn.Module, held: Params) -> nn.Module:
         if isinstance(module, _compiled_modules()):
             module.forward = module._orig_mod.__call__  # type: ignore[union-attr]
         elif type(module) is nn.Embedding and module.padding_idx is not None:
-            own = module.weight.detach()[module.padding_idx].clone()
-            module.forward = partial(_embedding_with_own_padding, module, own)  # type: ignore[method-assign]
+            module.own_padding = module.weight.detach()[module.padding_idx].clone()  # type: ignore[assignment]
+            module.forward = partial(_embedding_with_own_padding, module)  # type: ignore[method-assign]
     return made
 
 
@@ -431,9 +439,10 @@ def copy_module(net: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.M
         ) from error
 
 
-def _embedding_with_own_padding(module: nn.Embedding, own: Tensor, indices: Tensor) -> Tensor:
+def _embedding_with_own_padding(module: nn.Embedding, indices: Tensor) -> Tensor:
     """Padding stays the network's own vector: no data informs it, and draws from its prior would be noise."""
     padding = (indices == module.padding_idx).unsqueeze(-1)
+    own: Tensor = module.own_padding  # type: ignore[assignment]
     return torch.where(padding, own.to(module.weight.dtype), nn.Embedding.forward(module, indices))
 
 

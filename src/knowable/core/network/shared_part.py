@@ -82,8 +82,8 @@ class SharedPart:
         modules, fixed = self._modules(frozenset(varying), training)
         if not self.possible or not any(fixed.values()):
             return None
-        own = {name: params[name].clone() for name in varying}  # in memory that no other tensor shares
         buffers = dict(buffers)  # code that assigns them would put its own in their place
+        own = {name: params[name].clone() for name in varying}  # in memory that no other tensor shares
         known = [*params.values(), *buffers.values(), *tree_leaves(x), *_tensors([vars(each) for each in modules])]
         recording = _Recording(own.values(), known, fixed.keys())
         try:
@@ -91,6 +91,10 @@ class SharedPart:
                 output = self.network({**params, **own}, x, buffers=buffers, training=training)
         except (RuntimeError, NotImplementedError):  # a tensor without memory of its own, or an error of the network
             return None
+        if recording.failed:  # now what is inside of them, and every time that follows
+            for path in recording.failed:
+                del fixed[path]
+            return self.features(params, varying, x, buffers, training=training)
         found = recording.found(output)
         return found if found is not None and any(fixed[path] for path, _ in found) else None
 
@@ -192,9 +196,10 @@ class _Recording(TorchDispatchMode):
         self.time = self.dependent = 0
         self.calls: list[_Call] = []
         self.counts = Counter[str]()
-        self.inside = 0  # how many calls that may turn out independent are running
+        self.inside = False  # a call that seems independent is running
         self.made: dict[int, _Call] = {}  # by memory: the last call that returned it
         self.reads: list[tuple[int, _Call, int]] = []
+        self.failed: set[str] = set()  # modules that depend on something after all
         self.branches = False  # whether Python code saw the value of a dependent tensor
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ class _Recording(TorchDispatchMode):
         written = _written(func, args, kwargs or {})
         for each in given:
             self._reads(_memory(each), changes=any(each is other for other in written))
-        depends = torch.Tag.nondeterministic_seeded in func.tags or any(self._depends(each) for each in given)
+        depends = _draws_random_numbers(func, args, kwargs or {}) or any(self._depends(each) for each in given)
         if func is torch.ops.aten.lift_fresh.default:  # a constant of the code, if it is a single number
             depends = given[0].numel() > 1
         result = func(*args, **(kwargs or {}))
@@ -241,21 +246,22 @@ class _Recording(TorchDispatchMode):
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         place = (path, self.counts[path])
         self.counts[path] += 1
+        if self.inside or path not in self.fixed:
+            return forward(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        may_be = (
-            path in self.fixed
-            and all(isinstance(each, (Tensor, *_PLAIN)) for each in leaves)
-            and not any(self._depends(each) for each in _tensors(leaves))
-        )
-        start, dependent, before = self.time, self.dependent, len(self.calls)
-        self.inside += may_be
+        plain = all(isinstance(each, (Tensor, *_PLAIN)) for each in leaves)
+        may_be = plain and not any(self._depends(each) for each in _tensors(leaves))
+        start, dependent = self.time, self.dependent
+        self.inside = may_be
         try:
             output = forward(*args, **kwargs)
         finally:
-            self.inside -= may_be
+            self.inside = False
         leaves = tree_leaves(output)
-        if may_be and self.dependent == dependent and all(isinstance(each, (Tensor, *_PLAIN)) for each in leaves):
-            del self.calls[before:]  # they are part of this one
+        same = self.dependent == dependent and all(isinstance(each, (Tensor, *_PLAIN)) for each in leaves)
+        if may_be and not same:
+            self.failed.add(path)
+        elif may_be:
             memory = [_memory(each) if isinstance(each, Tensor) else None for each in leaves]
             call = _Call(place, start, self.time, output, memory)
             self.calls.append(call)
@@ -305,9 +311,21 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an operation changes in place."""
     if not func._schema.is_mutable:
         return []
-    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    given = _by_name(func, args, kwargs)
     changed = [each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write]
     return _tensors([given.get(name) for name in changed])
+
+
+def _draws_random_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    takes_rate = any(each.name == "dropout_p" for each in func._schema.arguments)  # fused attention
+    return not takes_rate or _by_name(func, args, kwargs).get("dropout_p", 0.0) > 0
+
+
+def _by_name(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation that were given."""
+    return {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
 
 
 def _has_hooks(module: nn.Module) -> bool:

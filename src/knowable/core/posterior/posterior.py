@@ -139,7 +139,7 @@ class Posterior(ABC):
         return {name: (means[name] / std).masked_fill(~(std > 0), torch.inf) for name, std in stds.items()}
 
     def _ordered(self, params: Params) -> Params:
-        return {name: params[name] for name in self.model.params()}
+        return {name: params[name] for name in self.model.names}
 
     def draws_for_prediction(self, samples: int, seed: int) -> tuple[int, Tensor]:
         """How many draws a prediction uses, and their normalised log weights."""
@@ -286,12 +286,13 @@ class Posterior(ABC):
 # --- Monte Carlo prediction under a memory limit: blocks of draws, blocks of rows, one result ------------------------
 #
 # Draws are made once and kept for the next call where they fit. What they have in common runs once for a block of them.
-# Where few weights are random, several draws run in one batched call (their time is overhead); where many are, draw by
-# draw (their time is arithmetic, which batching cannot save).
+# Where few weights are random, several draws run in one batched call (their time is overhead, or products with weights
+# that all share); where many are, draw by draw (their time is arithmetic, which batching cannot save).
 
 _DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
-_VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
+_VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
+_OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
 
 
 def predict_outputs(
@@ -383,7 +384,8 @@ class _Budget:
         self.keep = draws * footprint.draw <= left // 4
         self.block = draws if self.keep else max(1, min(draws, left // (4 * footprint.draw)))
         left -= self.block * footprint.draw
-        self.vectorise = footprint.random <= _VECTORISE_BELOW
+        every = sum(value.numel() for value in posterior.model.net.parameters())
+        self.vectorise = footprint.random <= max(_VECTORISE_BELOW, _OR_SHARE * every)
         together = min(self.block, DRAWS_AT_ONCE) if self.vectorise else 1
         self.rows = max(1, int(left // 2 // (footprint.working + (together - 1) * footprint.own)))
 

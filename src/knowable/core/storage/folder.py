@@ -207,7 +207,7 @@ def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         step = max(1, tensor.shape[0] // rows) if tensor.dim() else 1
         chosen = tensor[::step] if tensor.dim() else tensor
-        digest.update(chosen.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(memoryview(chosen.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

@@ -112,7 +112,7 @@ def compress(
         latency=None if times is None else Change(*times),
         scores={} if rows is None else _scores(original, small.net, posterior, rows),
         difference=difference,
-        value_bits=8 * posterior.model.dtype.itemsize,
+        value_bits=8 * next(masked.parameters()).dtype.itemsize,
         notes=tuple(small.notes),
         _example=inputs,
         _plan=small.plan,
@@ -125,10 +125,10 @@ def _example(example: Any, rows: Data | None, posterior: Posterior) -> Tensor:
     if example is not None:
         inputs = as_input(example, model, name="example")
         model.network.probe(inputs, model.network_params(posterior.mean()), posterior.buffers)
-        return inputs
+        return model.network.own_input(inputs)
     if rows is None:
         raise InvalidArgument("compress needs a batch of inputs to trace the network: give example= or data=.")
-    return rows.first[0][:_ROWS]
+    return model.network.own_input(rows.first[0][:_ROWS])
 
 
 def _rewritten(masked: nn.Module, inputs: Tensor, *, merge_constants: bool) -> tuple[Rewritten, float]:
@@ -230,7 +230,7 @@ def score(net: nn.Module, posterior: Posterior, data: Data) -> dict[str, float]:
     The likelihood's own parameters are at their posterior means.
     """
     model = posterior.model
-    batches = [(net(x), y) for x, y in data]
+    batches = [(net(model.network.own_input(x)), y) for x, y in data]
     outputs, y = torch.cat([output for output, _ in batches]).unsqueeze(0), torch.cat([y for _, y in batches])
     own = {name: value.unsqueeze(0) for name, value in model.likelihood_params(posterior.mean()).items()}
     prediction = model.likelihood.predict(outputs, own, outputs.new_zeros(1))  # one draw

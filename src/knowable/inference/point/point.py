@@ -439,8 +439,7 @@ def warn_of_replaced_weights(model: Model, seed: int, advice: str) -> None:
     with own_randomness(derive_seed(seed, "initial", 1)):
         fresh = _reset_values(model)
     kept = {name: value for name, value in model.params().items() if name in fresh and value.any()}
-    other = [name for name, value in kept.items() if not _alike(value, fresh[name])]
-    if other:
+    if other := [name for name, value in kept.items() if not _alike(value, fresh[name])]:
         warnings.warn(
             f"The weights of {', '.join(other[:3])}{', ...' * (len(other) > 3)} are not like those with which the "
             f"layers begin by themselves: the network was trained, or initialised in a way of its own. They are "
@@ -455,7 +454,7 @@ def _reset_values(model: Model) -> dict[str, Tensor]:
     net = copy_module(model.net, _out_of_reach(model))
     done: set[str] = set()
     for path, module in net.named_modules():
-        own = _own_names(path, module)
+        own = {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
         reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))  # or attention's
         if own - model.frozen_names and _resets(reset):
             done |= own | {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
@@ -463,13 +462,10 @@ def _reset_values(model: Model) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in every if name in done}
 
 
-def _own_names(path: str, module: nn.Module) -> set[str]:
-    return {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
-
-
 def _out_of_reach(model: Model) -> dict[int, Tensor]:
     """The parameters that no module that resets itself can change, by their ids: a copy may share them."""
-    resetting = [each for path, each in model.net.named_modules() if _own_names(path, each) - model.frozen_names]
+    free = {id(value) for name, value in model.net.named_parameters() if name not in model.frozen_names}
+    resetting = (each for each in model.net.modules() if free & set(map(id, each.parameters(recurse=False))))
     reached = {id(value) for module in resetting for value in module.parameters()}
     return {id(value): value for value in model.net.parameters() if id(value) not in reached}
 
@@ -497,10 +493,8 @@ def _alike(one: Tensor, drawn: Tensor) -> bool:
 
 def _resets(reset: Any) -> bool:
     """Call a module's ``reset_parameters``; False if it has none, or one that wants arguments."""
-    if not callable(reset):
-        return False
     try:
         reset()
-    except TypeError:
+    except TypeError:  # None cannot be called either
         return False
     return True

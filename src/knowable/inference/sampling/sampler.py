@@ -78,7 +78,7 @@ class Sampler(ChainSettings, Method):
             identity["positions"] = tensor_fingerprint(start.positions)
         result = self._run(
             target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
-            monitor=FunctionMonitor(model, *rows.tensors[:2], start, target.layout),
+            monitor=FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout),
             checkpoint=part_of(job.checkpoint, "chains"), identity=identity,
         )  # fmt: skip
         stack = target.layout.views(result.draws.reshape(-1, target.layout.size))
