@@ -15,7 +15,8 @@ MODULES = (inputs, networks, precision, predicting, randomness, resuming, storin
 
 def test_every_check_there_is_is_in_the_suite():
     written = {name.removeprefix("check_") for module in MODULES for name in vars(module) if name.startswith("check_")}
-    assert written - {check.name for check in CHECKS} == {"network"}  # which is there once for every kind of network
+    # which are there once for every kind of network
+    assert written - {check.name for check in CHECKS} == {"case", "network"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 

@@ -28,6 +28,7 @@ def test_all_but_forty_rows_are_predicted_in_every_split_by_every_method(rough):
         assert all(len(prediction) == len(rows) for prediction, rows in parts)
 
 
+@pytest.mark.slow
 def test_held_out_predictions_are_in_original_units_and_the_table_holds_their_scores(rough):
     prediction, rows = rough.held_out["Exact linear"][0]
     training = motorcycle_data().rows(torch.from_numpy(np.setdiff1d(np.arange(133), rows)))

@@ -73,7 +73,7 @@ class ExpansionPoint:
     @cached_property
     def some_rows(self) -> Tensor:
         """A few inputs, on which the network is traced."""
-        return next(iter(self.data))[0][:8]
+        return self.data.first[0][:8]
 
     @cached_property
     def layers(self) -> NetworkLayers:
