@@ -10,6 +10,8 @@ with gradients and inputs rotated into the posterior's basis, which costs little
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -41,12 +43,21 @@ def block_covariance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tenso
     directions = unit_directions(rows.output)
     total = rows.output.new_zeros((len(rows.x), len(directions), len(directions)))
     for layer, a, g in zip(rows.layers, rows.activations, rows.gradients(directions), strict=True):
-        total += _layer_covariance(g.movedim(0, 1), a, by_names[layer.names])
+        block, g = by_names.get(layer.names), g.movedim(0, 1)
+        if block is None:  # of a posterior that was saved before the parameters were seen to be a layer
+            alone = layer.params(g.mT @ a.unsqueeze(1))
+            total += sum(_covariance_of_one(name, value, by_names) for name, value in alone.items())
+        else:
+            total += _layer_covariance(g, a, block)
     for name, gradients in rows.others(directions).items():
-        block = by_names[(name,)]
-        matrices = block.matrix({name: gradients.movedim(0, 1)})  # (rows, outputs, out, in)
-        total += _gram(block.rotate(matrices) * block.precision.rsqrt())
+        total += _covariance_of_one(name, gradients.movedim(0, 1), by_names)
     return total
+
+
+def _covariance_of_one(name: str, gradients: Tensor, blocks: Mapping[tuple[str, ...], KroneckerBlock]) -> Tensor:
+    """A parameter's part, from gradients ``(rows, outputs, ...)``, where it has a block of its own."""
+    block = blocks[(name,)]
+    return _gram(block.rotate(block.matrix({name: gradients})) * block.precision.rsqrt())
 
 
 def _layer_covariance(g: Tensor, a: Tensor, block: KroneckerBlock) -> Tensor:
@@ -72,7 +83,7 @@ def head_variance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor |
     Then the outputs' gradients are unit vectors, so that even thousands of outputs need no backward pass.
     """
     layer = rows.layers.only
-    if layer is None or not rows.is_head(layer) or rows.layers.axes[layer.uses[0]].dim != 0:
+    if layer is None or not rows.is_head(layer) or rows.layers.axes[layer.uses[0]].dim != 0 or len(blocks) > 1:
         return None
     (block,) = blocks
     a = rows.activations[0]  # (rows, positions, in)
