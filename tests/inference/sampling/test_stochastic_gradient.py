@@ -22,6 +22,7 @@ SAMPLERS = [
     SGHMC(chains=4),
     CyclicalSGMCMC(chains=4, cycle_steps=30),
     SGLD(chains=4, preconditioned=True),
+    SGLD(chains=4, steps=1),
 ]
 PROBLEM = LinearGaussian.make(60, 3)
 

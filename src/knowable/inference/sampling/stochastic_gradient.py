@@ -250,8 +250,9 @@ class LangevinKernel(Kernel):
         first, count = state.batch_step, self.settings.steps - 1
         if count:
             state = self.dynamics(state, leapfrog=used)(state, batches, first, count)
+        batch = batches.current if count else batches.of_step(first - 1)  # that of the state's gradient
         noise = fast_randn(*state.position.shape, like=state.position)
-        found = trajectory(batches.current, Metric(state.inverse_mass), state, noise, used, 1)
+        found = trajectory(batch, Metric(state.inverse_mass), state, noise, used, 1)
         value, gradient = batches.gradient(found.position, first + count)
         measured, pairs = _noise_variance(state, gradient - found.gradient)
         if used > 0.9 * tuned.current:  # it is this criterion that limits the step
