@@ -83,7 +83,7 @@ class BernoulliPrediction(ClassPrediction):
 
     @property
     def samples(self) -> Tensor:  # type: ignore[override]
-        """The draws' probabilities of a 1, ``(K, batch, ...)``; computed anew each time, to save memory."""
+        """The draws' probabilities of a 1, ``(K, batch, ...)``; recomputed at each access, to save memory."""
         return self.logits.sigmoid()
 
     def __len__(self) -> int:

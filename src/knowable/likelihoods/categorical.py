@@ -136,7 +136,7 @@ class CategoricalPrediction(ClassPrediction):
 
     @property
     def samples(self) -> Tensor:  # type: ignore[override]
-        """The draws' probabilities, ``(K, batch, classes, ...)``; computed anew each time, to save memory."""
+        """The draws' probabilities, ``(K, batch, classes, ...)``; recomputed at each access, to save memory."""
         return self.log_probs.exp()
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ class SharedPart:
             self._running = before
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A submodule's call; outside of a run of this part (a block that is computed anew for a gradient) as it is."""
+        """A submodule's call; outside of a run of this part (a block that is recomputed for a gradient) as it is."""
         return forward(*args, **kwargs) if self._running is None else self._running.call(path, forward, args, kwargs)
 
 

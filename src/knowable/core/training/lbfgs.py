@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ITERATIONS = 100  # of a round, after which it begins anew
+_ITERATIONS = 100  # of a round, after which it restarts
 _MEMORY = 30  # differences of gradients
 
 
