@@ -105,9 +105,10 @@ class Categorical(Likelihood):
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
         """Probabilities averaged over normal logits, see :func:`average_log_softmax`."""
-        if outputs.covariance is None:
+        if outputs.covariance is None and outputs.at_places is None:
             return super().predict_normal(outputs, params)
-        log_mean_probs = average_log_softmax(outputs.mean, outputs.covariance)
+        covariance = outputs.covariance if outputs.at_places is None else outputs.at_places
+        log_mean_probs = average_log_softmax(outputs.mean, covariance)
         log_probs = outputs.draws.log_softmax(2)
         return CategoricalPrediction(log_probs, outputs.log_weights, log_mean_probs, ignore_index=self.ignore_index)
 
@@ -246,11 +247,14 @@ def average_log_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
 
     Args:
         mean: Means, ``(batch, classes, ...)``.
-        covariance: Covariances of each row's flattened logits, ``(batch, outputs, outputs)``.
+        covariance: Covariances of each row's flattened logits, ``(batch, outputs, outputs)``, or of the logits at each
+            position, ``(batch, positions, classes, classes)``.
     """
     classes = mean.shape[1]
-    blocks = covariance.view(len(mean), classes, -1, classes, covariance.shape[-1] // classes)
-    blocks = blocks.diagonal(dim1=2, dim2=4).movedim(3, 1).flatten(0, 1)  # (batch positions, classes, classes)
+    if covariance.dim() == 3:
+        covariance = covariance.view(len(mean), classes, -1, classes, covariance.shape[-1] // classes)
+        covariance = covariance.diagonal(dim1=2, dim2=4).movedim(3, 1)
+    blocks = covariance.flatten(0, 1)  # (batch positions, classes, classes)
     differences = torch.eye(classes, dtype=mean.dtype, device=mean.device)[:-1]
     differences[:, -1] = -1.0
     root = root_of(differences @ blocks.to(mean.dtype) @ differences.T)
