@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import beta, binom
+from scipy.special import betainc, betaincinv
 from torch import Tensor
 
 from knowable.core.prediction.prediction import check_finite_target
@@ -160,7 +160,7 @@ def risk_bound(losses: Array, delta: float, *, binary: bool | None = None) -> Te
     values, found = _checked_losses(losses, 1.0)
     sums, n = np.asarray(values.sum(0).numpy()), len(values)
     if found if binary is None else binary:
-        bound = np.where(sums >= n, 1.0, beta.ppf(1 - delta, sums + 1, np.maximum(n - sums, 1e-300)))
+        bound = np.where(sums >= n, 1.0, betaincinv(sums + 1, np.maximum(n - sums, 1e-300), 1 - delta))
         return torch.as_tensor(bound, dtype=torch.float64)
     low, high = np.minimum(sums / n, 1.0), np.ones_like(sums, dtype=float)
     for _ in range(_BISECTIONS):  # the p-value falls as alpha rises
@@ -173,10 +173,15 @@ def risk_bound(losses: Array, delta: float, *, binary: bool | None = None) -> Te
 def _p_values(sums: np.ndarray, n: np.ndarray | int, alpha: np.ndarray | float, binary: bool) -> np.ndarray:
     """P-values for sums of n losses."""
     if binary:
-        return binom.cdf(np.round(sums), n, alpha)
+        return _binomial_cdf(np.round(sums), n, alpha)
     mean = np.minimum(sums / np.maximum(n, 1), alpha)
-    bentkus = math.e * binom.cdf(np.ceil(sums - _ROUNDING), n, alpha)
+    bentkus = math.e * _binomial_cdf(np.ceil(sums - _ROUNDING), n, alpha)
     return np.minimum(np.minimum(np.exp(-n * _divergence(mean, alpha)), bentkus), 1.0)
+
+
+def _binomial_cdf(count: np.ndarray, n: np.ndarray | int, alpha: np.ndarray | float) -> np.ndarray:
+    """P(Bin(n, alpha) <= count)."""
+    return np.where(count >= n, 1.0, betainc(np.maximum(n - count, 1e-300), count + 1, 1 - np.asarray(alpha)))
 
 
 def _divergence(mean: np.ndarray, alpha: np.ndarray | float) -> np.ndarray:
