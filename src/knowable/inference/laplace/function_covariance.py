@@ -153,7 +153,7 @@ def full_covariance(rows: BatchJacobian, normal: FullCovarianceNormal) -> Tensor
     return _head_covariance(a, _numbers(layer, normal), normal.scale_tril)
 
 
-def _places(layer: Layer, normal: FullCovarianceNormal) -> Tensor:
+def _numbers(layer: Layer, normal: FullCovarianceNormal) -> Tensor:
     """Where the weights of each output are in the flat vector, ``(out, in)``."""
     numbers = torch.arange(normal.layout.size, device=normal.scale_tril.device)
     return layer.matrix(normal.layout.views(numbers))

@@ -156,7 +156,9 @@ class LaplacePosterior(NormalPosterior):
         if function == self._head_variance:
             mean, variance = self._moments(x, function, 0, memory)
             return NormalOutputs(mean, variance, None, draws)
-        row_bytes = full_row_bytes(first.output[0].numel(), min(COLUMNS, self.normal.layout.size), self.model.dtype.itemsize)
+        row_bytes = full_row_bytes(
+            first.output[0].numel(), min(COLUMNS, self.normal.layout.size), self.model.dtype.itemsize
+        )
         mean, found = self._moments(x, function, row_bytes, memory)
         variance = found.diagonal(dim1=-2, dim2=-1).movedim(-1, 1).reshape(mean.shape)
         return NormalOutputs(mean, variance, None, draws, found)
