@@ -316,33 +316,15 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
 
 def draw(study: Study, path: Path) -> Path:
     """Pictures of a held-out slice by the ensemble."""
-    from knowable.core.support.figure import new_figure
+    import knowable as kn
 
     (held_out, known), (x, y) = study.slices.calibration, (each[:1] for each in study.slices.test)
     posterior = study.posterior("DeepEnsemble")
     new = posterior.predict(x)
-    mask = mask_of(posterior.predict(held_out), known, new, study.recipe)[0]
-    found = {name: getattr(new, name).reshape(y.shape)[0] for name in ("labels", "aleatoric", "epistemic")}
-    panels = {
-        "slice": (x[0, 0], "gray"),
-        "annotated membrane": (y[0], "gray_r"),
-        "predicted membrane": (found["labels"], "gray_r"),
-        "aleatoric uncertainty, nats": (found["aleatoric"], "viridis"),
-        "epistemic uncertainty, nats": (found["epistemic"], "viridis"),
-        f"mask that misses at most {study.recipe.missed:.0%}": (mask, "gray_r"),
-    }
-
-    def fill(figure: Any) -> None:
-        axes = figure.subplots(2, 3)
-        for each, (title, (values, colours)) in zip(axes.flat, panels.items(), strict=True):
-            shown = each.imshow(values, cmap=colours, interpolation="nearest")
-            each.set_title(title)
-            each.set_axis_off()
-            if colours == "viridis":
-                figure.colorbar(shown, ax=each, fraction=0.046)
-
+    mask = mask_of(posterior.predict(held_out), known, new, study.recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new_figure(9.0, 5.8, fill).savefig(path, dpi=90)
+    maps = {f"misses at most {study.recipe.missed:.0%}": mask}
+    kn.pixel_plot(new, x, y, maps=maps).savefig(path, dpi=110)
     return path
 
 

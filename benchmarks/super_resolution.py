@@ -260,33 +260,15 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
 
 def draw(study: Study, path: Path, images: tuple[int, ...] = (0, 1, 8)) -> Path:
     """Pictures of some test images by the ensemble, with the widths of their intervals and where these are wrong."""
-    from knowable.core.support.figure import new_figure
+    import knowable as kn
 
     x, y = (each[list(images)] for each in study.test)
     posterior = study.posterior(METHODS[-1])
     new = posterior.predict(x)
     low, high = study._conformal(posterior.predict(study.calibration[0]), new)
-    columns = {
-        "7 x 7": (x[:, 0], "gray", 0.0, 1.0),
-        "bicubic": (bicubic(x), "gray", 0.0, 1.0),
-        "predicted mean": (new.mean, "gray", 0.0, 1.0),
-        "truth": (y, "gray", 0.0, 1.0),
-        "width of the 90% interval": (high - low, "viridis", 0.0, None),
-        "truth outside the interval": (((y < low) | (y > high)).double(), "gray_r", 0.0, 1.0),
-    }
-
-    def fill(figure: Any) -> None:
-        axes = figure.subplots(len(images), len(columns), squeeze=False)
-        for place, (title, (values, colours, least, most)) in enumerate(columns.items()):
-            for row, each in enumerate(axes[:, place]):
-                shown = each.imshow(values[row].detach(), cmap=colours, vmin=least, vmax=most, interpolation="nearest")
-                each.set_axis_off()
-                if most is None:
-                    figure.colorbar(shown, ax=each, fraction=0.046)
-            axes[0, place].set_title(title)
-
+    maps = {"bicubic": bicubic(x), "width of 90% interval": high - low, "truth outside it": (y < low) | (y > high)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    new_figure(10.0, 1.8 * len(images), fill).savefig(path, dpi=90)
+    kn.pixel_plot(new, x, y, rows=range(len(images)), maps=maps).savefig(path, dpi=80)
     return path
 
 

@@ -61,6 +61,7 @@ from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.evaluation.pixel_plots import pixel_plot
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
 from knowable.inference import dropout, ensembles, exact, laplace, point, sampling, variational
@@ -172,6 +173,7 @@ __all__ = [
     "weights_film",
     "trace_plot",
     "rank_plot",
+    "pixel_plot",
     # decisions
     "certify",
     "Certificate",

@@ -225,8 +225,8 @@ def check_labels(
     bad = (y < 0) | (y >= classes)
     if ignore_index is not None:
         bad, expected = bad & (y != ignore_index), f"{expected} or {ignore_index}, which is ignored"
-    elif (y == -100).any():
-        advice = "If -100 is no label, say so: Categorical(ignore_index=-100)."
+    elif no_labels := [value for value in (-100, 255) if (bad & (y == value)).any()]:
+        advice = f"If {no_labels[0]} is no label, say so: Categorical(ignore_index={no_labels[0]})."
     refuse_where(bad, y, name=name, expected=expected, advice=advice)
     return y.long()
 
