@@ -332,15 +332,15 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     """One table: a row for each method."""
     recipe = run["recipe"]
     title = (
-        f"Membranes: U-Net of {recipe['channels']} channels and {recipe['depth']} resolutions, {recipe['epochs']} epochs "
-        f"on {recipe['train']} slices"
+        f"Membranes: U-Net of {recipe['channels']} channels and {recipe['depth']} resolutions, "
+        f"{recipe['epochs']} epochs on {recipe['train']} slices"
     )
     note = (
         f"Mean ± standard error over the test slices, for one training run. Ensemble of {recipe['members']}, dropout "
         f"{recipe['rate']:g}, {recipe['samples']} draws. AUROC: the probability that a pixel labelled wrong is more "
-        f"uncertain than one labelled right. Masks were to miss at most {recipe['missed']:g} of the membrane, on average "
-        f"over tiles of {recipe['tile']} x {recipe['tile']} pixels. Minutes are those of the fit on a busy machine; Laplace "
-        f"and mean-field VI add theirs to those of MAP."
+        f"uncertain than one labelled right. Masks were to miss at most {recipe['missed']:g} of the membrane, on "
+        f"average over tiles of {recipe['tile']} x {recipe['tile']} pixels. Minutes are those of the fit on a busy "
+        f"machine; Laplace and mean-field VI add theirs to those of MAP."
     )
     lines = [_cells(name, row) for name, row in run["methods"].items()]
     picture = "![a slice, its membrane, the uncertainty of both kinds and the mask](segmentation.png)\n"

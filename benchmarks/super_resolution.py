@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ class Enlarger(nn.Module):
         widths = [1, channels, channels, channels, channels]
         layers = [
             part
-            for before, width in zip(widths, widths[1:], strict=False)
+            for before, width in pairwise(widths)
             for part in (nn.Conv2d(before, width, 3, padding=1), nn.ReLU())
         ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 2 * FACTOR**2, 3, padding=1), nn.PixelShuffle(FACTOR))
