@@ -27,11 +27,11 @@ class HeteroscedasticStudentT(Likelihood):
     .. math:: p(y \mid f) = t_\nu\big(y \mid f_{1:d},\ \exp(f_{d+1:2d})\big), \qquad \nu = 2 + e^{\eta}
 
     The last dimension of the network's output is :math:`2d`: first the :math:`d` centres, then the :math:`d` logarithms
-    of the scales. (Of images, move them there: ``output.movedim(1, -1)`` of a convolution with two channels.) The degrees
-    of freedom ν are above 2, so that the variance is finite; with the prior ``Normal(1.0, loc=2.0)`` on η they are
-    between 3 and 55 with probability 0.95. Where tails are normal they grow, and the likelihood becomes
-    :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`; where they are not, a surprising row
-    costs its logarithm and not its square.
+    of the scales. (Of images, move them there: ``output.movedim(1, -1)`` of a convolution with two channels.) The
+    degrees of freedom ν are above 2, so that the variance is finite; with the prior ``Normal(1.0, loc=2.0)`` on η they
+    are between 3 and 55 with probability 0.95. Where tails are normal they grow, and the likelihood becomes
+    :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`; where they are not, a surprising
+    row costs its logarithm and not its square.
 
     Example:
         >>> HeteroscedasticStudentT().params()
