@@ -37,6 +37,9 @@ from knowable.core.prediction.prediction import ClassPrediction, Prediction, Reg
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -55,9 +58,6 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
-from knowable.decisions.certify import certify
-from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate

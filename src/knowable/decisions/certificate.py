@@ -200,7 +200,7 @@ class Certificate:
             (
                 f"Certificate on {self.n:,} held-out rows, alpha={self.alpha:g}, delta={self.delta:g}.",
                 *(f"- {each.name.capitalize()}: {each.statement}" for each in self.guarantees),
-                f"- Calibration: {what} of the posterior differ by {curve.error:.3f} on average over the held-out rows.",
+                f"- Calibration: {what} of the posterior differ by {curve.error:.3f}, on average over held-out rows.",
                 "Each statement holds by itself, for rows drawn like the held-out ones. Those with a probability of "
                 f"{1 - self.delta:.4g} hold together with at least {max(0.0, 1 - surely * self.delta):.4g}.",
             )
