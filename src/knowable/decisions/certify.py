@@ -89,8 +89,8 @@ def certify(
         delta: Probability, over draws of the held-out rows, that the rejection rule does not keep its risk.
         score: Of classes, ``"lac"`` (the smallest sets), ``"aps"`` or ``"raps"`` (sets that grow where the model is
             unsure). Of numbers, ``"normalised"`` (by the predictive standard deviation), ``"split"`` (the same width
-            everywhere) or ``"cqr"`` (predictive quantiles, moved). ``"auto"``: ``"lac"`` and ``"normalised"``; ``"cqr"``
-            where a standard deviation is not finite.
+            everywhere) or ``"cqr"`` (predictive quantiles, moved). ``"auto"``: ``"lac"``; ``"normalised"``, but
+            ``"cqr"`` where a standard deviation is not finite.
         groups: The group of each held-out row, or ``"label"``: then sets and intervals have their guarantee in each
             group or class.
         risk: Mean loss allowed among accepted rows. None: of classes, ``alpha``. Of numbers, what comes out: all rows
@@ -219,7 +219,7 @@ def _classes(held: _HeldOut, score: str, groups: Any, risk: float | None, loss: 
     target = held.alpha if risk is None else risk
     rule = rejection_rule(uncertainty_of(held.prediction), losses, target, held.delta, seed=held.seed)
     one = own.shape[1] == 1
-    what = f"of accepted {'labels' if one else 'rows’ labels'} are wrong" if loss is None else "is the mean loss of"
+    what = f"of {'accepted labels' if one else 'the labels of accepted rows'} are wrong"
     return _Found(
         score=score,
         thresholds=thresholds,
@@ -264,7 +264,7 @@ def _numbers(held: _HeldOut, score: str, groups: Any, risk: float | None, loss: 
                 f"got {held.n:,}. Hold out more rows, or raise risk or delta."
             )
         rule = rejection_rule(u[rest], losses[rest], risk, held.delta, seed=held.seed)
-    what = f"of accepted {'outcomes' if one else 'rows’ outcomes'} are outside their intervals"
+    what = f"of {'accepted outcomes' if one else 'the outcomes of accepted rows'} are outside their intervals"
     return _Found(
         score=score,
         thresholds=thresholds,
@@ -348,7 +348,7 @@ def _rejection_guarantee(rule: RejectionRule, what: str, by: str, own: bool) -> 
     if not rule.certified:
         text = f"No threshold keeps the risk of accepted rows within {rule.alpha:g}: every row is rejected."
     elif rule.n == 0:
-        text = f"No row was left to test which predictions to accept; those with a {by} of at most {rule.threshold:.4g} are."
+        text = f"Not tested, since no row was left for it. A row is accepted when its {by} is at most {rule.threshold:.4g}."
     else:
         bound = f"the mean loss of accepted rows is at most {limit:.4g}" if own else f"at most {limit:.2%} {what}"
         text = (
