@@ -348,7 +348,7 @@ def _rejection_guarantee(rule: RejectionRule, what: str, by: str, own: bool) -> 
     if not rule.certified:
         text = f"No threshold keeps the risk of accepted rows within {rule.alpha:g}: every row is rejected."
     elif rule.n == 0:
-        text = f"Not tested, since no row was left for it. A row is accepted when its {by} is at most {rule.threshold:.4g}."
+        text = f"Not tested, as no row was left. A row is accepted when its {by} is at most {rule.threshold:.4g}."
     else:
         bound = f"the mean loss of accepted rows is at most {limit:.4g}" if own else f"at most {limit:.2%} {what}"
         text = (
