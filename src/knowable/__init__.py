@@ -32,12 +32,14 @@ from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
 from knowable.errors import (
+    CalibrationWarning,
     ConvergenceWarning,
     DamagedArtifact,
     Diverged,
@@ -135,6 +137,7 @@ __all__ = [
     "KroneckerNormal",
     "LowRankNormal",
     "Mixture",
+    "Recalibrated",
     "ProductPosterior",
     "ChainPosterior",
     "Samples",
@@ -192,6 +195,7 @@ __all__ = [
     "ConvergenceWarning",
     "Interrupted",
     "WorseThanNetwork",
+    "CalibrationWarning",
     "ModelWarning",
     "NeedsClasses",
     "UnseenCategory",
