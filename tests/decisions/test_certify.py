@@ -220,6 +220,16 @@ def test_training_rows_are_refused():
         kn.certify(posterior, (x, y))
 
 
+def test_rows_that_recalibrated_a_posterior_are_refused_too():
+    posterior, x, y = classes()
+    again = posterior.recalibrated((x[:300], y[:300]))
+    with pytest.raises(kn.InvalidData, match="300 rows of held_out are rows that the posterior was fitted to"):
+        kn.certify(again, (x[:300], y[:300]))
+    found = kn.certify(again, (x[300:900], y[300:900])).predict(x[900:])
+    covered = found.set.gather(1, y[900:, None]).double().mean().item()
+    assert abs(covered - 0.9) < 4 * (0.09 * (1 / 600 + 1 / 500)) ** 0.5
+
+
 def test_held_out_rows_that_prove_nothing_are_refused():
     posterior, x, y = classes()
     with pytest.raises(kn.InvalidData, match="at least 9 held-out rows, got 8"):
