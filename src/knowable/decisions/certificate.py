@@ -181,12 +181,8 @@ class Certificate:
             delta: Probability of a false alarm, ever; None: that of the certificate.
             seed: Breaks ties.
 
-        Example::
-
-            alarm = certificate.watch()
-            for x in stream:
-                if alarm.update(certificate.predict(x).novelty):
-                    ...
+        Returns:
+            The alarm; ``alarm.update(certificate.predict(x).novelty)`` gives it the next rows.
         """
         from knowable.decisions.stream_alarm import StreamAlarm
 

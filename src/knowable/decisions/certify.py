@@ -108,8 +108,14 @@ def certify(
             need; the message says how many these are.
 
     Example:
-        >>> certificate = certify(posterior, (x_held_out, y_held_out), alpha=0.1)  # doctest: +SKIP
-        >>> certificate.predict(x_new).interval  # doctest: +SKIP
+        >>> import knowable as kn
+        >>> data = kn.datasets.linear(300, d=2)
+        >>> model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
+        >>> posterior = kn.ExactLinear().fit(model, (data.x[:100], data.y[:100]))
+        >>> certificate = certify(posterior, (data.x[100:250], data.y[100:250]), alpha=0.1)
+        >>> low, high = certificate.predict(data.x[250:]).interval
+        >>> certificate.predict(data.x[250:]).accept.shape
+        torch.Size([50])
     """
     held = _HeldOut.of(posterior, held_out, groups, alpha, delta, samples, seed)
     novelty = _chosen_novelty(check_choice("novelty", novelty, NOVELTIES), held.prediction)
