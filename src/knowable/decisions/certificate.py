@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,21 +226,24 @@ class Certificate:
 
         return save_certificate(self, path, overwrite=overwrite)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior]) -> Certificate:
+        """Read a certificate; ``knowable.load`` is the door.
+
+        Args:
+            path: The folder.
+            load_posterior: Reads the posterior in the folder that it is given.
+        """
+        from knowable.decisions.certificate_saving import read_certificate
+
+        return cls(**read_certificate(path, load_posterior, Guarantee))
+
     def __repr__(self) -> str:
         rule = f"{self.rejection.accepted:.1%}" if self.rejection.certified else "none"
         return (
             f"Certificate({type(self.posterior).__name__}, held-out rows={self.n:,}, alpha={self.alpha:g}, "
             f"delta={self.delta:g}, score={self.score!r}, accepted={rule})"
         )
-
-
-def plain_fields(certificate: Certificate) -> dict[str, Any]:
-    """The fields of a certificate that are numbers and texts."""
-    return {
-        each.name: value
-        for each in fields(certificate)
-        if isinstance(value := getattr(certificate, each.name), str | int | float | None)
-    }
 
 
 def uncertainty_of(prediction: Prediction) -> Tensor:
