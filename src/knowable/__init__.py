@@ -32,12 +32,17 @@ from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
+    CalibrationWarning,
     ConvergenceWarning,
     DamagedArtifact,
     Diverged,
@@ -55,9 +60,6 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
-from knowable.decisions.certify import certify
-from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
@@ -139,6 +141,7 @@ __all__ = [
     "KroneckerNormal",
     "LowRankNormal",
     "Mixture",
+    "Recalibrated",
     "ProductPosterior",
     "ChainPosterior",
     "Samples",
@@ -203,6 +206,7 @@ __all__ = [
     "ConvergenceWarning",
     "Interrupted",
     "WorseThanNetwork",
+    "CalibrationWarning",
     "ModelWarning",
     "NeedsClasses",
     "UnseenCategory",

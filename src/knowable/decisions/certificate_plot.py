@@ -10,6 +10,7 @@ from torch import Tensor
 
 from knowable.core.support.figure import COLOURS, GRID, MUTED, new_figure
 from knowable.evaluation.calibration import ReliabilityCurve
+from knowable.evaluation.conformal import p_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,15 +65,15 @@ def _rejection(axes: Axes, certificate: Certificate) -> None:
 
 def _alarm(axes: Axes, certificate: Certificate) -> None:
     scores = certificate.novelty_scores
-    limit = scores[-max(1, math.floor((len(scores) + 1) * certificate.alpha + 1e-9))].item()
-    axes.hist(scores.numpy(), bins=40, color=_BLUE, alpha=0.8)
-    axes.axvline(limit, color=_RED, linewidth=1.0, linestyle="--")
+    axes.plot(scores, p_values(scores, scores), color=_BLUE, linewidth=1.2, drawstyle="steps-pre")
+    axes.axhline(certificate.alpha, color=_RED, linewidth=1.0, linestyle="--")
     axes.annotate(
-        f" p ≤ {certificate.alpha:g}", (limit, 1.0), xycoords=("data", "axes fraction"), color=_RED, va="top", fontsize=8
+        f"{certificate.alpha:g}", (0.99, certificate.alpha), xycoords=("axes fraction", "data"), color=_RED,
+        ha="right", va="bottom", fontsize=8,
+    )  # fmt: skip
+    axes.set(
+        ylim=(0, 1.02), xlabel=f"{certificate.novelty} uncertainty", ylabel="p-value", title="Alarm: small is strange"
     )
-    axes.set(xlabel=f"{certificate.novelty} uncertainty", ylabel="held-out rows", title="Alarm: strange to the right")
-    axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(bottom=0)
 
 
 def plot_wealth(log_wealth: Tensor, delta: float, alarm_at: int | None) -> Figure:
