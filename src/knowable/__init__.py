@@ -58,6 +58,7 @@ from knowable.errors import (
     WorseThanNetwork,
 )
 from knowable.evaluation import metrics
+from knowable.evaluation.calibration_plots import coverage_plot, pit_plot, rejection_plot, reliability_diagram
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
@@ -167,6 +168,10 @@ __all__ = [
     "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
+    "reliability_diagram",
+    "coverage_plot",
+    "pit_plot",
+    "rejection_plot",
     "sparsity_plot",
     "weights_plot",
     "weights_film",
