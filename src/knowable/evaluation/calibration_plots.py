@@ -69,8 +69,10 @@ def pit_plot(prediction: Prediction, y: Array, *, bins: int = 10) -> Figure:
     def draw(axes: Axes) -> None:
         flat, error = 1 / bins, 2 * found.standard_error
         axes.axhspan(max(0.0, flat - error), flat + error, color=GRID, lw=0, label="calibrated, ± 2 s.e.")
-        axes.bar(found.edges[:-1].tolist(), found.share.tolist(), 1 / bins, align="edge", color=COLOURS[5], edgecolor="white", lw=0.8,
-                 alpha=0.85, label="outcomes")  # fmt: skip
+        left, heights = found.edges[:-1].tolist(), found.share.tolist()
+        axes.bar(
+            left, heights, 1 / bins, align="edge", color=COLOURS[5], edgecolor="white", alpha=0.85, label="outcomes"
+        )
         axes.axhline(flat, color=MUTED, lw=1)
         for edge in (max(0.0, flat - error), flat + error):  # also in front of the bars
             axes.axhline(edge, color=MUTED, lw=0.8, ls=":")

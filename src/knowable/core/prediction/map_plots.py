@@ -60,7 +60,7 @@ def plot_maps(prediction: ClassPrediction | RegressionPrediction, y: Any) -> Fig
             for row in range(rows):
                 axes = figure.add_subplot(rows, len(planes), row * len(planes) + column + 1)
                 top = max(high, low + 1e-12)
-                image = axes.imshow(maps[row], cmap=colours, vmin=low, vmax=top, interpolation="nearest")
+                image = axes.imshow(maps[row].numpy(), cmap=colours, vmin=low, vmax=top, interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 if row == 0:
                     axes.set_title(title, color=INK)
