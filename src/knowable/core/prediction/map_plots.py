@@ -27,7 +27,6 @@ def is_image(values: Tensor) -> bool:
 
 def plot_maps(prediction: ClassPrediction | RegressionPrediction, y: Any) -> Figure:
     """Maps of the first rows: what is predicted, what was observed if it is known, aleatoric and epistemic part."""
-
     classes = hasattr(prediction, "labels")
     shown = prediction.labels if classes else prediction.mean  # type: ignore[union-attr]
     planes = {"most probable class" if classes else "mean": _planes(shown)}
