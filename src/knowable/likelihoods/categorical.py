@@ -105,9 +105,9 @@ class Categorical(Likelihood):
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
         """Probabilities averaged over normal logits, see :func:`average_log_softmax`."""
-        if outputs.covariance is None and outputs.at_places is None:
-            return super().predict_normal(outputs, params)
         covariance = outputs.covariance if outputs.at_places is None else outputs.at_places
+        if covariance is None:
+            return super().predict_normal(outputs, params)
         log_mean_probs = average_log_softmax(outputs.mean, covariance)
         log_probs = outputs.draws.log_softmax(2)
         return CategoricalPrediction(log_probs, outputs.log_weights, log_mean_probs, ignore_index=self.ignore_index)
