@@ -97,6 +97,8 @@ from knowable.registry import METHODS, cite
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
     from knowable.decisions.compress import Compressed, compress, load_compressed
+    from knowable.decisions.continual import ContinualLearner
+    from knowable.decisions.coreset import Coreset
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -173,6 +175,8 @@ __all__ = [
     "compress",
     "Compressed",
     "load_compressed",
+    "ContinualLearner",
+    "Coreset",
     # the rest
     "cite",
     "datasets",
@@ -213,6 +217,8 @@ _LAZY = {
     "compress": "knowable.decisions.compress",
     "Compressed": "knowable.decisions.compress",
     "load_compressed": "knowable.decisions.compress",
+    "ContinualLearner": "knowable.decisions.continual",
+    "Coreset": "knowable.decisions.coreset",
 }
 
 

@@ -46,6 +46,7 @@ class Posterior(ABC):
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
             ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
+        method: The method that fitted it; None where it was loaded or made by hand.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -75,6 +76,7 @@ class Posterior(ABC):
         self.log_evidence = log_evidence
         self.seed = seed
         self.target_shape: Any = None
+        self.method: Any = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
@@ -115,6 +117,31 @@ class Posterior(ABC):
             f"{type(self).__name__} has no density, so it cannot be a prior. Fit a method whose posterior has one, "
             f"such as MeanFieldVI."
         )
+
+    def update(self, data: Any, *, method: Any = None, **options: Any) -> Posterior:
+        r"""The posterior after more data: this one is the prior, and nothing that was seen before is needed again.
+
+        .. math:: p(\theta \mid D_1, D_2) \propto p(D_2 \mid \theta)\, p(\theta \mid D_1)
+
+        There is no weight between old and new to choose: both are on the full-data scale. With exact inference the
+        result is that of all data at once; with an approximation its errors add up over the updates. Point estimates
+        have no variance, so they stay at their values.
+
+        Args:
+            data: The new data, as for ``fit``.
+            method: The method that fits it; None takes the one that fitted this posterior.
+            options: Further arguments of ``fit``: ``seed``, ``validation``, ``checkpoint``, ...
+
+        Raises:
+            Unsupported: If this posterior has no density, such as that of an ensemble.
+        """
+        method = self.method if method is None else method
+        if method is None:
+            raise InvalidArgument(
+                "method is not known: this posterior was loaded, or made by hand. Pass the one that fits the new data, "
+                "posterior.update(data, method=kn.MeanFieldVI())."
+            )
+        return method.continued().fit(self.model.with_prior(self), data, **options)
 
     # --- draws -------------------------------------------------------------------------------------------------------
 
