@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from knowable.decisions.compress import Compressed, compress, load_compressed
     from knowable.decisions.continual import ContinualLearner
     from knowable.decisions.coreset import Coreset
+    from knowable.decisions.distill import Distilled, distill
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -177,6 +178,8 @@ __all__ = [
     "load_compressed",
     "ContinualLearner",
     "Coreset",
+    "distill",
+    "Distilled",
     # the rest
     "cite",
     "datasets",
@@ -219,6 +222,8 @@ _LAZY = {
     "load_compressed": "knowable.decisions.compress",
     "ContinualLearner": "knowable.decisions.continual",
     "Coreset": "knowable.decisions.coreset",
+    "distill": "knowable.decisions.distill",
+    "Distilled": "knowable.decisions.distill",
 }
 
 
