@@ -96,6 +96,7 @@ from knowable.registry import METHODS, cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
+    from knowable.decisions.active import ActiveLearner
     from knowable.decisions.compress import Compressed, compress, load_compressed
     from knowable.decisions.continual import ContinualLearner
     from knowable.decisions.coreset import Coreset
@@ -176,6 +177,7 @@ __all__ = [
     "compress",
     "Compressed",
     "load_compressed",
+    "ActiveLearner",
     "ContinualLearner",
     "Coreset",
     "distill",
@@ -220,6 +222,7 @@ _LAZY = {
     "compress": "knowable.decisions.compress",
     "Compressed": "knowable.decisions.compress",
     "load_compressed": "knowable.decisions.compress",
+    "ActiveLearner": "knowable.decisions.active",
     "ContinualLearner": "knowable.decisions.continual",
     "Coreset": "knowable.decisions.coreset",
     "distill": "knowable.decisions.distill",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from knowable.core.support.randomness import generator_for
 
-_CONFIGURATIONS = 4_096  # joint outcomes of a batch that are followed: all of them, or so many draws
+_CONFIGURATIONS = 2_048  # joint outcomes of a batch that are followed: all of them, or so many draws
 _AT_ONCE = 2**24  # numbers
 
 
@@ -88,20 +88,20 @@ def batch_mutual_information(probs: Tensor, weights: Tensor, count: int, *, seed
     Returns:
         The rows in the order of their choice, and the information of all their labels together.
     """
-    classes, weights = probs.shape[2], weights.double()
-    noise = torch.tensordot(weights.to(probs), _entropy(probs), dims=1).double()  # E_w H[p_w], (rows,)
-    gains = mutual_information(probs, weights).double()
+    classes, weights = probs.shape[2], weights.to(probs)
+    noise = torch.tensordot(weights, _entropy(probs), dims=1)  # E_w H[p_w], (rows,)
+    gains = mutual_information(probs, weights)
     queue = [(-gain, row) for row, gain in enumerate(gains.tolist())]
     heapq.heapify(queue)
     chosen = [heapq.heappop(queue)[1]]
     information = gains[chosen[0]].item()
-    outcomes = _Outcomes(weights, probs[:, chosen[0]].double(), seed)
+    outcomes = _Outcomes(weights, probs[:, chosen[0]], seed)
     while len(chosen) < min(count, probs.shape[1]):
         fresh: dict[int, float] = {}
         block = 16
         while queue and queue[0][1] not in fresh:
             rows = [heapq.heappop(queue)[1] for _ in range(min(block, len(queue))) if queue[0][1] not in fresh]
-            joint = outcomes.entropy_with(probs[:, rows].double()) - outcomes.entropy
+            joint = outcomes.entropy_with(probs[:, rows]) - outcomes.entropy
             for row, gain in zip(rows, (joint - noise[rows]).tolist(), strict=True):
                 fresh[row] = gain
                 heapq.heappush(queue, (-gain, row))
@@ -109,7 +109,7 @@ def batch_mutual_information(probs: Tensor, weights: Tensor, count: int, *, seed
         gain, row = heapq.heappop(queue)
         chosen.append(row)
         information -= gain
-        outcomes = outcomes.with_row(probs[:, row].double())
+        outcomes = outcomes.with_row(probs[:, row])
     return chosen, information
 
 
@@ -133,7 +133,7 @@ class _Outcomes:
         else:
             likelihood, self.drawn = self._draw(likelihood, drawn, probs)
         self.likelihood = likelihood
-        self._marginal = (likelihood @ weights).clamp_min(torch.finfo(torch.float64).tiny)
+        self._marginal = (likelihood @ weights).clamp_min(torch.finfo(weights.dtype).tiny)
         terms = -self._marginal.log()
         self.entropy = (terms * self._marginal).sum() if self.drawn is None else terms.mean()
 

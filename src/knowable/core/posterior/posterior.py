@@ -233,6 +233,24 @@ class Posterior(ABC):
         for rows in x.split(rows_that_fit(self, x, samples, memory)):
             yield self._predict(rows, samples, seed, memory).shaped(self.target_shape)
 
+    def predict_jointly(self, x: Any, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
+        """A prediction whose draws are functions: draw k of every row, here and in the next call, has the same weights.
+
+        :meth:`predict` integrates some posteriors in closed form, row by row, and then its draws say nothing of how
+        rows go together. What asks that (a batch of labels, Bayesian optimisation) takes these.
+
+        Args:
+            x: Inputs, as for :meth:`predict`.
+            samples: Number of posterior draws.
+            generator: Makes the draws new.
+        """
+        check_count("samples", samples)
+        x = as_input(x, self.model)
+        with torch.no_grad():
+            params, outputs, log_weights = self._outputs_of_draws(x, samples, self._seed_from(generator), None)
+            made = self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+        return made.shaped(self.target_shape)
+
     def _seed_from(self, generator: torch.Generator | None) -> int:
         check_generator(generator)
         if generator is None:
