@@ -57,6 +57,7 @@ from knowable.errors import (
 )
 from knowable.evaluation import metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
+from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
@@ -96,7 +97,10 @@ from knowable.registry import METHODS, cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
+    from knowable.decisions import attack
     from knowable.decisions.compress import Compressed, compress, load_compressed
+    from knowable.decisions.feature_density import FeatureDensity
+    from knowable.evaluation import shift
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -164,12 +168,17 @@ __all__ = [
     "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
+    "detect",
+    "Detection",
+    "shift",
     "sparsity_plot",
     "weights_plot",
     "weights_film",
     "trace_plot",
     "rank_plot",
     # decisions
+    "attack",
+    "FeatureDensity",
     "compress",
     "Compressed",
     "load_compressed",
@@ -204,10 +213,15 @@ __all__ += dropout.__all__
 __all__ += sampling.__all__
 __all__ += ensembles.__all__
 
-_LAZY = {
+_LAZY_MODULES = {
+    "attack": "knowable.decisions.attack",
     "datasets": "knowable.datasets",
+    "shift": "knowable.evaluation.shift",
     "tabular": "knowable.tabular",
     "testing": "knowable.testing",
+}
+_LAZY = {
+    "FeatureDensity": "knowable.decisions.feature_density",
     "BayesianRegressor": "knowable.tabular.regressor",
     "BayesianClassifier": "knowable.tabular.classifier",
     "compress": "knowable.decisions.compress",
@@ -217,9 +231,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(_LAZY_MODULES[name])
     if name in _LAZY:
-        module = importlib.import_module(_LAZY[name])
-        return module if module.__name__ == f"knowable.{name}" else getattr(module, name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'knowable' has no attribute {name!r}.{_nearest(name)}", name=name, obj=None)
 
 

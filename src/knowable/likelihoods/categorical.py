@@ -160,6 +160,10 @@ class CategoricalPrediction(ClassPrediction):
         return self.log_mean_probs.argmax(1)
 
     @property
+    def log_class_probs(self) -> Tensor:
+        return self.log_mean_probs
+
+    @property
     def total(self) -> Tensor:
         return entropy(self.log_mean_probs, dim=1)
 

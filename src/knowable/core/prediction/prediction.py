@@ -365,6 +365,11 @@ class ClassPrediction(Prediction):
         """The most probable label."""
 
     @property
+    @abstractmethod
+    def log_class_probs(self) -> Tensor:
+        """Logarithms of the averaged probabilities of every class, of 0 and 1 too, ``(batch, classes, ...)``."""
+
+    @property
     def epistemic(self) -> Tensor:
         """Mutual information between label and weights: total entropy less expected entropy, never below zero."""
         return (self.total - self.aleatoric).clamp_min(0.0)
