@@ -55,7 +55,10 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.evaluation import metrics
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
+from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
@@ -170,6 +173,12 @@ __all__ = [
     "trace_plot",
     "rank_plot",
     # decisions
+    "certify",
+    "Certificate",
+    "CertifiedPrediction",
+    "Guarantee",
+    "conformal",
+    "StreamAlarm",
     "compress",
     "Compressed",
     "load_compressed",
