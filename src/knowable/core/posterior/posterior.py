@@ -190,12 +190,14 @@ class Posterior(ABC):
         """
         check_count("samples", samples)
         x = as_input(x, self.model)
-        return self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory)).shaped(self.target_shape)
+        with torch.no_grad():
+            found = self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory))
+            return found.shaped(self.target_shape)
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
-        with torch.no_grad():
-            outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
-            return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+        """The prediction at checked inputs. It follows gradients where they are enabled and ``x`` asks for them."""
+        outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
+        return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
     @arguments_named(_ELSEWHERE)
     def predict_stream(
@@ -207,7 +209,9 @@ class Posterior(ABC):
         memory = parse_memory(max_memory)
         seed = self._seed_from(generator)
         for rows in x.split(rows_that_fit(self, x, samples, memory)):
-            yield self._predict(rows, samples, seed, memory).shaped(self.target_shape)
+            with torch.no_grad():
+                found = self._predict(rows, samples, seed, memory).shaped(self.target_shape)
+            yield found
 
     def _seed_from(self, generator: torch.Generator | None) -> int:
         check_generator(generator)
@@ -296,6 +300,27 @@ _DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
+
+
+def differentiable_prediction(posterior: Posterior, x: Tensor, *, samples: int, seed: int) -> Prediction:
+    """What :meth:`Posterior.predict` gives, as a function of ``x`` that can be differentiated.
+
+    All activations of all draws are kept for the gradient: give few rows at a time, see :func:`rows_to_differentiate`.
+
+    Args:
+        posterior: The posterior.
+        x: Inputs in the model's dtype and on its device, which require a gradient.
+        samples: Number of draws.
+        seed: Fixes them; ``posterior.seed`` has those of :meth:`Posterior.predict`.
+    """
+    with torch.enable_grad():
+        return posterior._predict(x, samples, seed, None).shaped(posterior.target_shape)
+
+
+def rows_to_differentiate(posterior: Posterior, x: Tensor, samples: int) -> int:
+    """How many rows of ``x`` at a time :func:`differentiable_prediction` may have."""
+    each = 2 * samples * bytes_per_row(posterior.model, x, posterior.buffers)
+    return max(1, _free_memory(posterior.model.device) // (2 * each))
 
 
 def predict_outputs(
