@@ -50,6 +50,7 @@ STUDIES = (
     "trained_networks",
     "sizes",
     "adapters",
+    "guarantees",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

@@ -37,6 +37,9 @@ from knowable.core.prediction.prediction import ClassPrediction, Prediction, Reg
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -55,7 +58,7 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.evaluation import metrics
+from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
@@ -177,6 +180,12 @@ __all__ = [
     "trace_plot",
     "rank_plot",
     # decisions
+    "certify",
+    "Certificate",
+    "CertifiedPrediction",
+    "Guarantee",
+    "conformal",
+    "StreamAlarm",
     "attack",
     "FeatureDensity",
     "compress",

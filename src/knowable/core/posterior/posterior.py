@@ -21,6 +21,7 @@ from knowable.core.network.params import Buffers, Params, expand_params, index_p
 from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
+from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import arguments_named, check_count, check_generator, parse_memory
 from knowable.core.support.randomness import generator_for
@@ -46,6 +47,7 @@ class Posterior(ABC):
         seed: Fixes the draws that :meth:`predict` uses when it is given no generator.
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
             ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
+        training_rows: Hashes of the rows that were fitted, by which held-out data are checked; None if not known.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -75,6 +77,7 @@ class Posterior(ABC):
         self.log_evidence = log_evidence
         self.seed = seed
         self.target_shape: Any = None
+        self.training_rows: TrainingRows | None = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
