@@ -131,8 +131,8 @@ def attack(method: str, subject: Subject) -> dict[str, Any]:
     score = "entropy" if len(clean.log_weights) == 1 else "mutual_information"
     detector = kn.detect(clean, clean, score=score, validation=ordinary)
     judge = partial(_judged, posterior, subject, score, ordinary)
-    curve = {str(each): _share_right(posterior, subject, kn.attack.fgsm(posterior, x, y, subject.in_units(each), **common))
-             for each in recipe.curve}  # fmt: skip
+    by_fgsm = {each: kn.attack.fgsm(posterior, x, y, subject.in_units(each), **common) for each in recipe.curve}
+    curve = {str(epsilon): _share_right(posterior, subject, moved) for epsilon, moved in by_fgsm.items()}
     found = {}
     for epsilon in recipe.epsilons:
         moved = _moved(method, subject, posterior, detector, subject.in_units(epsilon), common)
@@ -141,7 +141,8 @@ def attack(method: str, subject: Subject) -> dict[str, Any]:
         }
     masking = kn.attack.check_masking(
         posterior, x[: recipe.checked], y[: recipe.checked], subject.in_units(recipe.epsilons[0]),
-        steps=recipe.steps, queries=10 * recipe.steps, surrogate=None if method == "MAP" else subject.fits.mode, **common,
+        steps=recipe.steps, queries=10 * recipe.steps, surrogate=None if method == "MAP" else subject.fits.mode,
+        **common,
     )  # fmt: skip
     return {
         "score": score, "clean": _share_right(posterior, subject, x), "threshold": detector.threshold,
@@ -232,8 +233,8 @@ _HEADER = (
 _NOTE = (
     "± standard errors over the images. AUROC: of the detector's score (mutual information; entropy for MAP), attacked "
     "images against the same images before. TPR: share of the attacked images flagged, at the threshold that flags 5% "
-    "of held-out images. Wrong and not flagged: what the attacker gets through. The entropy is a detector that the aware "
-    "attacker here did not attack."
+    "of held-out images. Wrong and not flagged: what the attacker gets through. The entropy is a detector that the "
+    "aware attacker here did not attack."
 )
 
 
@@ -249,7 +250,12 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     header = ("posterior", "no attack", *(f"FGSM {each:g}" for each in recipe["curve"]), "false alarms")
     lines = [
-        (method, f"{row['clean']:.1%}", *(f"{share:.1%}" for share in row["curve"].values()), f"{row['false_alarms']:.1%}")
+        (
+            method,
+            f"{row['clean']:.1%}",
+            *(f"{share:.1%}" for share in row["curve"].values()),
+            f"{row['false_alarms']:.1%}",
+        )
         for method, row in good.items()
     ]
     parts.append(table("Accuracy against epsilon", header, lines, "False alarms: of the images before the attack."))
@@ -282,7 +288,9 @@ def plot(methods: Mapping[str, Mapping[str, Any]], recipe: Recipe, folder: Path)
         for index, (method, row) in enumerate(methods.items()):
             colour = COLOURS[index]
             epsilons = [0.0, *map(float, row["curve"])]
-            axes.plot(epsilons, [row["clean"], *row["curve"].values()], color=colour, marker="o", markersize=3, label=method)
+            axes.plot(
+                epsilons, [row["clean"], *row["curve"].values()], color=colour, marker="o", markersize=3, label=method
+            )
             pairs = [(float(each), attacks["PGD"]["accuracy"]) for each, attacks in row["attacks"].items()]
             axes.plot(*zip(*pairs, strict=True), color=colour, marker="v", markersize=5, linestyle="none")
         axes.set(xlabel="epsilon (of the range of pixels)", ylabel="accuracy", ylim=(-0.02, 1.02))

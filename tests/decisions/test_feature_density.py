@@ -90,7 +90,11 @@ def test_the_score_can_be_differentiated(kind: str):
 
 def test_far_points_score_high_and_the_detection_knows_the_density(seed):
     posterior, (x, y) = _posterior(), _data(200, seed=seed)
-    (inside, _), (outside, _), (validation, _) = _data(80, seed + 1), _data(80, seed + 2, scale=8.0), _data(80, seed + 3)
+    (inside, _), (outside, _), (validation, _) = (
+        _data(80, seed + 1),
+        _data(80, seed + 2, scale=8.0),
+        _data(80, seed + 3),
+    )
     density = kn.FeatureDensity(posterior, x, y, layer="0", kind="mahalanobis")
     found = kn.detect(inside, outside, score=density, validation=validation)
     assert found.score == "FeatureDensity" and found.auroc > 0.8
@@ -120,7 +124,11 @@ def test_wrong_calls_are_named():
         (lambda: kn.FeatureDensity(posterior, x, y[:5]), kn.InvalidData, "same number of rows"),
         (lambda: kn.FeatureDensity(posterior, x, y)(x[:, :, :2]), kn.InvalidData, "The network cannot take"),
         (lambda: kn.FeatureDensity(3, x, y), kn.InvalidType, "posterior"),
-        (lambda: kn.detect(posterior.predict(x), x, score=kn.FeatureDensity(posterior, x, y)), kn.InvalidType, "x must"),
+        (
+            lambda: kn.detect(posterior.predict(x), x, score=kn.FeatureDensity(posterior, x, y)),
+            kn.InvalidType,
+            "x must",
+        ),
     ):
         with pytest.raises(error, match=said):
             call()

@@ -35,15 +35,15 @@ _FPR = 0.05  # at which `threshold` is set
 
 
 def uncertainty_score(name: str) -> Score:
-    """The score of this name as a function of a prediction, one number for each row (the mean over outputs or pixels).
+    r"""The score of this name as a function of a prediction, one number for each row (the mean over outputs or pixels).
 
     ``total``, ``aleatoric`` and ``epistemic`` are for every prediction; for classes these are called ``entropy``,
     ``expected_entropy`` and ``mutual_information``. Also for classes:
 
     - ``max_prob``: one less the largest class probability.
-    - ``variance``: :math:`\\sum_c \\operatorname{Var}_w\\, p(y = c \\mid x, w)`. For numbers it is the total variance.
-    - ``energy``: :math:`-E_w \\log \\sum_c \\exp f_c(x; w)` (Liu et al., 2020), which needs a logit for each class.
-    - ``max_logit``: :math:`-E_w \\max_c f_c(x; w)`.
+    - ``variance``: :math:`\sum_c \operatorname{Var}_w\\, p(y = c \\mid x, w)`. For numbers it is the total variance.
+    - ``energy``: :math:`-E_w \log \sum_c \exp f_c(x; w)` (Liu et al., 2020), which needs a logit for each class.
+    - ``max_logit``: :math:`-E_w \max_c f_c(x; w)`.
     """
     if name == "density":
         raise Unsupported(
@@ -231,7 +231,9 @@ class Detection:
         return new_figure(7.4, 3.2, draw)
 
     def __repr__(self) -> str:
-        origin = "the points inside themselves" if self.validation is None else f"{len(self.validation)} validation rows"
+        origin = (
+            "the points inside themselves" if self.validation is None else f"{len(self.validation)} validation rows"
+        )
         return (
             f"Detection({self.score}: {len(self.inside)} inside, {len(self.outside)} outside; "
             f"AUROC {self.auroc:.4f}, AUPR {self.aupr:.4f}, FPR95 {self.fpr95:.4f}, "

@@ -95,7 +95,8 @@ def _images(x: Any) -> Tensor:
         raise InvalidType(f"x must hold floats, got {images.dtype}. Convert pixels: x.float() / 255.")
     if images.dim() not in (3, 4) or images.numel() == 0:
         raise InvalidData(
-            f"x must be images (rows, height, width) or (rows, channels, height, width), got shape {tuple(images.shape)}."
+            f"x must be images (rows, height, width) or (rows, channels, height, width), got shape "
+            f"{tuple(images.shape)}."
         )
     check_finite(images, "x")
     return images.unsqueeze(1) if images.dim() == 3 else images

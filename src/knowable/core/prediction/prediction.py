@@ -348,8 +348,8 @@ class ClassPrediction(Prediction):
     """A mixture of distributions over labels. ``samples`` are the draws' probabilities.
 
     Attributes:
-        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None where
-            there is no logit for each class.
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None
+            where there is no logit for each class.
     """
 
     log_sums: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,8 +72,8 @@ def check_masking(
     """Look for signs that PGD fails on masked gradients and not on robustness (Athalye et al., 2018).
 
     The error must grow with epsilon and with the number of steps; attacks without the model's gradients (random search,
-    and transfer from a surrogate) must not beat it by more than chance; without a bound on epsilon every label must fall; and no row may
-    have a gradient of zero.
+    and transfer from a surrogate) must not beat it by more than chance; without a bound on epsilon every label must
+    fall; and no row may have a gradient of zero.
 
     Args:
         posterior: Whose prediction is attacked.
@@ -151,7 +152,7 @@ class _Judge:
 def _grows(name: str, values: list[str], outcomes: list[_Outcome], labels: bool) -> Check:
     means = [each.mean for each in outcomes]
     slack = 0.01 * (max(means) - min(means))
-    passed = all(later >= earlier - slack for earlier, later in zip(means, means[1:], strict=False))
+    passed = all(later >= earlier - slack for earlier, later in pairwise(means))
     found = ", ".join(_said(each, labels) for each in outcomes)
     verb = "grows" if passed else "does not grow"
     return Check(name, passed, f"The error {verb} with {name}: {found} at {name} {', '.join(values)}.")

@@ -155,7 +155,9 @@ def attacked_data(posterior: Posterior, x: Any, y: Any) -> tuple[Tensor, Tensor]
     check_type("posterior", posterior, Posterior, "a Posterior")
     rows = as_rows(x, "x")
     if not isinstance(rows, Tensor):
-        raise InvalidType(f"x must be one tensor or array, got a {type(x).__name__} of several: attacks move one input.")
+        raise InvalidType(
+            f"x must be one tensor or array, got a {type(x).__name__} of several: attacks move one input."
+        )
     if not rows.is_floating_point():
         raise InvalidType(
             f"x holds integers ({rows.dtype}), and an attack moves inputs by a little. Pass pixels as floats "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction
-from knowable.core.support.checks import check_choice, check_count, check_generator
+from knowable.core.support.checks import check_count, check_generator
 from knowable.decisions.attack.objective import attacked_data, error_of
 from knowable.decisions.feature_density import FeatureDensity
 from knowable.errors import InvalidData, Unsupported
@@ -50,8 +50,8 @@ class Robustness:
     def __repr__(self) -> str:
         found = self.detection
         return (
-            f"Robustness({len(self.wrong)} rows: accuracy {self.accuracy_clean:.1%} clean, {self.accuracy:.1%} attacked; "
-            f"by {found.score} AUROC {found.auroc:.3f}, {found.tpr_at_fpr():.1%} flagged at "
+            f"Robustness({len(self.wrong)} rows: accuracy {self.accuracy_clean:.1%} clean, {self.accuracy:.1%} "
+            f"attacked; by {found.score} AUROC {found.auroc:.3f}, {found.tpr_at_fpr():.1%} flagged at "
             f"{found.fpr_at_threshold():.1%} false alarms; {self.undetected:.1%} wrong and not flagged)"
         )
 
