@@ -185,9 +185,8 @@ def _judged(
     generator = torch.Generator().manual_seed(1) if new_draws else None
 
     def evaluated(by: str) -> Robustness:
-        again = None if generator is None else generator.clone_state()
         return kn_attack.evaluate(
-            posterior, x, moved, y, score=by, validation=validation, samples=samples, generator=again
+            posterior, x, moved, y, score=by, validation=validation, samples=samples, generator=generator
         )
 
     found = evaluated(score)
@@ -307,6 +306,8 @@ def plot(methods: Mapping[str, Mapping[str, Any]], recipe: Recipe, folder: Path)
                 tensors = {who: torch.tensor(each, dtype=torch.float64) for who, each in groups.items()}
                 draw_histograms(axes, tensors, row["threshold"], row["score"])
                 axes.set_title(f"{method}, epsilon {epsilon:g}")
+                if method != next(iter(methods)):
+                    axes.get_legend().remove()
 
     new_figure(5.6, 3.8, accuracy).savefig(folder / "adversarial_accuracy.png")
     height = 2.3 * len(methods)

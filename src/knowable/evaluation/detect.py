@@ -305,14 +305,19 @@ def draw_histograms(axes: Axes, groups: Mapping[str, Tensor], threshold: float, 
     """
     every = torch.cat(list(groups.values()))
     every = every[every.isfinite()]
+    if np.isfinite(threshold):
+        every = torch.cat((every, every.new_tensor([threshold])))
     low, high = every.min().item(), every.max().item()
     logarithmic = low >= 0 and high > 50 * every.median().item() and high > 0
     if logarithmic:
         low = max(low, high * 10.0**-_DECADES)
         edges = np.geomspace(low, max(high, low * 1.01), _BINS + 1)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter("")
     else:
         edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
+        axes.locator_params(axis="x", nbins=5)
     for index, (name, scores) in enumerate(groups.items()):
         inside = scores.clamp(edges[0], edges[-1]).numpy()  # what lies beyond is in the first and the last bin
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": f"{name} ({len(scores):,})"}
