@@ -37,6 +37,9 @@ from knowable.core.prediction.prediction import ClassPrediction, Prediction, Reg
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
     ConvergenceWarning,
     DamagedArtifact,
@@ -55,8 +58,9 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.evaluation import metrics
+from knowable.evaluation import conformal, metrics
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
+from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
@@ -96,11 +100,14 @@ from knowable.registry import METHODS, cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
+    from knowable.decisions import attack
     from knowable.decisions.active import ActiveLearner
     from knowable.decisions.compress import Compressed, compress, load_compressed
     from knowable.decisions.continual import ContinualLearner
     from knowable.decisions.coreset import Coreset
     from knowable.decisions.distill import Distilled, distill
+    from knowable.decisions.feature_density import FeatureDensity
+    from knowable.evaluation import shift
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -168,12 +175,23 @@ __all__ = [
     "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
+    "detect",
+    "Detection",
+    "shift",
     "sparsity_plot",
     "weights_plot",
     "weights_film",
     "trace_plot",
     "rank_plot",
     # decisions
+    "certify",
+    "Certificate",
+    "CertifiedPrediction",
+    "Guarantee",
+    "conformal",
+    "StreamAlarm",
+    "attack",
+    "FeatureDensity",
     "compress",
     "Compressed",
     "load_compressed",
@@ -213,10 +231,15 @@ __all__ += dropout.__all__
 __all__ += sampling.__all__
 __all__ += ensembles.__all__
 
-_LAZY = {
+_LAZY_MODULES = {
+    "attack": "knowable.decisions.attack",
     "datasets": "knowable.datasets",
+    "shift": "knowable.evaluation.shift",
     "tabular": "knowable.tabular",
     "testing": "knowable.testing",
+}
+_LAZY = {
+    "FeatureDensity": "knowable.decisions.feature_density",
     "BayesianRegressor": "knowable.tabular.regressor",
     "BayesianClassifier": "knowable.tabular.classifier",
     "compress": "knowable.decisions.compress",
@@ -231,9 +254,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(_LAZY_MODULES[name])
     if name in _LAZY:
-        module = importlib.import_module(_LAZY[name])
-        return module if module.__name__ == f"knowable.{name}" else getattr(module, name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'knowable' has no attribute {name!r}.{_nearest(name)}", name=name, obj=None)
 
 

@@ -1,4 +1,4 @@
-"""Loading a saved posterior of any family."""
+"""Loading what was saved: a posterior of any family, or a certificate."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import knowable.inference.point
 import knowable.inference.variational
 import knowable.likelihoods
 import knowable.priors  # noqa: F401  (these register what an artifact may name)
-from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import load_posterior
+from knowable.core.storage.folder import kind_of
+from knowable.decisions.certificate_saving import KIND as CERTIFICATE
+from knowable.decisions.certificate_saving import load_certificate
 
 
 def load(
@@ -27,8 +29,8 @@ def load(
     *,
     classes: Iterable[type] = (),
     output: Callable[[Any], Tensor] | None = None,
-) -> Posterior:
-    """Load a posterior saved by ``posterior.save(path)``. No code in the folder is ever run.
+) -> Any:
+    """Load what ``posterior.save(path)`` or ``certificate.save(path)`` wrote. No code in the folder is ever run.
 
     Args:
         path: The folder.
@@ -37,7 +39,12 @@ def load(
         classes: Classes of your own likelihood and priors, if it was fitted with such.
         output: The model's ``output``, if that was a function; a name or a place is saved.
 
+    Returns:
+        The :class:`Posterior`, or the :class:`Certificate` with its posterior.
+
     Raises:
         DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
     """
+    if kind_of(path) == CERTIFICATE:
+        return load_certificate(path, lambda posterior: load_posterior(posterior, net, classes, output))
     return load_posterior(path, net, classes, output)

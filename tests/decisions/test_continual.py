@@ -76,6 +76,14 @@ def test_update_is_the_batch_posterior_and_evidences_add_up(seed):
     assert math.isclose(first.log_evidence + second.log_evidence, batch.log_evidence, abs_tol=1e-9)
 
 
+def test_update_remembers_the_rows_of_both_fits():
+    tasks, _ = linear_tasks(0, tasks=2)
+    second = kn.ExactLinear().fit(linear_model(), tasks[0]).update(tasks[1])
+    for task in tasks:
+        with pytest.raises(kn.InvalidData, match="rows that the posterior was fitted to"):
+            kn.certify(second, task, alpha=0.2, delta=0.2)
+
+
 def test_update_of_a_loaded_posterior_asks_for_a_method(tmp_path):
     tasks, _ = linear_tasks(0, tasks=2)
     posterior = kn.ExactLinear().fit(linear_model(), tasks[0])

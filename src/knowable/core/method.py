@@ -20,6 +20,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
 from knowable.core.support.randomness import own_randomness
@@ -120,6 +121,7 @@ class Method(ABC):
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
         posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
         posterior.target_shape, posterior.method = job.rows.target_shape, self
+        posterior.training_rows = TrainingRows.of(job.rows)
         return posterior
 
     def continued(self) -> Self:

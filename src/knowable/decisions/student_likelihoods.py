@@ -93,8 +93,12 @@ class DirichletPrediction(ClassPrediction):
         return self.log_concentration.argmax(1)
 
     @property
+    def log_class_probs(self) -> Tensor:
+        return self.log_concentration.log_softmax(1)
+
+    @property
     def total(self) -> Tensor:
-        return entropy(self.log_concentration.log_softmax(1), dim=1)
+        return entropy(self.log_class_probs, dim=1)
 
     @property
     def aleatoric(self) -> Tensor:

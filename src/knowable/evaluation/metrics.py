@@ -16,7 +16,15 @@ from knowable.evaluation.calibration import (
     interval_width,
     reliability_curve,
 )
-from knowable.evaluation.detection import RiskCoverage, aupr, auroc, risk_coverage, tpr_at_fpr
+from knowable.evaluation.detection import (
+    RiskCoverage,
+    aupr,
+    auroc,
+    fpr95,
+    risk_coverage,
+    threshold_at_fpr,
+    tpr_at_fpr,
+)
 from knowable.evaluation.scores import accuracy, brier, crps, nll, rmse
 
 __all__ = [
@@ -38,6 +46,8 @@ __all__ = [
     "auroc",
     "aupr",
     "tpr_at_fpr",
+    "threshold_at_fpr",
+    "fpr95",
     "risk_coverage",
     "RiskCoverage",
     # agreement

@@ -100,6 +100,11 @@ class BernoulliPrediction(ClassPrediction):
         return (self._log_mean_one > self._log_mean_zero).long()
 
     @property
+    def log_class_probs(self) -> Tensor:
+        """Logarithms of the probabilities of 0 and of 1, ``(batch, 2, ...)``."""
+        return torch.stack((self._log_mean_zero, self._log_mean_one), 1)
+
+    @property
     def total(self) -> Tensor:
         return binary_entropy(self._log_mean_one, self._log_mean_zero)
 

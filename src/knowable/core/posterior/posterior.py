@@ -21,6 +21,7 @@ from knowable.core.network.params import Buffers, Params, expand_params, index_p
 from knowable.core.posterior.arviz import exported
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.saving import FAMILIES, save_posterior
+from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import arguments_named, check_count, check_generator, parse_memory
 from knowable.core.support.randomness import generator_for
@@ -47,6 +48,7 @@ class Posterior(ABC):
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
             ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
         method: The method that fitted it; None where it was loaded or made by hand.
+        training_rows: Hashes of the rows that were fitted, by which held-out data are checked; None if not known.
     """
 
     log_alpha_threshold: ClassVar[float] = 3.0
@@ -77,6 +79,7 @@ class Posterior(ABC):
         self.seed = seed
         self.target_shape: Any = None
         self.method: Any = None
+        self.training_rows: TrainingRows | None = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
     # --- what a family defines ---------------------------------------------------------------------------------------
@@ -141,7 +144,9 @@ class Posterior(ABC):
                 "method is not known: this posterior was loaded, or made by hand. Pass the one that fits the new data, "
                 "posterior.update(data, method=kn.MeanFieldVI())."
             )
-        return method.continued().fit(self.model.with_prior(self), data, **options)
+        made = method.continued().fit(self.model.with_prior(self), data, **options)
+        made.training_rows = None if self.training_rows is None else self.training_rows.joined(made.training_rows)
+        return made
 
     # --- draws -------------------------------------------------------------------------------------------------------
 
@@ -214,12 +219,14 @@ class Posterior(ABC):
         """
         check_count("samples", samples)
         x = as_input(x, self.model)
-        return self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory)).shaped(self.target_shape)
+        with torch.no_grad():
+            found = self._predict(x, samples, self._seed_from(generator), parse_memory(max_memory))
+            return found.shaped(self.target_shape)
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
-        with torch.no_grad():
-            outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
-            return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
+        """The prediction at checked inputs. It follows gradients where they are enabled and ``x`` asks for them."""
+        outputs, params, log_weights = predict_outputs(self, x, samples, seed, memory)
+        return self.model.likelihood.predict(outputs, self.model.likelihood_params(params), log_weights)
 
     @arguments_named(_ELSEWHERE)
     def predict_stream(
@@ -231,7 +238,9 @@ class Posterior(ABC):
         memory = parse_memory(max_memory)
         seed = self._seed_from(generator)
         for rows in x.split(rows_that_fit(self, x, samples, memory)):
-            yield self._predict(rows, samples, seed, memory).shaped(self.target_shape)
+            with torch.no_grad():
+                found = self._predict(rows, samples, seed, memory).shaped(self.target_shape)
+            yield found
 
     def predict_jointly(self, x: Any, samples: int = 64, generator: torch.Generator | None = None) -> Prediction:
         """A prediction whose draws are functions: draw k of every row, here and in the next call, has the same weights.
@@ -338,6 +347,27 @@ _DRAWS_TO_EXPORT = 1000  # where a posterior has no draws of its own
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
+
+
+def differentiable_prediction(posterior: Posterior, x: Tensor, *, samples: int, seed: int) -> Prediction:
+    """What :meth:`Posterior.predict` gives, as a function of ``x`` that can be differentiated.
+
+    All activations of all draws are kept for the gradient: give few rows at a time, see :func:`rows_to_differentiate`.
+
+    Args:
+        posterior: The posterior.
+        x: Inputs in the model's dtype and on its device, which require a gradient.
+        samples: Number of draws.
+        seed: Fixes them; ``posterior.seed`` has those of :meth:`Posterior.predict`.
+    """
+    with torch.enable_grad():
+        return posterior._predict(x, samples, seed, None).shaped(posterior.target_shape)
+
+
+def rows_to_differentiate(posterior: Posterior, x: Tensor, samples: int) -> int:
+    """How many rows of ``x`` at a time :func:`differentiable_prediction` may have."""
+    each = 2 * samples * bytes_per_row(posterior.model, x, posterior.buffers)
+    return max(1, _free_memory(posterior.model.device) // (2 * each))
 
 
 def predict_outputs(

@@ -345,7 +345,14 @@ class RegressionPrediction(Prediction):
 
 
 class ClassPrediction(Prediction):
-    """A mixture of distributions over labels. ``samples`` are the draws' probabilities."""
+    """A mixture of distributions over labels. ``samples`` are the draws' probabilities.
+
+    Attributes:
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None
+            where there is no logit for each class.
+    """
+
+    log_sums: Tensor | None = None
 
     @property
     @abstractmethod
@@ -356,6 +363,11 @@ class ClassPrediction(Prediction):
     @abstractmethod
     def labels(self) -> Tensor:
         """The most probable label."""
+
+    @property
+    @abstractmethod
+    def log_class_probs(self) -> Tensor:
+        """Logarithms of the averaged probabilities of every class, of 0 and 1 too, ``(batch, classes, ...)``."""
 
     @property
     def epistemic(self) -> Tensor:
