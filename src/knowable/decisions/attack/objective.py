@@ -26,7 +26,8 @@ from torch import Tensor
 
 from knowable.core.model.checking import checked_pair
 from knowable.core.model.data import as_rows
-from knowable.core.posterior.posterior import Posterior, differentiable_prediction, rows_to_differentiate
+from knowable.core.posterior.monte_carlo import differentiable_prediction, rows_to_differentiate
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.checks import check_type
 from knowable.decisions.feature_density import FeatureDensity
