@@ -16,7 +16,7 @@ from knowable.core.prediction.prediction import ClassPrediction, RegressionPredi
 from knowable.core.support.checks import as_batch, check_count, check_generator, check_number
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidData, Unsupported
-from knowable.likelihoods.categorical import check_labels, entropy
+from knowable.likelihoods.categorical import CategoricalPrediction, check_labels, entropy
 
 _DRAWS = 64  # of a Dirichlet distribution, where draws are asked for
 
@@ -71,7 +71,7 @@ class DirichletPrediction(ClassPrediction):
     """
 
     def __init__(self, log_concentration: Tensor):
-        self.log_concentration = log_concentration
+        self.log_concentration, self.closed_form = log_concentration, True
         self.log_weights = torch.full((_DRAWS,), -math.log(_DRAWS), device=log_concentration.device)
 
     def __len__(self) -> int:
@@ -93,22 +93,21 @@ class DirichletPrediction(ClassPrediction):
         return self.log_concentration.argmax(1)
 
     @property
-    def log_class_probs(self) -> Tensor:
+    def log_mean_probs(self) -> Tensor:  # type: ignore[override]
+        """Log probabilities of the classes, ``(batch, classes, ...)``."""
         return self.log_concentration.log_softmax(1)
 
     @property
-    def total(self) -> Tensor:
-        return entropy(self.log_class_probs, dim=1)
+    def draw_log_probs(self) -> Tensor:
+        return self.samples.log()
 
-    @property
-    def aleatoric(self) -> Tensor:
-        """The expected entropy, in closed form."""
-        return self.total - self.epistemic
+    def with_log_probs(self, log_probs: Tensor) -> CategoricalPrediction:
+        return CategoricalPrediction(log_probs.log_softmax(2), self.log_weights)
 
-    @property
-    def epistemic(self) -> Tensor:
-        """Mutual information of the label and its probabilities, in closed form."""
-        return dirichlet_information(self.log_concentration.log_softmax(1), self.log_concentration.logsumexp(1))
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        """Both in closed form; the second less the mutual information of the label and its probabilities."""
+        total = entropy(self.log_mean_probs, dim=1)
+        return total, total - dirichlet_information(self.log_mean_probs, self.log_concentration.logsumexp(1))
 
     @cached_property
     def samples(self) -> Tensor:  # type: ignore[override]

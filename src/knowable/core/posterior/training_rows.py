@@ -59,12 +59,12 @@ class TrainingRows:
         found, counts = row_hashes(x, y).unique(return_counts=True)
         return cls(found[counts == 1], data.size, len(y), int((counts == 2).sum()))
 
-    def joined(self, more: TrainingRows | None) -> TrainingRows | None:
-        """Those of two fits, of which the second continued the first; None where either is not known."""
-        if more is None:
-            return None
-        hashes = torch.cat([self.hashes, more.hashes]).unique()
-        return TrainingRows(hashes, self.size + more.size, self.hashed + more.hashed, self.twice + more.twice)
+    def joined(self, other: TrainingRows | None) -> TrainingRows:
+        """With the rows of another data set that had a part in the posterior."""
+        if other is None:
+            return self
+        hashes = torch.cat([self.hashes, other.hashes]).unique()
+        return TrainingRows(hashes, self.size + other.size, self.hashed + other.hashed, self.twice + other.twice)
 
     def tensors(self) -> dict[str, Tensor]:
         """For an artifact."""
@@ -110,8 +110,8 @@ def refuse_training_rows(posterior: Posterior, data: Any, *, name: str = "held_o
     if all_of_them or found > max(1, by_chance + 4 * math.sqrt(by_chance)):
         more = "At least " if known.hashed < known.size else ""
         raise InvalidData(
-            f"{more}{found:,} of the {rows.size:,} rows of {name} are rows that the posterior was fitted to. On them it "
-            f"looks better than on new ones. Pass rows that were kept apart from training."
+            f"{more}{found:,} of the {rows.size:,} rows of {name} are rows that the posterior was fitted to. On them "
+            f"it looks better than on new ones. Pass rows that were kept apart from training."
         )
 
 

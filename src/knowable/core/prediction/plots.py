@@ -82,12 +82,12 @@ def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure
     return _drawn(ax, [lambda axes: _reliability(axes, confidence, right.double())])
 
 
-def binned(confidence: Tensor, right: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Edges of equal bins of confidence; in each the mean confidence, the share that is right and the number of both.
+def binned(confidence: Tensor, right: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The edges of bins of confidence; in each the mean confidence, the share that is right and the number of both.
 
     The means of empty bins are NaN.
     """
-    edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64, device=confidence.device)
+    bins = len(edges) - 1
     index = torch.bucketize(confidence, edges[1:-1])  # (lower, upper]
     count = torch.bincount(index, minlength=bins)
     mean_confidence = torch.bincount(index, confidence, minlength=bins) / count
@@ -210,7 +210,8 @@ def _bars(axes: Axes, probs: Tensor, prediction: ClassPrediction) -> None:
 
 
 def _reliability(axes: Axes, confidence: Tensor, right: Tensor) -> None:
-    _, middle, accuracy, count = binned(confidence, right, _BINS)
+    edges = torch.linspace(0.0, 1.0, _BINS + 1, dtype=torch.float64)
+    _, middle, accuracy, count = binned(confidence, right, edges)
     there = count > 0
     middle, accuracy, count = middle[there], accuracy[there], count[there]
     error = 2.0 * (middle * (1 - middle) / count).clamp_min(0.0).sqrt()  # of the accuracy, if confidence is right
