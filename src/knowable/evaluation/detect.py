@@ -112,7 +112,7 @@ _OF_SEVERAL_DRAWS = ("epistemic", "mutual_information", "variance")
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Detection:
     """Scores of points inside and outside, what they tell of each other, and a threshold.
 

@@ -18,7 +18,7 @@ from knowable.errors import InvalidData, Unsupported
 from knowable.evaluation.detect import Detection, Score, detect
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Robustness:
     """Accuracy under attack, and detection of the attacked inputs by a score.
 
