@@ -61,6 +61,7 @@ from knowable.errors import (
     WorseThanNetwork,
 )
 from knowable.evaluation import conformal, metrics
+from knowable.evaluation.calibration_plots import coverage_plot, pit_plot, rejection_plot, reliability_diagram
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
@@ -181,6 +182,10 @@ __all__ = [
     "detect",
     "Detection",
     "shift",
+    "reliability_diagram",
+    "coverage_plot",
+    "pit_plot",
+    "rejection_plot",
     "sparsity_plot",
     "weights_plot",
     "weights_film",

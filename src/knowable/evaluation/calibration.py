@@ -132,7 +132,7 @@ def ece_error(prediction: Prediction | Array, y: Array, *, bins: int = 15) -> fl
 def class_calibration(prediction: Prediction | Array, y: Array, *, bins: int = 15, binning: str = "width") -> Tensor:
     """The calibration error of each class against all others, ``(C,)``; their mean is ``ece(..., classwise=True)``."""
     probs, hits = _each_class(prediction, y)
-    return torch.stack([_gap(p, hit, bins, binning, 1.0) for p, hit in zip(probs.T, hits.T, strict=True)])
+    return torch.stack([_gap(p, hit, bins, binning) for p, hit in zip(probs, hits, strict=True)])
 
 
 @torch.no_grad()
@@ -170,11 +170,11 @@ def rms_calibration_error(
     return max(0.0, ((squares * count).sum() / curve.count.sum()).item()) ** 0.5
 
 
-def _gap(p: Tensor, hit: Tensor, bins: int, binning: str, power: float) -> Tensor:
-    """Σ n_b / n |mean hit - mean p|^power."""
+def _gap(p: Tensor, hit: Tensor, bins: int, binning: str) -> Tensor:
+    """Σ n_b / n |mean hit - mean p|."""
     _, middle, share, count = binned(p, hit, _edges(p, bins, binning))
     filled = count > 0
-    return ((share - middle)[filled].abs().pow(power) * count[filled]).sum() / count.sum()
+    return ((share - middle)[filled].abs() * count[filled]).sum() / count.sum()
 
 
 def _edges(confidence: Tensor, bins: int, binning: str) -> Tensor:
@@ -196,12 +196,11 @@ def _confidence(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tenso
 
 
 def _each_class(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Probabilities and one-hot labels of all that count, ``(N, C)``."""
+    """Probabilities and one-hot labels of all that count, class by class, ``(C, N)``."""
     table, observed, counted = classes_and_target(prediction, y)
     hits = torch.nn.functional.one_hot(observed, table.probs.shape[-1]).double()
-    if counted is not None:
-        return table.probs[counted], hits[counted]
-    return table.probs.flatten(0, 1), hits.flatten(0, 1)
+    some = torch.ones_like(observed, dtype=torch.bool) if counted is None else counted
+    return table.probs[some].T.contiguous(), hits[some].T.contiguous()
 
 
 @torch.no_grad()

@@ -168,7 +168,7 @@ def brier_decomposition(
     """
     bins = check_count("bins", bins)
     probs, hits = _each_class(prediction, y)
-    parts = torch.stack([_parts(p, hit, bins, binning) for p, hit in zip(probs.T, hits.T, strict=True)]).sum(0)
+    parts = torch.stack([_parts(p, hit, bins, binning) for p, hit in zip(probs, hits, strict=True)]).sum(0)
     return BrierDecomposition(*parts.tolist())
 
 
