@@ -23,7 +23,8 @@ _TERMS = {
     "ess_bulk": ("Bulk effective sample size (smallest)", "independent draws that would estimate a mean as well"),
     "ess_tail": ("Tail effective sample size (smallest)", "the same for the ends of intervals"),
     "prediction_error": (
-        "Monte Carlo error of predictions", f"nats a row lost to the finite number of draws; up to {ACCURATE:g} is good"
+        "Monte Carlo error of predictions",
+        f"nats a row lost to the finite number of draws; up to {ACCURATE:g} is good",
     ),
     "between_chains": ("Variance between chains", "share of the variance of the network's outputs; 0 for long chains"),
     "acceptance": ("Acceptance rate", "share of proposals accepted"),
