@@ -228,8 +228,8 @@ def asked_of_numbers(name: str, y: np.ndarray) -> list[str]:
     if not (steps and 3 <= len(found) <= _MOST_CLASSES_TO_ASK and len(y) >= 5 * len(found)):
         return []
     return [
-        f"target {name!r} has only the whole numbers {found[0]:g} to {found[-1]:g}: are they classes? They are predicted "
-        f"as numbers; if they are classes, pass --task classification"
+        f"target {name!r} has only the whole numbers {found[0]:g} to {found[-1]:g}: are they classes? They are "
+        f"predicted as numbers; if they are classes, pass --task classification"
     ]
 
 

@@ -105,8 +105,8 @@ def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
     if data != "-" and file_hash(data) == run.made.get("data_sha256"):
         known = Notice(
             "Scores",
-            f"The model was fitted to rows of {table.source}: scores on them are too good to be true. Those on held-out "
-            f"rows are in {run.folder / SCORES} and in the report of the run.",
+            f"The model was fitted to rows of {table.source}: scores on them are too good to be true. Those on "
+            f"held-out rows are in {run.folder / SCORES} and in the report of the run.",
         )
         tell([known], quiet=quiet)
         notices = (*notices, known)
