@@ -102,7 +102,8 @@ def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
         table.find(str(run.options["target"]))
         y = outcome_tensor(estimator, estimator.schema_.target_of(table))
     inputs: Any = table.frame[[column.name for column in estimator.schema_.columns]]
-    if data != "-" and file_hash(data) == run.made.get("data_sha256"):
+    seen = data != "-" and file_hash(data) == run.made.get("data_sha256")
+    if seen:
         known = Notice(
             "Scores",
             f"The model was fitted to rows of {table.source}: scores on them are too good to be true. Those on "
@@ -119,6 +120,7 @@ def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
         lines=tuple(lines_of(table)),
         outcomes=Outcomes.from_json(run.made.get("outcomes", {})),
         seconds=float(run.made["seconds"]),
+        held_out=not seen,
         notices=notices,
         facts=(("Run", run.folder.name),),
     )
