@@ -39,8 +39,9 @@ _NOTE = (
     "MixtureVI: the mean over components, which is what it maximises. Best member: independent normals with the "
     "precisions' diagonal; a block for the weights and one for the bias (matrix normal); the posterior itself (full "
     "rank, flow); the best of several searches in double precision (low rank). Standard deviations: least and greatest "
-    "ratio over weights and seeds."
+    "ratio over weights and seeds. Seconds by the clock, pauses of a busy machine included."
 )
+_FITS = len(METHODS) * len(NOISES) * len(SEEDS)  # of each size
 _SCALED = ("network", "ELBO", "greatest ELBO", "RMSE", "predictive sd", "converged", "warnings", "seconds")
 _SCALED_NOTE = (
     "The priors N(0, 1) hold a bias of 1,000,000 for impossible: the posterior explains the targets by noise of that "
@@ -253,7 +254,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
             groups.setdefault((row["method"], row["noise"]), []).append(row)
         cells = [[name, f"{noise:g}", *_cells(group)] for (name, noise), group in groups.items()]
         seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in found}))
-        parts.append(table(size, _HEADER, cells, f"{_NOTE} Seeds run: {seeds}."))
+        parts.append(table(size, _HEADER, cells, f"{_NOTE} Seeds run: {seeds}; {len(found)} of {_FITS} fits."))
     if run["scaled"]:
         cells = [[name, *_scaled_cells(row)] for name, row in run["scaled"].items()]
         parts.append(
