@@ -67,18 +67,19 @@ class Recipe:
 
     width: int = 128
     layers: int = 4
-    words: int = 4096
-    length: int = 32
-    steps: int = 2000
+    words: int = 2048
+    length: int = 24
+    steps: int = 1500
     rows: int = 50
     test: int = 800
-    epochs: int = 40
+    epochs: int = 30
     samples: int = 16
 
 
 RECIPE = Recipe()
 _QUICK = Recipe(width=16, layers=1, words=300, length=8, steps=2, rows=4, test=20, epochs=2, samples=3)
 SEEDS = 3
+PRIOR = 0.1  # standard deviation, as on the page about adapters
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -163,6 +164,7 @@ class Text:
             self._labelled([row for rows in classes for row in rows[self.recipe.rows : self.recipe.rows + each]]),
         )
 
+    @cached_property
     def other_domain(self) -> dict[str, Tensor]:
         """Sentences of the standard library."""
         texts = [text for text, _ in sentences("stdlib")]
@@ -264,7 +266,7 @@ class Fits:
         """Adapters and head random, the rest frozen."""
         import knowable as kn
 
-        return kn.Model(self.net, kn.Categorical(), kn.Normal(1.0), output="logits")
+        return kn.Model(self.net, kn.Categorical(), kn.Normal(PRIOR), output="logits")
 
     @cached_property
     def mode(self) -> Posterior:
@@ -340,7 +342,7 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
             row = rows.get(key)
             if row is None:
                 fits = fits or Fits(_text(recipe, packages), seed)
-                row = rows.add(key, _tried(title, fits, _text(recipe, packages).other_domain()))
+                row = rows.add(key, _tried(title, fits, _text(recipe, packages).other_domain))
             say(f"{title}, seed {seed}: {row.get('error') or {k: round(v, 4) for k, v in row.items()}}")
             found[title][str(seed)] = row
     packages = ("knowable", "transformers", "peft")
