@@ -2,7 +2,7 @@
 
 A GPT-2 of a million weights is pretrained on the docstrings of installed packages (the next word), and kept. Then its
 adapters (peft, rank 8 on the attention) and its head are fitted to another task: which package a sentence is from,
-eight classes, 80 sentences each, of modules that the pretraining did not read. Everything begins at the same pretrained
+eight classes, 50 sentences each, of modules that the pretraining did not read. Everything begins at the same pretrained
 weights; the backbone is frozen. Scored on other sentences of these modules, and by how well the predictive entropy
 tells them from the docstrings of Python's standard library.
 
@@ -75,10 +75,10 @@ class Recipe:
     words: int = 2048
     length: int = 24
     steps: int = 1500
-    rows: int = 80
+    rows: int = 50
     held_out: int = 10
-    test: int = 480
-    epochs: int = 20
+    test: int = 320
+    epochs: int = 15
     samples: int = 10
 
 
