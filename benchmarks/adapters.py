@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("numpy", "scipy", "torch", "sklearn", "pandas", "sympy", "matplotlib", "networkx")
 FOLDER = Path(__file__).resolve().parent / "results" / "fits" / "adapters"
-_HEADER = ("method", "accuracy", "NLL", "ECE", "AUROC, another domain", "CPU seconds", "peak MB")
+_HEADER = ("method", "accuracy", "NLL", "ECE", "AUROC, another domain", "seeds", "CPU seconds", "peak MB")
 _NOTE = (
-    "Means ± standard errors over {seeds} seeds of training sentences and adapters; {test} test sentences each. "
+    "Means ± standard errors over up to {seeds} seeds of training sentences and adapters; {test} test sentences. "
     "ECE: 15 bins. AUROC: the probability that a sentence of the standard library has the higher predictive entropy. "
     "Seconds: of CPU, in one thread, of fit and {draws} draws on all test sentences; a start is not counted. "
     "Peak: memory of the process beyond that before the fit."
@@ -418,4 +418,5 @@ def _cells(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return [f"failed: {next(iter(fits.values()))['error']}"] if fits else []
     means = [mean_and_error([row[name] for row in good]) for name in ("accuracy", "nll", "ece", "auroc")]
     seconds, peak = (sum(row[name] for row in good) / len(good) for name in ("seconds", "peak"))
-    return [*(f"{mean:.4f} ± {error:.4f}" for mean, error in means), f"{seconds:.0f}", f"{peak:.0f}"]
+    shown = [f"{mean:.3f}" if len(good) == 1 else f"{mean:.3f} ± {error:.3f}" for mean, error in means]
+    return [*shown, f"{len(good)}", f"{seconds:.0f}", f"{peak:.0f}"]
