@@ -24,7 +24,10 @@ def check_case(subject: Subject, case: NetworkCase) -> None:
     """A network with its data is fitted and predicts."""
     posterior = subject.fit(case)
     _expect_a_posterior(posterior, case)
-    _expect_learning(posterior, posterior.model)
+    if subject.trains:
+        _expect_learning(posterior, posterior.model)
+    else:
+        _expect_spread(posterior)
     _expect_a_prediction(posterior, case)
 
 
@@ -52,6 +55,12 @@ def _expect_learning(posterior: Posterior, model: Model) -> None:
     mean, start = posterior.mean(), model.params()
     still = [name for name in start if torch.equal(mean[name], start[name])]
     expect(not still, f"The fit left {', '.join(still)} at the start value.")
+
+
+def _expect_spread(posterior: Posterior) -> None:
+    std = posterior.std()
+    still = [name for name in posterior.model.random_names if not (std[name] > 0).all()]
+    expect(not still, f"The fit gave {', '.join(still)} no spread.")
 
 
 def _expect_a_prediction(posterior: Posterior, case: NetworkCase) -> None:
