@@ -244,8 +244,8 @@ _UNCHECKED = _Unchecked()
 
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
     """``function`` as the list of tensor operations that it runs on ``example``, simplified."""
-    # what is known of each result (shape, type) is kept as a fake tensor: without a mode that all share, each has one of
-    # its own, and that takes longer than the rest of the recording
+    # shape and type of each result are kept as a fake tensor: unless all share one mode, each makes its own, and that
+    # takes longer than the rest of the recording
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         graph = make_fx(function)(*example)
     graph.graph.eliminate_dead_code()
