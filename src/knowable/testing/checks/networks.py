@@ -19,15 +19,15 @@ def check_network(subject: Subject, name: str) -> None:
         case = network_case(name)
         expect_error(Unsupported, lambda: subject.fit(case), f"Fitting {name!r}, which the method says it cannot do,")
         return
-    _expect_a_good_fit(*subject.fitted(name))
+    _expect_a_good_fit(subject, *subject.fitted(name))
 
 
 def check_case(subject: Subject, case: NetworkCase) -> None:
     """A network with its data is fitted and predicts."""
-    _expect_a_good_fit(case, subject.fit(case))
+    _expect_a_good_fit(subject, case, subject.fit(case))
 
 
-def _expect_a_good_fit(case: NetworkCase, posterior: Posterior) -> None:
+def _expect_a_good_fit(subject: Subject, case: NetworkCase, posterior: Posterior) -> None:
     _expect_a_posterior(posterior, case)
     if subject.trains:
         _expect_learning(posterior, posterior.model)
