@@ -131,7 +131,7 @@ def rejection_plot(prediction: Prediction | Array, y: Array, *, uncertainty: Arr
     best = 1 - (1 - curve.accuracy[0] - curve.rejected[places]).clamp_min(0.0) / (1 - curve.rejected[places])
 
     def draw(axes: Axes) -> None:
-        axes.axhline(curve.accuracy[0], color=MUTED, lw=1, label="at random")
+        axes.axhline(curve.accuracy[0].item(), color=MUTED, lw=1, label="at random")
         axes.plot(curve.rejected[places], best, color=GRID, lw=2.5, label="best possible")
         axes.plot(curve.rejected[places], curve.accuracy[places], color=COLOURS[0], lw=1.6, label="by uncertainty")
         for share in _MARKED:

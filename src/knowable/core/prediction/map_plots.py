@@ -27,8 +27,6 @@ def is_image(values: Tensor) -> bool:
 
 def plot_maps(prediction: ClassPrediction | RegressionPrediction, y: Any) -> Figure:
     """Maps of the first rows: what is predicted, what was observed if it is known, aleatoric and epistemic part."""
-    import matplotlib as mpl
-
     classes = hasattr(prediction, "labels")
     shown = prediction.labels if classes else prediction.mean  # type: ignore[union-attr]
     planes = {"most probable class" if classes else "mean": _planes(shown)}
@@ -47,11 +45,13 @@ def plot_maps(prediction: ClassPrediction | RegressionPrediction, y: Any) -> Fig
     rows = min(_SHOWN_ROWS, len(shown))
 
     def draw(figure: Figure) -> None:
+        from matplotlib.colors import ListedColormap  # where a missing matplotlib was already said
+
         for column, (title, maps) in enumerate(planes.items()):
             said = column < len(planes) - 2
             colours: Any = "viridis" if said else "magma"
             if said and classes:
-                colours = mpl.colors.ListedColormap(COLOURS[:count]) if count <= len(COLOURS) else "turbo"
+                colours = ListedColormap(COLOURS[:count]) if count <= len(COLOURS) else "turbo"
             alike = torch.cat([planes[name] for name in list(planes)[:-2]]) if said else maps  # on the same scale
             finite = alike[alike.isfinite()]
             low, high = finite.min().item() if said else 0.0, finite.max().item()
