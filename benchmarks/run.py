@@ -52,6 +52,7 @@ STUDIES = (
     "trained_networks",
     "sizes",
     "adapters",
+    "adversarial",
     "guarantees",
     "compression.lenets",
     "compression.random_labels",

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import knowable.decisions.distill
 import knowable.inference.dropout
 import knowable.inference.ensembles
 import knowable.inference.exact

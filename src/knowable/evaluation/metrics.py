@@ -18,7 +18,15 @@ from knowable.evaluation.calibration import (
     reliability_curve,
     rms_calibration_error,
 )
-from knowable.evaluation.detection import RiskCoverage, aupr, auroc, risk_coverage, tpr_at_fpr
+from knowable.evaluation.detection import (
+    RiskCoverage,
+    aupr,
+    auroc,
+    fpr95,
+    risk_coverage,
+    threshold_at_fpr,
+    tpr_at_fpr,
+)
 from knowable.evaluation.pit import PITHistogram, pit_histogram, pit_values, quantile_calibration_error, sharpness
 from knowable.evaluation.proper_scores import BrierDecomposition, brier_decomposition, energy_score, interval_score
 from knowable.evaluation.rejection import AccuracyRejection, accuracy_rejection
@@ -54,6 +62,8 @@ __all__ = [
     "auroc",
     "aupr",
     "tpr_at_fpr",
+    "threshold_at_fpr",
+    "fpr95",
     "risk_coverage",
     "RiskCoverage",
     "accuracy_rejection",

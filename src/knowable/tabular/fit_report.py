@@ -98,9 +98,11 @@ class FittedRun:
     def what_is_delivered(self) -> str:
         """Which model the run keeps, where rows were held out."""
         if self.delivered is not None:
+            found = self.delivered.posterior_.diagnostics
             return (
                 f"Scores are of a model fitted to {self.trained_on} rows; the run has the same model fitted to all "
                 f"{self.delivered.schema_.rows} rows afterwards."
+                + ("" if found.converged else f" Of that fit: {verdict(found).text}")
             )
         return f"The run has the model that was scored, fitted to {self.trained_on} rows." if self.held_out else ""
 

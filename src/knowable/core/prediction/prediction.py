@@ -265,10 +265,13 @@ class ClassPrediction(Prediction):
         log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``; of yes/no outcomes, of 0
             and of 1.
         closed_form: Whether these averages were found in closed form, and not from the draws.
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None
+            where there is no logit for each class.
     """
 
     log_mean_probs: Tensor
     closed_form: bool
+    log_sums: Tensor | None = None
 
     @property
     @abstractmethod
