@@ -123,9 +123,7 @@ class Enlarger(nn.Module):
         super().__init__()
         widths = [1, channels, channels, channels, channels]
         layers = [
-            part
-            for before, width in pairwise(widths)
-            for part in (nn.Conv2d(before, width, 3, padding=1), nn.ReLU())
+            part for before, width in pairwise(widths) for part in (nn.Conv2d(before, width, 3, padding=1), nn.ReLU())
         ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 2 * FACTOR**2, 3, padding=1), nn.PixelShuffle(FACTOR))
 
@@ -267,7 +265,7 @@ def draw(study: Study, path: Path, images: tuple[int, ...] = (0, 1, 8)) -> Path:
     posterior = study.posterior(METHODS[-1])
     new = posterior.predict(x)
     low, high = study._conformal(posterior.predict(study.calibration[0]), new)
-    maps = {"bicubic": bicubic(x), "width of 90% interval": high - low, "truth outside it": (y < low) | (y > high)}
+    maps = {"width of 90% interval": high - low, "truth outside it": (y < low) | (y > high)}
     path.parent.mkdir(parents=True, exist_ok=True)
     kn.pixel_plot(new, x, y, rows=range(len(images)), maps=maps).savefig(path, dpi=80)
     return path
