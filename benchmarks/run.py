@@ -52,6 +52,7 @@ STUDIES = (
     "adapters",
     "adversarial",
     "guarantees",
+    "continual",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",
