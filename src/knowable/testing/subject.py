@@ -32,6 +32,7 @@ class Subject:
             ``Unsupported``; all the others it must fit.
         seeded: Whether the seed makes a difference. One that says no must give the same result for every seed.
         iterates: Whether a fit takes steps, so that it can be interrupted and resumed.
+        trains: Whether a fit moves the weights. One that says no must give every random weight a spread.
         longer: The method with settings that take a few hundred steps, for interruptions in the middle. The default
             sets ``epochs``, or ``draws`` and ``warmup`` of a method that runs chains.
         any_value: Fields that refuse no value of their type (a location, which may be negative).
@@ -41,6 +42,7 @@ class Subject:
     refuses: frozenset[str] = frozenset()
     seeded: bool = True
     iterates: bool = True
+    trains: bool = True
     longer: Method | None = None
     any_value: frozenset[str] = frozenset()
     _fitted: dict[tuple[str, int], tuple[NetworkCase, Posterior]] = field(

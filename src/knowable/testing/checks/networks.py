@@ -19,17 +19,20 @@ def check_network(subject: Subject, name: str) -> None:
         case = network_case(name)
         expect_error(Unsupported, lambda: subject.fit(case), f"Fitting {name!r}, which the method says it cannot do,")
         return
-    _expect_a_good_fit(*subject.fitted(name))
+    _expect_a_good_fit(subject, *subject.fitted(name))
 
 
 def check_case(subject: Subject, case: NetworkCase) -> None:
     """A network with its data is fitted and predicts."""
-    _expect_a_good_fit(case, subject.fit(case))
+    _expect_a_good_fit(subject, case, subject.fit(case))
 
 
-def _expect_a_good_fit(case: NetworkCase, posterior: Posterior) -> None:
+def _expect_a_good_fit(subject: Subject, case: NetworkCase, posterior: Posterior) -> None:
     _expect_a_posterior(posterior, case)
-    _expect_learning(posterior, posterior.model)
+    if subject.trains:
+        _expect_learning(posterior, posterior.model)
+    else:
+        _expect_spread(posterior)
     _expect_a_prediction(posterior, case)
 
 
@@ -57,6 +60,12 @@ def _expect_learning(posterior: Posterior, model: Model) -> None:
     mean, start = posterior.mean(), model.params()
     still = [name for name in start if torch.equal(mean[name], start[name])]
     expect(not still, f"The fit left {', '.join(still)} at the start value.")
+
+
+def _expect_spread(posterior: Posterior) -> None:
+    std = posterior.std()
+    still = [name for name in posterior.model.random_names if not (std[name] > 0).all()]
+    expect(not still, f"The fit gave {', '.join(still)} no spread.")
 
 
 def _expect_a_prediction(posterior: Posterior, case: NetworkCase) -> None:
