@@ -65,23 +65,16 @@ def uncertainty_score(name: str) -> Score:
 
 
 def _max_prob(prediction: Any) -> Tensor:
-    probs, dim = _probabilities(prediction, prediction.probs, 1)
-    largest = torch.zeros_like(probs, dtype=torch.bool).scatter(dim, probs.argmax(dim, keepdim=True), True)
-    return probs.masked_fill(largest, 0.0).sum(dim)  # 1 - max has no digits where the maximum is almost 1
+    log_probs = prediction.log_mean_probs
+    largest = torch.zeros_like(log_probs, dtype=torch.bool).scatter(1, log_probs.argmax(1, keepdim=True), True)
+    return log_probs.exp().masked_fill(largest, 0.0).sum(1)  # 1 - max has no digits where the maximum is almost 1
 
 
 def _variance(prediction: Any) -> Tensor:
     if not isinstance(prediction, ClassPrediction):
         return prediction.total
-    probs, dim = _probabilities(prediction, prediction.samples, 2)
-    mean = prediction._mix(probs)
-    return prediction._mix((probs - mean).square()).sum(dim - 1)
-
-
-def _probabilities(prediction: ClassPrediction, probs: Tensor, dim: int) -> tuple[Tensor, int]:
-    """Probabilities with a dimension of all classes, and which that is; P(y = 1) becomes two classes."""
-    binary = prediction.probs.shape == prediction.labels.shape
-    return (torch.stack((1 - probs, probs), dim), dim) if binary else (probs, dim)
+    variance = prediction.probs_variance
+    return 2.0 * variance if variance.shape == prediction.labels.shape else variance.sum(1)  # of 0 as of 1
 
 
 def _log_sums(prediction: Any) -> Tensor:
