@@ -113,7 +113,9 @@ def _mnist(quick: bool) -> Population:
     net = mode.model.net
     net.load_state_dict(values)
     with torch.no_grad():
-        inside, outside = (torch.cat([net[:-1](part) for part in x.split(500)]) for x in (images.inside, images.outside))
+        inside, outside = (
+            torch.cat([net[:-1](part) for part in x.split(500)]) for x in (images.inside, images.outside)
+        )
     model = kn.Model(net[-1], kn.Categorical())
     head = kn.Particles(model, {name: value.detach()[None] for name, value in net[-1].named_parameters()})
     return Population(head, inside, images.inside_y, outside)
