@@ -32,6 +32,7 @@ from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
@@ -41,6 +42,7 @@ from knowable.decisions.certificate import Certificate, CertifiedPrediction, Gua
 from knowable.decisions.certify import certify
 from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
+    CalibrationWarning,
     ConvergenceWarning,
     DamagedArtifact,
     Diverged,
@@ -142,6 +144,7 @@ __all__ = [
     "KroneckerNormal",
     "LowRankNormal",
     "Mixture",
+    "Recalibrated",
     "ProductPosterior",
     "ChainPosterior",
     "Samples",
@@ -210,6 +213,7 @@ __all__ = [
     "ConvergenceWarning",
     "Interrupted",
     "WorseThanNetwork",
+    "CalibrationWarning",
     "ModelWarning",
     "NeedsClasses",
     "UnseenCategory",

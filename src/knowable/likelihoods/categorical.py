@@ -138,7 +138,7 @@ class CategoricalPrediction(ClassPrediction):
     ):  # fmt: skip
         self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
         self.log_sums = log_sums
-        self._closed_form = log_mean_probs is not None
+        self.closed_form = log_mean_probs is not None
         self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
 
     @property
@@ -160,23 +160,21 @@ class CategoricalPrediction(ClassPrediction):
         return self.log_mean_probs.argmax(1)
 
     @property
-    def log_class_probs(self) -> Tensor:
-        return self.log_mean_probs
+    def draw_log_probs(self) -> Tensor:
+        return self.log_probs
 
-    @property
-    def total(self) -> Tensor:
-        return entropy(self.log_mean_probs, dim=1)
+    def with_log_probs(self, log_probs: Tensor) -> CategoricalPrediction:
+        return CategoricalPrediction(log_probs.log_softmax(2), self.log_weights, ignore_index=self.ignore_index)
 
-    @property
-    def aleatoric(self) -> Tensor:
-        return self._mix(entropy(self.log_probs, dim=2))
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        return entropy(self.log_mean_probs, dim=1), self._mix(entropy(self.log_probs, dim=2))
 
     def log_prob(self, y: Tensor) -> Tensor:
         shape, ignored = self.log_probs.shape, self.ignore_index
         y = check_labels(self._check_rows(y), shape[2], shape[3:], name="y", ignore_index=ignored)
         counted = self.counted(y)
         y = y if counted is None else y.where(counted, 0)
-        if self._closed_form:
+        if self.closed_form:
             found = self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1)
             return sum_over_event(found if counted is None else found.where(counted, 0.0))
         index = y.unsqueeze(1).expand(shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
@@ -188,7 +186,7 @@ class CategoricalPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
-        closed_form = all(part._closed_form for part in parts)
+        closed_form = all(part.closed_form for part in parts)
         means = log_mixed([part.log_mean_probs for part in parts], log_weights) if closed_form else None
         log_probs, ignored = torch.cat([part.log_probs for part in parts]), parts[0].ignore_index
         sums = [part.log_sums for part in parts if part.log_sums is not None]

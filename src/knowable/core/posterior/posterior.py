@@ -219,6 +219,28 @@ class Posterior(ABC):
             return self.seed
         return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
+    # --- with held-out data ------------------------------------------------------------------------------------------
+
+    def recalibrated(self, held_out: Any, method: str = "auto", *, samples: int = 64) -> Posterior:
+        """This posterior with predictions that are recalibrated on held-out data.
+
+        A posterior of a wrong model, or an approximate one, may be too sure or not sure enough. Each draw's prediction
+        is changed by a map with few parameters, those under which the held-out outcomes are most probable; see
+        :mod:`knowable.core.prediction.recalibration` for the maps. The weights stay as they are. The result's ``repr``
+        says what was fitted and what it gained.
+
+        Args:
+            held_out: Rows that were not used for training, of the same kind as these. Training rows are refused.
+            method: For classes ``"temperature"``, ``"vector"`` or ``"isotonic"``, for numbers ``"scale"``. ``"auto"``:
+                ``"scale"``; for classes ``"temperature"``, or ``"vector"`` if that is clearly better.
+            samples: Number of posterior draws with which it is fitted.
+
+        Raises:
+            InvalidData: If ``held_out`` is empty, has training rows, or one class only where classes have parameters.
+            Unsupported: If there is no such map, as for counts.
+        """
+        return self.families["recalibrated"].of(self, held_out, method, samples)  # type: ignore[attr-defined]
+
     # --- for ArviZ ---------------------------------------------------------------------------------------------------
 
     def to_arviz(

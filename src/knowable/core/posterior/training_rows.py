@@ -103,8 +103,8 @@ def refuse_training_rows(posterior: Posterior, data: Any, *, name: str = "held_o
     if all_of_them or found > max(1, by_chance + 4 * math.sqrt(by_chance)):
         more = "At least " if known.hashed < known.size else ""
         raise InvalidData(
-            f"{more}{found:,} of the {rows.size:,} rows of {name} are rows that the posterior was fitted to. On them it "
-            f"looks better than on new ones. Pass rows that were kept apart from training."
+            f"{more}{found:,} of the {rows.size:,} rows of {name} are rows that the posterior was fitted to. On them "
+            f"it looks better than on new ones. Pass rows that were kept apart from training."
         )
 
 

@@ -136,7 +136,7 @@ class Objective:
 def error_of(prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor]:
     """The error that an attacker makes large, and whether the row counts as wrong (numbers always do), ``(rows,)``."""
     if isinstance(prediction, ClassPrediction):
-        log_probs, y = prediction.log_class_probs, y.long().view_as(prediction.labels)
+        log_probs, y = prediction.log_mean_probs, y.long().view_as(prediction.labels)
         own = log_probs.gather(1, y.unsqueeze(1))
         others = log_probs.scatter(1, y.unsqueeze(1), -torch.inf).logsumexp(1)
         wrong = by_row(prediction.labels != y).double().mean(1) >= 0.5  # of pixels, most
