@@ -1,7 +1,7 @@
 """LeNet-5 on MNIST and on FashionMNIST by every method of ``image_methods``: the data, the settings, the fits.
 
-Networks learn from the first 55,000 training images; the other 5,000 are held out, for all that is chosen or calibrated.
-Members of the ensembles are fits of their own, from seeds of their own; the first is the row of the single method.
+Networks learn from the first 55,000 training images; the other 5,000 are held out, for all that is chosen or
+calibrated. Members of the ensembles are fits of their own, from seeds of their own; the first is the single method's.
 
 The images are read from the folder that ``KNOWABLE_DATA`` names: ``mnist.npz`` and ``fashion_mnist.npz`` with
 ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Pixels are standardised by the training images of the set that is
@@ -79,7 +79,7 @@ class Images:
 
 
 def load(name: str = "MNIST", *, rows: int = 55_000, test: int = 10_000) -> Images:
-    """One of :data:`SETS`: its first ``rows`` training images, its last 5,000, and the first test images of both sets."""
+    """One of :data:`SETS`: its first ``rows`` training images, its last 5,000, and test images of both."""
     (other,) = (each for each in SETS if each != name)
     with np.load(data_folder() / f"{SETS[name]}.npz") as file:
         x, y, inside, inside_y = (_tensor(file[each]) for each in ("x_train", "y_train", "x_test", "y_test"))
