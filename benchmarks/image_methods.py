@@ -1,10 +1,11 @@
 """LeNet-5 on MNIST and on FashionMNIST: how right, how calibrated, and whether what is foreign is noticed.
 
 The posteriors are those of ``image_fits``: MAP, dropout, variational inference, Laplace, SWAG, and ensembles. Each is
-scored on the test images; by conformal sets of labels; and by how well its uncertainty tells these images from the
-test images of the other set, from themselves turned by 90 degrees, and from noise. Several scores are in the tables, one of
-them named: it tells held-out training images from turned ones and from noise best, and is thus chosen without the test
-images and without the other set. Thresholds, the temperature and the conformal sets come from the held-out images too.
+scored on the test images; by conformal sets of labels; and by how well its uncertainty tells these images from the test
+images of the other set, from themselves turned by 90 degrees, and from noise. Several scores of uncertainty are in the
+tables. The one that tells held-out training images from turned ones and from noise best is named: it is chosen without
+the test images and without the other set. Thresholds, the temperature and the conformal sets come from the held-out
+images too.
 
 Scores are made anew from the fits that are kept in ``fits/`` beside the results, without training.
 """
