@@ -149,7 +149,7 @@ class Recipe:
 
 RECIPES = {"MNIST": Recipe(), "FashionMNIST": Recipe(channels=(16, 32), epochs=10, noisy_epochs=12)}
 QUICK = Recipe(
-    rows=64, test=40, epochs=1, noisy_epochs=1, batch_size=32, members=2, variational_members=2, snapshots=3, samples=4
+    rows=64, test=100, epochs=1, noisy_epochs=1, batch_size=32, members=2, variational_members=2, snapshots=3, samples=4
 )
 
 

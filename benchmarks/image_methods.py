@@ -65,7 +65,7 @@ def _predictive(posterior: Posterior, fits: ImageFits, inside: Prediction, held_
 
     images = fits.images
     scores = kn.evaluate(inside, images.inside_y)
-    cooled = posterior.recalibrated((images.held_out, images.held_out_y))
+    cooled = posterior.recalibrated((images.held_out, images.held_out_y), "temperature")
     again = kn.evaluate(cooled.predict(images.inside, samples=fits.recipe.samples), images.inside_y)
     sets = kn.conformal.prediction_sets(held_out, images.held_out_y, inside, alpha=ALPHA)
     return {
