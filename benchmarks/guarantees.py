@@ -78,8 +78,8 @@ _HEADER = (
     "false alarms", "band of the mean",
 )  # fmt: skip
 _NOTE = (
-    "Mean over resplits. Covered: share of new rows inside their set or interval. Rule wrong: resplits in which the risk "
-    "of accepted rows in the whole population is above the bound."
+    "Mean over resplits. Covered: share of new rows inside their set or interval. Rule wrong: resplits in which the "
+    "risk of accepted rows in the whole population is above the bound."
 )
 
 
@@ -240,8 +240,10 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
     for case in CASES:
         if fnmatch(case.name, only):
             found[case.name] = _row(
-                case.name + ", quick" * quick, rows, lambda case=case: evaluate(case, quick, _fitted(case.data, quick, fitted))
-            )  # fmt: skip
+                case.name + ", quick" * quick,
+                rows,
+                lambda case=case: evaluate(case, quick, _fitted(case.data, quick, fitted)),
+            )
     stream = None
     if fnmatch(STREAM, only):
         stream = _row(STREAM + ", quick" * quick, rows, lambda: _streams(quick, fitted))
@@ -277,10 +279,13 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     if row is not None:
         header = ("streams", "rows of each", "false alarms", "allowed", "median rows to notice", "longest")
         cells = (
-            [row["streams"], row["rows"], row["false"], row["allowed"], f"{row['median_delay']:g}", f"{row['longest_delay']:g}"]
+            [
+                *(row[name] for name in ("streams", "rows", "false", "allowed")),
+                *(f"{row[name]:g}" for name in ("median_delay", "longest_delay")),
+            ]
             if row["error"] is None
             else [f"failed: {row['error']}"]
-        )  # fmt: skip
+        )
         note = "MNIST at delta=5%; FashionMNIST follows after 1,000 rows of MNIST."
         parts.append(table("Alarm for a stream", header, [cells], note))
     return page(run, *parts)

@@ -50,6 +50,7 @@ STUDIES = (
     "trained_networks",
     "sizes",
     "adapters",
+    "adversarial",
     "guarantees",
     "compression.lenets",
     "compression.random_labels",

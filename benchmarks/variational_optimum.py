@@ -39,8 +39,9 @@ _NOTE = (
     "MixtureVI: the mean over components, which is what it maximises. Best member: independent normals with the "
     "precisions' diagonal; a block for the weights and one for the bias (matrix normal); the posterior itself (full "
     "rank, flow); the best of several searches in double precision (low rank). Standard deviations: least and greatest "
-    "ratio over weights and seeds."
+    "ratio over weights and seeds. Seconds by the clock, pauses of a busy machine included."
 )
+_FITS = len(METHODS) * len(NOISES) * len(SEEDS)  # of each size
 _SCALED = ("network", "ELBO", "greatest ELBO", "RMSE", "predictive sd", "converged", "warnings", "seconds")
 _SCALED_NOTE = (
     "The priors N(0, 1) hold a bias of 1,000,000 for impossible: the posterior explains the targets by noise of that "
@@ -213,16 +214,22 @@ def best_scaled_elbo(x: Tensor, y: Tensor) -> float:
 
 
 def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
-    """All methods on all problems, seed by seed; ``only`` is a glob of methods. Finished rows are not run again."""
+    """All methods on all problems, seed by seed; ``only`` is a glob of fits, such as ``LowRankVI*`` or ``*seed [01]``.
+
+    Finished rows are not run again.
+    """
     settings: dict[str, Any] = {"epochs": 20} if quick else {}
-    names = [name for name in METHODS if fnmatch(name, only)]
     found: dict[str, list[dict[str, Any]]] = {size: [] for size in SIZES}
     for seed in SEEDS[:1] if quick else SEEDS:
-        for noise, size, name in product(reversed(NOISES), SIZES, names):
-            key = f"{name}, {size}, noise {noise:g}, seed {seed}" + ", quick" * quick
+        for noise, size, name in product(reversed(NOISES), SIZES, METHODS):
+            key = f"{name}, {size}, noise {noise:g}, seed {seed}"
+            if not fnmatch(key, only):
+                continue
+            key += ", quick" * quick
             row = _kept(rows, key, partial(evaluate, name, *SIZES[size], noise, seed, **settings))
             found[size].append({"method": name, "noise": noise, "seed": seed, **row})
-    scaled = {} if quick else {n: _kept(rows, f"scaled, {n}", partial(evaluate_scaled, n)) for n in NETWORKS}
+    wanted = [name for name in NETWORKS if fnmatch(f"scaled, {name}", only) and not quick]
+    scaled = {name: _kept(rows, f"scaled, {name}", partial(evaluate_scaled, name)) for name in wanted}
     return describe("variational_optimum", quick=quick, packages=(), sizes=found, scaled=scaled)
 
 
@@ -246,7 +253,8 @@ def to_markdown(run: Mapping[str, Any]) -> str:
         for row in sorted(found, key=lambda row: (METHODS.index(row["method"]), -row["noise"])):
             groups.setdefault((row["method"], row["noise"]), []).append(row)
         cells = [[name, f"{noise:g}", *_cells(group)] for (name, noise), group in groups.items()]
-        parts.append(table(size, _HEADER, cells, _NOTE))
+        seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in found}))
+        parts.append(table(size, _HEADER, cells, f"{_NOTE} Seeds run: {seeds}; {len(found)} of {_FITS} fits."))
     if run["scaled"]:
         cells = [[name, *_scaled_cells(row)] for name, row in run["scaled"].items()]
         parts.append(

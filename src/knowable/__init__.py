@@ -61,6 +61,7 @@ from knowable.errors import (
     WorseThanNetwork,
 )
 from knowable.evaluation import conformal, metrics
+from knowable.evaluation.calibration_plots import coverage_plot, pit_plot, rejection_plot, reliability_diagram
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
@@ -103,7 +104,11 @@ from knowable.registry import METHODS, cite
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
     from knowable.decisions import attack
+    from knowable.decisions.active import ActiveLearner
     from knowable.decisions.compress import Compressed, compress, load_compressed
+    from knowable.decisions.continual import ContinualLearner
+    from knowable.decisions.coreset import Coreset
+    from knowable.decisions.distill import Distilled, distill
     from knowable.decisions.feature_density import FeatureDensity
     from knowable.evaluation import shift
     from knowable.tabular import BayesianClassifier, BayesianRegressor
@@ -177,6 +182,10 @@ __all__ = [
     "detect",
     "Detection",
     "shift",
+    "reliability_diagram",
+    "coverage_plot",
+    "pit_plot",
+    "rejection_plot",
     "sparsity_plot",
     "weights_plot",
     "weights_film",
@@ -194,6 +203,11 @@ __all__ = [
     "compress",
     "Compressed",
     "load_compressed",
+    "ActiveLearner",
+    "ContinualLearner",
+    "Coreset",
+    "distill",
+    "Distilled",
     # the rest
     "cite",
     "datasets",
@@ -240,6 +254,11 @@ _LAZY = {
     "compress": "knowable.decisions.compress",
     "Compressed": "knowable.decisions.compress",
     "load_compressed": "knowable.decisions.compress",
+    "ActiveLearner": "knowable.decisions.active",
+    "ContinualLearner": "knowable.decisions.continual",
+    "Coreset": "knowable.decisions.coreset",
+    "distill": "knowable.decisions.distill",
+    "Distilled": "knowable.decisions.distill",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import knowable.decisions.distill
 import knowable.inference.dropout
 import knowable.inference.ensembles
 import knowable.inference.exact
@@ -18,8 +19,8 @@ import knowable.likelihoods
 import knowable.priors  # noqa: F401  (these register what an artifact may name)
 from knowable.core.posterior.saving import load_posterior
 from knowable.core.storage.folder import kind_of
+from knowable.decisions.certificate import Certificate
 from knowable.decisions.certificate_saving import KIND as CERTIFICATE
-from knowable.decisions.certificate_saving import load_certificate
 
 
 def load(
@@ -45,5 +46,5 @@ def load(
         DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
     """
     if kind_of(path) == CERTIFICATE:
-        return load_certificate(path, lambda posterior: load_posterior(posterior, net, classes, output))
+        return Certificate.load(path, lambda posterior: load_posterior(posterior, net, classes, output))
     return load_posterior(path, net, classes, output)

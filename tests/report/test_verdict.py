@@ -21,6 +21,8 @@ def chains(**terms):
         (chains(rhat=1.03), None, "well enough for means"),
         (chains(ess_tail=150.0), None, "well enough for means"),
         (chains(rhat=1.3), False, "did not converge"),
+        (chains(rhat=1.3, prediction_error=0.02, between_chains=0.4), False, "did not converge"),
+        (chains(rhat=1.3, prediction_error=0.002, between_chains=0.4), None, "40% of the variance"),
         (chains(ess_bulk=12.0), False, "Draw more samples"),
         (Diagnostics(converged=True, message="settled after 9 epochs"), True, "settled after 9 epochs"),
         (Diagnostics(converged=False, message="100 epochs"), False, "more epochs"),

@@ -14,9 +14,11 @@ import knowable as kn
 from knowable.core.prediction.components import NormalComponents
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.tabular import read_table
+from knowable.tabular.schema import Schema
 from knowable.tabular.targets import (
     ClassTargets,
     NumberTargets,
+    asked_of_numbers,
     infer_task,
     label_array,
     recognise,
@@ -170,3 +172,23 @@ def test_transformed_targets_survive_json():
     learned = NumberTargets.learn(np.array([1.0, 2.0, 5.0]), transform="log")
     assert targets_from_json(json.loads(json.dumps(learned.to_json()))) == learned
     np.testing.assert_allclose(learned.scale(np.exp(np.array([learned.means[0]]))), [[0.0]], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [
+        ([0, 1, 2] * 50, "the whole numbers 0 to 2: are they classes?"),
+        ([1, 2, 3, 4] * 20, "the whole numbers 1 to 4: are they classes?"),
+        ([0, 1, 2, 3, 7, 12] * 50, None),  # a count with gaps
+        ([0.0, 0.5, 1.0] * 50, None),
+        ([5, 6, 7] * 50, None),
+        (list(range(11)) * 50, None),
+        ([0, 1, 2, 0], None),  # too few to tell
+    ],
+)
+def test_numbers_that_may_name_classes_are_asked_about(values, asked):
+    found = asked_of_numbers("species", np.array(values, dtype=float))
+    assert (asked is None and found == []) or (asked in found[0] and "--task classification" in found[0])
+    table = read_table({"x": list(range(len(values))), "species": values})
+    assert any("are they classes?" in note for note in Schema.learn(table, "species").notes) is (asked is not None)
+    assert not any("classes?" in note for note in Schema.learn(table, "species", "regression").notes)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,12 +181,8 @@ class Certificate:
             delta: Probability of a false alarm, ever; None: that of the certificate.
             seed: Breaks ties.
 
-        Example::
-
-            alarm = certificate.watch()
-            for x in stream:
-                if alarm.update(certificate.predict(x).novelty):
-                    ...
+        Returns:
+            The alarm; ``alarm.update(certificate.predict(x).novelty)`` gives it the next rows.
         """
         from knowable.decisions.stream_alarm import StreamAlarm
 
@@ -200,7 +196,7 @@ class Certificate:
             (
                 f"Certificate on {self.n:,} held-out rows, alpha={self.alpha:g}, delta={self.delta:g}.",
                 *(f"- {each.name.capitalize()}: {each.statement}" for each in self.guarantees),
-                f"- Calibration: {what} of the posterior differ by {curve.error:.3f} on average over the held-out rows.",
+                f"- Calibration: {what} of the posterior differ by {curve.error:.3f}, on average over held-out rows.",
                 "Each statement holds by itself, for rows drawn like the held-out ones. Those with a probability of "
                 f"{1 - self.delta:.4g} hold together with at least {max(0.0, 1 - surely * self.delta):.4g}.",
             )
@@ -230,21 +226,24 @@ class Certificate:
 
         return save_certificate(self, path, overwrite=overwrite)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior]) -> Certificate:
+        """Read a certificate; ``knowable.load`` is the door.
+
+        Args:
+            path: The folder.
+            load_posterior: Reads the posterior in the folder that it is given.
+        """
+        from knowable.decisions.certificate_saving import read_certificate
+
+        return cls(**read_certificate(path, load_posterior, Guarantee))
+
     def __repr__(self) -> str:
         rule = f"{self.rejection.accepted:.1%}" if self.rejection.certified else "none"
         return (
             f"Certificate({type(self.posterior).__name__}, held-out rows={self.n:,}, alpha={self.alpha:g}, "
             f"delta={self.delta:g}, score={self.score!r}, accepted={rule})"
         )
-
-
-def plain_fields(certificate: Certificate) -> dict[str, Any]:
-    """The fields of a certificate that are numbers and texts."""
-    return {
-        each.name: value
-        for each in fields(certificate)
-        if isinstance(value := getattr(certificate, each.name), str | int | float | None)
-    }
 
 
 def uncertainty_of(prediction: Prediction) -> Tensor:

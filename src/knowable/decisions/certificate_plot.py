@@ -71,7 +71,9 @@ def _alarm(axes: Axes, certificate: Certificate) -> None:
         f"{certificate.alpha:g}", (0.99, certificate.alpha), xycoords=("axes fraction", "data"), color=_RED,
         ha="right", va="bottom", fontsize=8,
     )  # fmt: skip
-    axes.set(ylim=(0, 1.02), xlabel=f"{certificate.novelty} uncertainty", ylabel="p-value", title="Alarm: small is strange")
+    axes.set(
+        ylim=(0, 1.02), xlabel=f"{certificate.novelty} uncertainty", ylabel="p-value", title="Alarm: small is strange"
+    )
 
 
 def plot_wealth(log_wealth: Tensor, delta: float, alarm_at: int | None) -> Figure:

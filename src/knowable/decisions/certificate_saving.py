@@ -6,9 +6,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,11 +22,13 @@ from knowable.core.storage.folder import (
     refuse_existing,
     write_folder,
 )
-from knowable.decisions.certificate import Certificate, Guarantee, plain_fields
 from knowable.errors import DamagedArtifact, KnowableError
 from knowable.evaluation.calibration import CoverageCurve, ReliabilityCurve
 from knowable.evaluation.detection import RiskCoverage
 from knowable.evaluation.risk_control import RejectionRule
+
+if TYPE_CHECKING:
+    from knowable.decisions.certificate import Certificate, Guarantee
 
 KIND = "certificate"
 _POSTERIOR = re.compile(r"posterior-[0-9a-f]{16}")
@@ -52,7 +54,7 @@ def save_certificate(certificate: Certificate, path: str | os.PathLike[str], *, 
         os.replace(partial, folder / name)
     kind = "classes" if isinstance(certificate.calibration, ReliabilityCurve) else "numbers"
     content = {
-        **plain_fields(certificate),
+        **_plain_fields(certificate),
         "kind": kind,
         "posterior": name,
         "posterior_hash": digest,
@@ -73,8 +75,10 @@ def save_certificate(certificate: Certificate, path: str | os.PathLike[str], *, 
     return folder
 
 
-def load_certificate(path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior]) -> Certificate:
-    """Read a certificate; ``load_posterior`` reads the posterior in the folder that it is given."""
+def read_certificate(
+    path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior], guarantee: type[Guarantee]
+) -> dict[str, Any]:
+    """The fields of a certificate; ``load_posterior`` reads the posterior in the folder that it is given."""
     content, tensors = read_folder(path, KIND)
     try:
         inside = Path(path) / Path(content["posterior"]).name
@@ -82,9 +86,9 @@ def load_certificate(path: str | os.PathLike[str], load_posterior: Callable[[Pat
             raise DamagedArtifact(f"{inside} is not the posterior that this certificate is about.")
         curve = _CURVES[content["kind"]]
         own: dict[str, Any] = {name: content[name] for name in ("n", "alpha", "delta", "score", "samples", "seed")}
-        return Certificate(
-            posterior=load_posterior(inside),
+        return dict(
             **own,
+            posterior=load_posterior(inside),
             thresholds={group: float(value) for group, value in content["thresholds"]},
             groups=content.get("groups"),
             rejection=RejectionRule(**{key: _from_text(value) for key, value in content["rejection"].items()}),
@@ -92,12 +96,18 @@ def load_certificate(path: str | os.PathLike[str], load_posterior: Callable[[Pat
             novelty_scores=tensors["novelty_scores"].to(torch.float64),
             calibration=curve(**{key: tensors[f"curve.{key}"] for key in curve.__dataclass_fields__}),
             risk_coverage=RiskCoverage(tensors["coverage"], tensors["risk"]),
-            guarantees=tuple(Guarantee(**each) for each in content["guarantees"]),
+            guarantees=tuple(guarantee(**each) for each in content["guarantees"]),
         )
     except KnowableError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+
+
+def _plain_fields(certificate: Certificate) -> dict[str, Any]:
+    """Those that are numbers and texts."""
+    every = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
+    return {name: value for name, value in every.items() if isinstance(value, str | int | float | None)}
 
 
 def _is_part(entry: str) -> bool:

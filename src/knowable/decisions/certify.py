@@ -89,8 +89,8 @@ def certify(
         delta: Probability, over draws of the held-out rows, that the rejection rule does not keep its risk.
         score: Of classes, ``"lac"`` (the smallest sets), ``"aps"`` or ``"raps"`` (sets that grow where the model is
             unsure). Of numbers, ``"normalised"`` (by the predictive standard deviation), ``"split"`` (the same width
-            everywhere) or ``"cqr"`` (predictive quantiles, moved). ``"auto"``: ``"lac"``; ``"normalised"``, or ``"cqr"``
-            where a standard deviation is not finite.
+            everywhere) or ``"cqr"`` (predictive quantiles, moved). ``"auto"``: ``"lac"``; ``"normalised"``, but
+            ``"cqr"`` where a standard deviation is not finite.
         groups: The group of each held-out row, or ``"label"``: then sets and intervals have their guarantee in each
             group or class.
         risk: Mean loss allowed among accepted rows. None: of classes, ``alpha``. Of numbers, what comes out: all rows
@@ -108,8 +108,14 @@ def certify(
             need; the message says how many these are.
 
     Example:
-        >>> certificate = certify(posterior, (x_held_out, y_held_out), alpha=0.1)  # doctest: +SKIP
-        >>> certificate.predict(x_new).interval  # doctest: +SKIP
+        >>> import knowable as kn
+        >>> data = kn.datasets.linear(300, d=2)
+        >>> model = kn.Model(torch.nn.Linear(2, 1), kn.Gaussian(0.1))
+        >>> posterior = kn.ExactLinear().fit(model, (data.x[:100], data.y[:100]))
+        >>> certificate = certify(posterior, (data.x[100:250], data.y[100:250]), alpha=0.1)
+        >>> low, high = certificate.predict(data.x[250:]).interval
+        >>> certificate.predict(data.x[250:]).accept.shape
+        torch.Size([50])
     """
     held = _HeldOut.of(posterior, held_out, groups, alpha, delta, samples, seed)
     novelty = _chosen_novelty(check_choice("novelty", novelty, NOVELTIES), held.prediction)
@@ -200,7 +206,7 @@ def _classes(held: _HeldOut, score: str, groups: Any, risk: float | None, loss: 
     table, y, counted = classes_and_target(held.prediction, held.y)
     if len(y.unique() if counted is None else y[counted].unique()) < 2:
         raise InvalidData(
-            f"held_out has a single class, {int(y.flatten()[0])}. Hold out rows of all classes, drawn like those to come."
+            f"held_out has a single class, {int(y.flatten()[0])}. Hold out rows of all classes, like those to come."
         )
     uniforms = uniforms_of(held.x, table.probs, score, held.seed)
     own = scores_of(label_scores(table.probs, score, uniforms), y, counted)
@@ -219,14 +225,14 @@ def _classes(held: _HeldOut, score: str, groups: Any, risk: float | None, loss: 
     target = held.alpha if risk is None else risk
     rule = rejection_rule(uncertainty_of(held.prediction), losses, target, held.delta, seed=held.seed)
     one = own.shape[1] == 1
-    what = f"of accepted {'labels' if one else 'rows’ labels'} are wrong" if loss is None else "is the mean loss of"
+    what = f"of {'accepted labels' if one else 'the labels of accepted rows'} are wrong"
     return _Found(
         score=score,
         thresholds=thresholds,
         rejection=rule,
         calibration=reliability_curve(held.prediction, held.y),
         guarantee=_coverage_guarantee(held, held.n, thresholds, groups, one, "set"),
-        promise=_rejection_guarantee(rule, what, "entropy of at most", loss is not None),
+        promise=_rejection_guarantee(rule, what, "entropy", loss is not None),
         losses=losses,
         tested=torch.arange(held.n),
     )
@@ -264,14 +270,14 @@ def _numbers(held: _HeldOut, score: str, groups: Any, risk: float | None, loss: 
                 f"got {held.n:,}. Hold out more rows, or raise risk or delta."
             )
         rule = rejection_rule(u[rest], losses[rest], risk, held.delta, seed=held.seed)
-    what = f"of accepted {'outcomes' if one else 'rows’ outcomes'} are outside their intervals"
+    what = f"of {'accepted outcomes' if one else 'the outcomes of accepted rows'} are outside their intervals"
     return _Found(
         score=score,
         thresholds=thresholds,
         rejection=rule,
         calibration=coverage_curve(held.prediction, held.y, _LEVELS),
         guarantee=_coverage_guarantee(held, len(first), thresholds, groups, one, "interval"),
-        promise=_rejection_guarantee(rule, what, "standard deviation of at most", loss is not None),
+        promise=_rejection_guarantee(rule, what, "standard deviation", loss is not None),
         losses=losses[rest] if len(rest) else losses,
         tested=rest if len(rest) else torch.arange(held.n),
     )
@@ -329,11 +335,12 @@ def _coverage_guarantee(
     each = "" if groups is None else f" in each of {len(thresholds)} {'classes' if groups == 'label' else 'groups'}"
     if not one:
         text = (
-            f"On average at least a share {level} of the {them}s of a new row are in their {what}s{each}, over draws of "
-            f"{n:,} held-out rows."
+            f"On average at least a share {level} of the {them}s of a new row are in their {what}s{each}, over draws "
+            f"of {n:,} held-out rows."
         )
         return Guarantee(kind, n, held.alpha, None, None, text)
-    text = f"A new row's {what} holds its {them} with probability at least {level}{each}, over draws of {n:,} held-out rows"
+    text = f"A new row's {what} holds its {them} with probability at least {level}{each}, over draws of {n:,} held-out"
+    text += " rows"
     if groups is not None:
         return Guarantee(kind, n, held.alpha, None, None, text + ".")
     misses = math.floor((n + 1) * as_fraction(held.alpha))
@@ -347,12 +354,12 @@ def _rejection_guarantee(rule: RejectionRule, what: str, by: str, own: bool) -> 
     if not rule.certified:
         text = f"No threshold keeps the risk of accepted rows within {rule.alpha:g}: every row is rejected."
     elif rule.n == 0:
-        text = f"No row was left to test which predictions to accept; those with a {by} {rule.threshold:.4g} are."
+        text = f"Not tested, as no row was left. A row is accepted when its {by} is at most {rule.threshold:.4g}."
     else:
         bound = f"the mean loss of accepted rows is at most {limit:.4g}" if own else f"at most {limit:.2%} {what}"
         text = (
-            f"{surely} over draws of {rule.n:,} held-out rows, {bound}. Accepted are rows with an uncertainty "
-            f"({by} {rule.threshold:.4g}): {rule.accepted:.1%} of those, with a loss of {rule.risk:.4f}."
+            f"{surely} over draws of {rule.n:,} held-out rows, {bound}. A row is accepted when its {by} is at most "
+            f"{rule.threshold:.4g}: {rule.accepted:.1%} of these rows are, with a mean loss of {rule.risk:.4f}."
         )
     return Guarantee("rejection", rule.n, rule.alpha, rule.delta, rule.bound, text)
 

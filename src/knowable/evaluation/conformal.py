@@ -194,7 +194,7 @@ def p_values(held_out: Array, new: Array) -> Tensor:
         if values.isnan().any():
             raise InvalidData(f"{name} has missing values. Drop or fill them.")
     at_least = len(known) - torch.searchsorted(known.sort().values, asked.contiguous())
-    return (1 + at_least) / (len(known) + 1)
+    return (1 + at_least).double() / (len(known) + 1)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def raps_scores(probs: Array, uniform: Array | None = None, *, penalty: float = 
     """
     check_number("penalty", penalty, at_least=0.0)
     scores, rank = _adaptive(_probabilities(probs), uniform)
-    return scores + penalty * (rank - free).clamp_min(0)
+    return scores + penalty * (rank - free).clamp_min(0).double()
 
 
 def _adaptive(probs: Tensor, uniform: Array | None) -> tuple[Tensor, Tensor]:

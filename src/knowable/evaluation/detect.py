@@ -35,15 +35,15 @@ _FPR = 0.05  # at which `threshold` is set
 
 
 def uncertainty_score(name: str) -> Score:
-    """The score of this name as a function of a prediction, one number for each row (the mean over outputs or pixels).
+    r"""The score of this name as a function of a prediction, one number for each row (the mean over outputs or pixels).
 
     ``total``, ``aleatoric`` and ``epistemic`` are for every prediction; for classes these are called ``entropy``,
     ``expected_entropy`` and ``mutual_information``. Also for classes:
 
     - ``max_prob``: one less the largest class probability.
-    - ``variance``: :math:`\\sum_c \\operatorname{Var}_w\\, p(y = c \\mid x, w)`. For numbers it is the total variance.
-    - ``energy``: :math:`-E_w \\log \\sum_c \\exp f_c(x; w)` (Liu et al., 2020), which needs a logit for each class.
-    - ``max_logit``: :math:`-E_w \\max_c f_c(x; w)`.
+    - ``variance``: :math:`\sum_c \operatorname{Var}_w\\, p(y = c \\mid x, w)`. For numbers it is the total variance.
+    - ``energy``: :math:`-E_w \log \sum_c \exp f_c(x; w)` (Liu et al., 2020), which needs a logit for each class.
+    - ``max_logit``: :math:`-E_w \max_c f_c(x; w)`.
     """
     if name == "density":
         raise Unsupported(
@@ -112,7 +112,7 @@ _OF_SEVERAL_DRAWS = ("epistemic", "mutual_information", "variance")
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Detection:
     """Scores of points inside and outside, what they tell of each other, and a threshold.
 
@@ -231,7 +231,9 @@ class Detection:
         return new_figure(7.4, 3.2, draw)
 
     def __repr__(self) -> str:
-        origin = "the points inside themselves" if self.validation is None else f"{len(self.validation)} validation rows"
+        origin = (
+            "the points inside themselves" if self.validation is None else f"{len(self.validation)} validation rows"
+        )
         return (
             f"Detection({self.score}: {len(self.inside)} inside, {len(self.outside)} outside; "
             f"AUROC {self.auroc:.4f}, AUPR {self.aupr:.4f}, FPR95 {self.fpr95:.4f}, "
@@ -303,14 +305,19 @@ def draw_histograms(axes: Axes, groups: Mapping[str, Tensor], threshold: float, 
     """
     every = torch.cat(list(groups.values()))
     every = every[every.isfinite()]
+    if np.isfinite(threshold):
+        every = torch.cat((every, every.new_tensor([threshold])))
     low, high = every.min().item(), every.max().item()
     logarithmic = low >= 0 and high > 50 * every.median().item() and high > 0
     if logarithmic:
         low = max(low, high * 10.0**-_DECADES)
         edges = np.geomspace(low, max(high, low * 1.01), _BINS + 1)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter("")
     else:
         edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
+        axes.locator_params(axis="x", nbins=5)
     for index, (name, scores) in enumerate(groups.items()):
         inside = scores.clamp(edges[0], edges[-1]).numpy()  # what lies beyond is in the first and the last bin
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": f"{name} ({len(scores):,})"}

@@ -242,7 +242,7 @@ def outside_shares(scores: Array, thresholds: Array) -> Tensor:
     """Share of each row's outputs or pixels whose conformity score is above the threshold.
 
     Args:
-        scores: How far each outcome is from its prediction, ``(n, ...)``: one of the scores of :mod:`knowable.conformal`
+        scores: How far each outcome is from its prediction, ``(n, ...)``: one of the scores of ``knowable.conformal``
             for numbers, such as ``normalised_scores``; NaN where no outcome is known.
         thresholds: The grid, from small (narrow intervals) to large, ``(grid,)``.
 
@@ -368,9 +368,7 @@ def _promising_start(u: Tensor, losses: Tensor, alpha: float, rows: int, binary:
     return distinct[int(np.argmin(p))].item()
 
 
-def _fixed_sequence(
-    u: Tensor, losses: Tensor, start: float, alpha: float, delta: float, binary: bool
-) -> RejectionRule:
+def _fixed_sequence(u: Tensor, losses: Tensor, start: float, alpha: float, delta: float, binary: bool) -> RejectionRule:
     distinct, counts, sums = _cumulative(u, losses)
     first = int((distinct <= start).sum()) - 1  # the test at ``start`` is the one at the last row below it
     tested = _p_values(sums[max(first, 0) :], counts[max(first, 0) :], alpha, binary) <= delta

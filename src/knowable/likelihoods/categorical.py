@@ -137,8 +137,7 @@ class CategoricalPrediction(ClassPrediction):
         ignore_index: int | None = None, log_sums: Tensor | None = None,
     ):  # fmt: skip
         self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
-        self.log_sums = log_sums
-        self.closed_form = log_mean_probs is not None
+        self.log_sums, self.closed_form = log_sums, log_mean_probs is not None
         self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
 
     @property

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from knowable.core.chains.convergence import ACCURATE
 from knowable.core.chains.posterior import ChainPosterior
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.posterior import Posterior
@@ -21,6 +22,11 @@ _TERMS = {
     "rhat": ("R-hat (largest)", "1 is converged; above 1.01 the chains still disagree"),
     "ess_bulk": ("Bulk effective sample size (smallest)", "independent draws that would estimate a mean as well"),
     "ess_tail": ("Tail effective sample size (smallest)", "the same for the ends of intervals"),
+    "prediction_error": (
+        "Monte Carlo error of predictions",
+        f"nats a row lost to the finite number of draws; up to {ACCURATE:g} is good",
+    ),
+    "between_chains": ("Variance between chains", "share of the variance of the network's outputs; 0 for long chains"),
     "acceptance": ("Acceptance rate", "share of proposals accepted"),
     "divergences": ("Divergences", "transitions whose numerical integration diverged; should be 0"),
     "ebfmi": ("E-BFMI", "energy Bayesian fraction of missing information; below 0.3 the energy is explored poorly"),
@@ -70,6 +76,15 @@ def _chains(terms: Diagnostics) -> Verdict:
         return Verdict(not lost, f"The chains converged: {numbers}.{more}")
     if rhat <= FAIR_RHAT and least >= FAIR_ESS:
         text = f"The chains converged well enough for means, less so for the ends of intervals: {numbers}.{more}"
+        return Verdict(None, text)
+    error = terms.get("prediction_error", math.inf)
+    if error <= ACCURATE:
+        share = terms.get("between_chains", math.nan)
+        text = (
+            f"The chains do not agree on the network ({numbers}): each keeps to modes of its own or moves slowly, and "
+            f"{share:.0%} of the variance of the outputs is between chains. Predictions average over all of them, with "
+            f"a Monte Carlo error that is small: about {error:.1g} nats a row. Do not interpret single weights.{more}"
+        )
         return Verdict(None, text)
     return Verdict(
         False,

@@ -22,6 +22,7 @@ from knowable.tabular.targets import (
     ClassTargets,
     NumberTargets,
     Targets,
+    asked_of_numbers,
     infer_task,
     refuse_hopeless,
     target_values,
@@ -79,7 +80,7 @@ class Schema:
         kinds = check_kinds(kinds, table)
         wanted = () if target is None else (target,) if isinstance(target, str) else tuple(target)
         names = tuple(table.find(name) for name in wanted)
-        targets = None if not names else _learn_targets(table, names, task, kinds)
+        targets, asked = (None, []) if not names else _learn_targets(table, names, task, kinds)
         inputs = table.without(names)
         if not inputs.names:
             raise InvalidData(
@@ -97,7 +98,7 @@ class Schema:
         remarks = [remark for column in columns if column.name not in kinds for remark in column.remarks(inputs)]
         schema = cls(
             columns=columns, dropped={name: why for name, why in found.items() if isinstance(why, str)},
-            targets=targets, rows=len(table), remarks=(*table.notes, *remarks),
+            targets=targets, rows=len(table), remarks=(*table.notes, *asked, *remarks),
         )  # fmt: skip
         schema._refuse_what_is_useless(table)
         return schema
@@ -250,8 +251,14 @@ def check_kinds(kinds: Mapping[str, Any] | None, table: Table) -> Mapping[str, A
     return kinds
 
 
-def _learn_targets(table: Table, names: tuple[str, ...], task: str | None, kinds: Mapping[str, Any]) -> Targets:
-    task = infer_task(table, names) if task is None else check_choice("task", task, TASKS)
-    y = target_values(table, names, task)
-    refuse_hopeless(table, names, y, task, kinds)
-    return NumberTargets.learn(y, names) if task == "regression" else ClassTargets.learn(y, names)
+def _learn_targets(
+    table: Table, names: tuple[str, ...], task: str | None, kinds: Mapping[str, Any]
+) -> tuple[Targets, list[str]]:
+    """The targets, and what a user should be asked about them."""
+    found = infer_task(table, names) if task is None else check_choice("task", task, TASKS)
+    y = target_values(table, names, found)
+    refuse_hopeless(table, names, y, found, kinds)
+    if found == "classification":
+        return ClassTargets.learn(y, names), []
+    asked = asked_of_numbers(names[0], y) if task is None and len(names) == 1 else []
+    return NumberTargets.learn(y, names), asked

@@ -18,6 +18,7 @@ from knowable.tabular.table import Table, listed
 
 TASKS = ("regression", "classification")
 _WRONG = "is not a number, and the target must be one. Correct it, or remove the row."
+_MOST_CLASSES_TO_ASK = 10
 
 
 def _log(y: np.ndarray) -> np.ndarray:
@@ -218,6 +219,18 @@ def infer_task(table: Table, names: tuple[str, ...]) -> str:
     return (
         "classification" if len(distinct) == 2 and all(float(each).is_integer() for each in distinct) else "regression"
     )
+
+
+def asked_of_numbers(name: str, y: np.ndarray) -> list[str]:
+    """A question where numbers to predict may be the numbers of classes: few, whole, without a gap, from 0 or 1."""
+    found = np.unique(y)
+    steps = bool(np.all(np.diff(found) == 1)) and found[0] in (0, 1)
+    if not (steps and 3 <= len(found) <= _MOST_CLASSES_TO_ASK and len(y) >= 5 * len(found)):
+        return []
+    return [
+        f"target {name!r} has only the whole numbers {found[0]:g} to {found[-1]:g}: are they classes? They are "
+        f"predicted as numbers; if they are classes, pass --task classification"
+    ]
 
 
 def target_values(table: Table, names: tuple[str, ...], task: str) -> np.ndarray:

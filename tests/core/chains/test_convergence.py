@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from knowable.core.chains.convergence import ess_bulk, ess_mean, ess_tail, rhat
+from knowable.core.chains.convergence import (
+    ess_bulk,
+    ess_mean,
+    ess_tail,
+    prediction_error,
+    rhat,
+    share_between_chains,
+)
 
 PHIS = (-0.9, -0.5, 0.0, 0.5, 0.9, 0.99, 0.999)
 
@@ -191,3 +198,65 @@ def test_draws_are_left_alone_and_may_need_gradients():
     before = draws.detach().clone()
     assert torch.isfinite(ess_bulk(draws)).all() and not rhat(draws).requires_grad
     assert torch.equal(draws.detach(), before)
+
+
+# --- predictions -----------------------------------------------------------------------------------------------------
+
+
+def normal_scores(y: Tensor, loc: Tensor) -> Tensor:
+    """log N(y; loc, 1) of rows ``y`` for draws ``loc`` ``(chains, draws)``."""
+    return -0.5 * (y - loc.unsqueeze(-1)).square() - 0.5 * math.log(2 * math.pi)
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.4])
+def test_error_of_predictions_is_the_divergence_from_that_of_infinitely_many_chains(spread, seed):
+    # each chain keeps to a mode of its own, drawn from N(0, spread²): infinitely many of them predict N(0, 1 + spread²)
+    generator = torch.Generator().manual_seed(seed)
+    grid = torch.linspace(-9, 9, 2001, dtype=torch.float64)
+    exact = torch.distributions.Normal(0.0, math.sqrt(1 + spread**2))
+    truth, found = [], []
+    for _ in range(300):
+        modes = spread * torch.randn((8, 1), generator=generator, dtype=torch.float64).expand(8, 4)
+        log_mixture = normal_scores(grid, modes)[:, 0].logsumexp(0) - math.log(8)
+        density = exact.log_prob(grid)
+        truth.append(torch.trapezoid(density.exp() * (density - log_mixture), grid).item())
+        y = math.sqrt(1 + spread**2) * torch.randn(50, generator=generator, dtype=torch.float64)
+        found.append(prediction_error(normal_scores(y, modes)))
+    difference = torch.tensor(found) - torch.tensor(truth)
+    error = difference.std().item() / math.sqrt(len(found))  # and higher orders, of a relative size near the spread²
+    assert abs(difference.mean().item()) < 4 * error + spread**2 * torch.tensor(truth).mean().item()
+
+
+def test_error_of_predictions_of_independent_draws_falls_with_their_number(seed):
+    # one chain's variance of p over S draws: half the relative variance over S
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randn(200, generator=generator, dtype=torch.float64)
+    loc = 0.5 * torch.randn((8, 1000), generator=generator, dtype=torch.float64)
+    scores = normal_scores(y, loc)
+    density = scores.exp().flatten(0, 1)
+    expected = 0.5 * (density.var(0) / density.mean(0).square()).mean().item() / 8000
+    assert expected / 5 < prediction_error(scores) < 5 * expected  # 7 degrees of freedom, of which the larger of two
+
+
+def test_error_of_predictions_sees_what_drifts_in_all_chains(seed):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randn(50, generator=generator, dtype=torch.float64)
+    loc = 0.01 * torch.randn((8, 100), generator=generator, dtype=torch.float64) + torch.linspace(0, 2, 100).double()
+    assert prediction_error(normal_scores(y, loc)) > 0.03
+    assert prediction_error(normal_scores(y, loc[:, torch.randperm(100, generator=generator)])) < 0.01
+
+
+def test_error_of_predictions_is_half_a_nat_where_one_chain_alone_explains_the_rows():
+    scores = torch.full((4, 10, 3), -1e6)
+    scores[2] = -1.0
+    assert prediction_error(scores) == pytest.approx(0.5)
+    assert math.isnan(prediction_error(torch.full((4, 10, 3), -math.inf)))
+    assert math.isnan(prediction_error(scores[:, :3]))
+
+
+def test_share_between_chains_is_that_of_their_means(seed):
+    draws = ar1(0.0, 4, 1000, 5, seed=seed)
+    assert share_between_chains(draws) < 0.01  # 0.001 is expected
+    offset = torch.tensor([-1.0, -1.0, 1.0, 1.0]).double().view(4, 1, 1)
+    assert share_between_chains(draws - draws.mean(1, keepdim=True) + offset) == pytest.approx(0.5, abs=0.03)
+    assert share_between_chains(offset.expand(4, 10, 5)) == 1.0

@@ -143,6 +143,18 @@ def test_chains_that_do_not_mix_give_up_and_say_so():
     assert found.draws.shape[1] == 400
 
 
+@pytest.mark.parametrize(("error", "converged"), [(0.009, None), (0.011, False), (float("nan"), False)])
+def test_chains_that_disagree_are_no_failure_where_their_predictions_are_known(error, converged):
+    apart = torch.tensor([[-50.0], [50.0], [0.0]]).expand(3, 2).double()
+    found, said = quietly(
+        Autoregressive(0.9999), start=apart, mixing=Mixing(first=100, most=400),
+        prediction_terms=lambda draws: {"prediction_error": error, "between_chains": float(draws.shape[1] == 400)},
+    )  # fmt: skip
+    assert found.converged is converged and found.terms["between_chains"] == 1.0 and found.terms["rhat"] > 1.5
+    assert (kn.ConvergenceWarning in said) is (converged is False)
+    assert ("predictions are known to 0.009 nats a row" in found.message) is (converged is None)
+
+
 def test_looks_are_at_draws_and_not_at_transitions():
     found = run(Autoregressive(), chains=4, thin=3, mixing=Mixing(first=200, most=3000))
     assert found.draws.shape[1] == 200

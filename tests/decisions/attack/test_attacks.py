@@ -132,10 +132,10 @@ def test_random_starts_are_uniform_in_the_ball(norm):
 
 def test_moved_inputs_are_like_those_given():
     posterior, x, y = small_ensemble()
-    for given in (x, x.float(), x.numpy()):
-        moved = kn.attack.pgd(posterior, given, y, 0.1, steps=2)
+    for inputs in (x, x.float(), x.numpy()):
+        moved = kn.attack.pgd(posterior, inputs, y, 0.1, steps=2)
         assert isinstance(moved, torch.Tensor) and moved.shape == x.shape
-        assert moved.dtype == (torch.float32 if given is not x and isinstance(given, torch.Tensor) else torch.float64)
+        assert moved.dtype == (torch.float32 if inputs is not x and isinstance(inputs, torch.Tensor) else torch.float64)
         assert not moved.requires_grad
 
 

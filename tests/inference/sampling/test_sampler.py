@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import knowable as kn
-from knowable.core.chains.convergence import rhat
+from knowable.core.chains.convergence import prediction_error, rhat, share_between_chains
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.network.params import Layout
+from knowable.inference.sampling import sampler
 from knowable.inference.sampling.hmc import HMC
 from knowable.inference.sampling.initial_positions import Start
 from knowable.inference.sampling.sampler import FunctionMonitor, coordinate_monitor
@@ -372,6 +373,41 @@ def test_chains_need_not_agree_on_degrees_of_freedom_that_no_prediction_feels(se
     found = monitored(kn.HeteroscedasticStudentT(), torch.tensor([14.0, 15.0, 16.0, 17.0]), seed)
     assert found.max() < 1.1
     assert monitored(kn.HeteroscedasticStudentT(), torch.tensor([0.0, 0.0, 0.0, 4.0]), seed).max() > 1.1
+
+
+@pytest.mark.parametrize("likelihood", [kn.Gaussian(), kn.Gaussian(0.5)])
+def test_error_of_predictions_is_of_the_scores_of_evenly_spaced_draws(likelihood, monkeypatch):
+    model, (x, y) = kn.Model(mlp().to(DTYPE), likelihood, random="last_layer"), linear_data(10)
+    layout = Layout.of({name: model.params()[name] for name in model.random_names})
+    points = {name: value + 1 for name, value in model.params().items() if name in model.point_names}
+    monitor = FunctionMonitor(model, x, y, Start(torch.zeros(1, layout.size, dtype=DTYPE), points, {}), layout)
+    draws = torch.randn(3, 150, layout.size, dtype=DTYPE)
+    found = monitor.prediction_terms(draws)
+    each = [[{**points, **layout.views(at)} for at in chain] for chain in draws[:, ::2]]
+    scores = torch.stack([torch.stack([model.log_likelihood(p, x, y) for p in chain]) for chain in each])
+    outputs = torch.stack([torch.stack([model.forward(p, x).flatten() for p in chain]) for chain in each])
+    assert found["prediction_error"] == pytest.approx(prediction_error(scores))
+    assert found["between_chains"] == pytest.approx(share_between_chains(outputs))
+    monkeypatch.setattr(sampler, "_BYTES", 3 * 7 * 8 * layout.size)  # seven draws of each chain at once
+    assert monitor.prediction_terms(draws) == pytest.approx(found)
+
+
+def test_chains_of_a_network_that_predict_different_things_have_not_converged():
+    model, data = kn.Model(mlp(), kn.Gaussian(0.1)), linear_data(20)
+    data = tuple(each.float() for each in data)
+    stuck = HMC(chains=4, draws=100, warmup=0, step_size=1e-7, steps=1, start="prior")
+    with pytest.warns(kn.ConvergenceWarning, match="not mixed"):
+        found = stuck.fit(model, data)
+    assert found.diagnostics.converged is False and found.diagnostics["prediction_error"] > 0.1
+    assert found.diagnostics["between_chains"] > 0.99
+
+
+def test_chains_of_a_network_that_disagree_by_less_than_the_noise_are_no_failure():
+    model, data = kn.Model(mlp(), kn.Gaussian(100.0)), linear_data(20)
+    data = tuple(each.float() for each in data)
+    found = HMC(chains=4, draws=100, warmup=0, step_size=1e-7, steps=1, start="prior").fit(model, data)
+    assert found.diagnostics.converged is None and found.diagnostics["rhat"] > 2
+    assert "but predictions are known to" in found.diagnostics.message
 
 
 @pytest.mark.parametrize("thin", [1, 2])

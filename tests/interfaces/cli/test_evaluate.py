@@ -42,3 +42,15 @@ def test_a_file_without_the_outcome_or_with_a_new_class_is_refused(runs):
     other = write_csv(runs / "other.csv", [{**row, "side": "beside"} for row in rows])
     result = call("evaluate", runs / "classes", other)
     assert result.exit_code == 2 and "beside" in result.stderr
+
+
+def test_scores_on_the_training_file_are_called_too_good(runs):
+    result = call("evaluate", runs / "numbers", runs / "numbers.csv")
+    assert result.exit_code == 0 and "fitted to rows of numbers.csv" in result.stderr, result.stderr
+    assert "scores.json" in result.stderr
+    call("report", runs / "numbers", "--data", runs / "numbers.csv", "--out", runs / "seen.html")
+    page = (runs / "seen.html").read_text()
+    assert "fitted to rows of numbers.csv" in page and "not seen in the fit" not in page
+    other = write_csv(runs / "new.csv", number_rows(30, seed=5))
+    assert "fitted to rows" not in call("evaluate", runs / "numbers", other).stderr
+    assert call("evaluate", runs / "numbers", runs / "numbers.csv", "-q").stderr == ""

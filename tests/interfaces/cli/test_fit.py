@@ -6,10 +6,13 @@ import math
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import knowable as kn
+from knowable.inference.sampling import sampler
+from knowable.tabular import auto
 from tests.interfaces.cli.calling import call
 from tests.interfaces.cli.conftest import FAST
 from tests.interfaces.cli.tables import number_rows, write_csv
@@ -122,6 +125,22 @@ def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path, monk
     assert "did not converge" in result.stderr
     assert (tmp_path / "run" / "report.html").is_file()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(0.002, 0, "Monte Carlo error that is small"), (0.02, 3, "did not converge")]
+)
+def test_chains_that_disagree_are_code_3_only_where_predictions_are_not_known(tmp_path, monkeypatch, error, code, said):
+    few = replace(auto.BUDGETS["quick"], warmup=5, gradients=400)  # some ten draws, near where each chain begins
+    monkeypatch.setitem(auto.BUDGETS, "quick", few)
+    monkeypatch.setattr(sampler, "prediction_error", lambda scores: error)
+    path = write_csv(tmp_path / "n.csv", number_rows(60))
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--budget", "quick")
+    assert result.exit_code == code, result.stderr
+    assert result.stdout.count(said) == 2, "of the fit that was scored, and of the one to all rows"
+    assert ("did not converge" in result.stderr) is (code == 3)
+    assert (tmp_path / "run" / "report.html").read_text().count(said) >= 2
 
 
 def test_a_fit_that_its_time_limit_ends_is_good_and_says_that_it_had_not_settled(tmp_path):

@@ -16,6 +16,8 @@ from torch import Tensor
 from knowable.errors import InvalidArgument
 
 _NUMBERS_AT_ONCE = 2**19  # numbers ranked and transformed together: they stay in the cache
+ACCURATE = 0.01
+"""Greatest Monte Carlo error of predictions that can be used although their chains disagree, in nats a row."""
 _TAILS = (0.05, 0.95)
 
 
@@ -68,6 +70,45 @@ def ess_tail(draws: Tensor | np.ndarray) -> Tensor:
 def ess_mean(draws: Tensor | np.ndarray) -> Tensor:
     r"""Effective sample size for the mean: its standard error is :math:`\mathrm{sd} / \sqrt{\mathrm{ess}}`."""
     return _by_quantity(lambda some: _ess(_split(some)), draws)
+
+
+def prediction_error(scores: Tensor) -> float:
+    r"""Monte Carlo error of predictions: the log score that is expected to be lost to the finite number of draws.
+
+    .. math:: \frac12 \overline{v}, \qquad v_i = \frac{\mathrm{var}_c(p_{ic})}{C\, \bar p_i^2}
+
+    with :math:`p_{ic}` the mean of :math:`p(y_i \mid x_i, \theta)` over the draws of chain c, so that :math:`v_i` is
+    the relative variance of row i's predictive density: half its mean over rows is, to second order, the
+    Kullback-Leibler divergence from the prediction of infinitely many such chains. Chains that never meet count as one
+    draw each, whether or not each has mixed. The same is done with the first and the second halves of all chains as two
+    groups, which notices what drifts in all of them; the larger counts.
+
+    Args:
+        scores: Log likelihoods of rows, ``(chains, draws, rows)``.
+
+    Returns:
+        Nats a row; nan for fewer than four draws of each chain, or where a row has no finite density.
+    """
+    chains, draws, _ = scores.shape
+    if draws < 4:
+        return math.nan
+    scores = scores.detach().cpu().double()
+    density = (scores - scores.amax((0, 1))).exp()
+    half = draws // 2
+    groups = [torch.stack([density[:, :half].mean((0, 1)), density[:, -half:].mean((0, 1))])]
+    if chains > 1:
+        groups.append(density.mean(1))
+    return max(0.5 * (each.var(0) / (len(each) * each.mean(0).square())).mean().item() for each in groups)
+
+
+def share_between_chains(draws: Tensor) -> float:
+    """Share of the variance of quantities ``(chains, draws, M)`` that chains' means make up, of all quantities pooled.
+
+    What a mean of dependent draws varies by itself is in it too: 0 only for long chains that explore the same region.
+    """
+    draws = draws.detach().cpu().double()
+    within, means = draws.var(1, correction=0).mean(0), draws.mean(1).var(0, correction=0)
+    return (means.mean() / (within + means).mean()).item()
 
 
 # --- the pieces, for (M, chains, draws) in double precision ----------------------------------------------------------

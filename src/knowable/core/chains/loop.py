@@ -11,12 +11,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from knowable.core.chains.convergence import ACCURATE
 from knowable.core.chains.kernel import Kernel
-from knowable.core.chains.run import ChainRun, Monitor
+from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
 from knowable.core.storage.folder import Checkpoint
@@ -33,6 +35,7 @@ def run_chains(
     *,
     warmup: int,  # transitions
     monitor: Monitor,  # the quantities whose R-hat and effective sample sizes are monitored
+    prediction_terms: PredictionTerms | None = None,  # how well predictions are known, where draws make some
     mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
     progress: bool | None = None,  # None: a bar only on a terminal
@@ -51,6 +54,8 @@ def run_chains(
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
     result = run.result(interrupted, time.monotonic() - started)
+    if prediction_terms is not None:
+        result = _with_predictions(result, prediction_terms(result.draws))
     _warn(result)
     return result
 
@@ -71,6 +76,18 @@ def _run_to_the_end(
     if checkpoint is not None:
         checkpoint.save(*run.saved())
     return interrupted
+
+
+def _with_predictions(result: ChainResult, terms: dict[str, float]) -> ChainResult:
+    """Chains that disagree, each near modes of its own: not a failure where predictions are known all the same."""
+    known = {name: value for name, value in terms.items() if math.isfinite(value)}
+    result = replace(result, terms={**result.terms, **known})
+    error = known.get("prediction_error", math.inf)
+    if result.converged is not False or result.interrupted or error > ACCURATE:
+        return result
+    return replace(
+        result, converged=None, message=f"{result.message}, but predictions are known to {error:.1g} nats a row"
+    )
 
 
 _MORE_TIME = "Raise time_limit (--time-limit)"

@@ -27,6 +27,9 @@ from knowable.errors import Diverged
 Monitor = Callable[[Tensor], Tensor]
 """Positions ``(n, chains, D)`` to the quantities whose R-hat is monitored, ``(n, chains, M)``."""
 
+PredictionTerms = Callable[[Tensor], dict[str, float]]
+"""Draws ``(chains, draws, D)`` to numbers for the report, among them ``prediction_error``."""
+
 _BLOCK = 50  # transitions between two checks of the clock
 _BLOCK_BYTES = 32 * 2**20
 _FIRST_BLOCK = 1  # transitions, where time is limited: nobody knows yet what one takes

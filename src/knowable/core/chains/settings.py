@@ -156,7 +156,7 @@ class ChainResult:
     info: dict[str, Tensor]  # acceptance, divergences, energies and steps of the transitions to them, (chains, draws)
     terms: dict[str, float]  # numbers for the report
     state: Any  # the kernel's last state
-    converged: bool | None  # whether the chains have mixed; None where there are too few draws to tell
+    converged: bool | None  # whether chains have mixed; None: too few draws to tell, or predictions agree all the same
     interrupted: bool
     message: str
     seconds: float

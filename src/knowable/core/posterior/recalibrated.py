@@ -14,7 +14,7 @@ from knowable.core.model.prior import JointPrior
 from knowable.core.network.params import Params, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_posterior, describe_posterior
-from knowable.core.posterior.training_rows import refuse_training_rows
+from knowable.core.posterior.training_rows import TrainingRows, refuse_training_rows
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.prediction.recalibration import FEWEST, FOR_CLASSES, FOR_NUMBERS, Recalibration, fitted
 from knowable.core.support.checks import check_choice, check_count
@@ -69,7 +69,9 @@ class Recalibrated(Posterior):
             x, y = x.index_select(0, chosen), y.index_select(0, chosen)
         found = fitted(posterior._predict(x, samples, posterior.seed, None), y, method)
         _warn(found)
-        return cls(model, posterior, found)
+        made, own = cls(model, posterior, found), TrainingRows.of(data)
+        made.training_rows = posterior.training_rows if own is None else own.joined(posterior.training_rows)
+        return made
 
     # --- the inner posterior -----------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def save_posterior(
     if posterior.training_rows is not None:
         tensors |= with_prefix("training_rows.", posterior.training_rows.tensors())
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
-    own = sorted({cls.__name__ for cls in _classes_of(model) if not _is_knowables(cls)})
+    own = sorted({cls.__name__ for cls in classes_of(model) if not _is_knowables(cls)})
     if own:
         warnings.warn(
             f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
@@ -216,7 +216,7 @@ def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> 
     return cls(**made)
 
 
-def _classes_of(model: Model) -> list[type]:
+def classes_of(model: Model) -> list[type]:
     """Classes of the likelihood and of all priors, those inside others too."""
     priors = list(model.prior.globs.values()) if isinstance(model.prior, PriorByName) else []
     found: list[Any] = [model.likelihood, *priors]

@@ -59,6 +59,13 @@ class TrainingRows:
         found, counts = row_hashes(x, y).unique(return_counts=True)
         return cls(found[counts == 1], data.size, len(y), int((counts == 2).sum()))
 
+    def joined(self, other: TrainingRows | None) -> TrainingRows:
+        """With the rows of another data set that had a part in the posterior."""
+        if other is None:
+            return self
+        hashes = torch.cat([self.hashes, other.hashes]).unique()
+        return TrainingRows(hashes, self.size + other.size, self.hashed + other.hashed, self.twice + other.twice)
+
     def tensors(self) -> dict[str, Tensor]:
         """For an artifact."""
         return {"hashes": self.hashes, "counts": torch.tensor([self.size, self.hashed, self.twice])}

@@ -230,7 +230,7 @@ class RegressionPrediction(Prediction):
         Along ``x``, where that has one number in each row: the mean, the central interval, and inside it the epistemic
         part, the mean :math:`\pm z` epistemic standard deviations with the normal quantile z of the level. Otherwise
         predicted against observed, where ``y`` is given; or the rows sorted by their means. Several outputs have a plot
-        each.
+        each. Of images there are maps of the first rows: means, and the square roots of the two parts of the variance.
 
         Args:
             x: Inputs that were predicted at, in any order; None, or inputs of several columns, for the other plots.
@@ -265,8 +265,8 @@ class ClassPrediction(Prediction):
         log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``; of yes/no outcomes, of 0
             and of 1.
         closed_form: Whether these averages were found in closed form, and not from the draws.
-        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None where
-            there is no logit for each class.
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None
+            where there is no logit for each class.
     """
 
     log_mean_probs: Tensor
@@ -347,7 +347,8 @@ class ClassPrediction(Prediction):
 
         Beside each row are its entropy and, in parentheses, the epistemic part of it, in nats. The reliability diagram
         has accuracy against confidence in ten bins; grey bars are where a calibrated prediction would be, by two
-        standard errors.
+        standard errors. Of images whose pixels have labels there are maps of the first rows: labels, and the two parts
+        of the entropy.
 
         Args:
             x: Not used: a plot of numbers has it here.

@@ -122,16 +122,12 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def check_place(
-    path: str | os.PathLike[str], kind: str, parts: Callable[[str], bool] = lambda entry: False
-) -> None:
+def check_place(path: str | os.PathLike[str], kind: str, parts: Callable[[str], bool] = lambda entry: False) -> None:
     """Refuse to write where something else is: a file, a folder of other files, or a saved folder of another kind."""
     folder = as_path(path)
     check_folder(
         folder,
-        ours=lambda name: bool(
-            name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name) or parts(name)
-        ),
+        ours=lambda name: bool(name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name) or parts(name)),
     )
     if is_folder(folder):
         try:

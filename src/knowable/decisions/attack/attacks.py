@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +85,8 @@ def pgd(
     new ones, so that it ascends the expectation over all draws (Athalye et al., 2018): for a defender who draws anew.
 
     Of every row the best point on the way is returned: a wrong one if there was any, and of these the one with the
-    largest error. The first start is x itself, further ones are random in the ball.
+    largest error. The first start is x itself, further ones are random in the ball; every other one of these follows
+    the log odds of the nearest other label, which finds some labels that fall to none in particular.
 
     A ``detector`` makes the attacker aware of it: the score is in the objective, and the best point is a wrong one that
     is not flagged (see :mod:`knowable.decisions.attack.objective`). Restarts then also differ in the weight of the
@@ -125,9 +125,7 @@ def pgd(
     for rows in setting.parts():
         best = _Best(setting.x[rows], None)
         for k, start in enumerate(starts):
-            objective = setting.objective
-            if detector is not None:
-                objective = replace(objective, weight=weight * _WEIGHTS[k % len(_WEIGHTS)])
+            objective = replace(setting.objective, nearest=k % 2 == 1, weight=weight * _WEIGHTS[k % len(_WEIGHTS)])
             found = climb.run(objective, rows, start[rows], k)
             best.offer(found, setting.objective.value(found, setting.y[rows], posterior.seed))
         moved[rows] = best.x

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from knowable.core.model.checking import checked_pair
 from knowable.core.model.data import as_rows
-from knowable.core.posterior.posterior import Posterior, differentiable_prediction, rows_to_differentiate
+from knowable.core.posterior.monte_carlo import differentiable_prediction, rows_to_differentiate
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.checks import check_type
 from knowable.decisions.feature_density import FeatureDensity
@@ -94,12 +95,14 @@ class Objective:
         samples: Number of its draws.
         detector: That the attacker knows, or None.
         weight: Of the penalty on its score.
+        nearest: Whether the error of classes is the log odds of the nearest other label alone, not of all others.
     """
 
     posterior: Posterior
     samples: int
     detector: Detector | None
     weight: float = 1.0
+    nearest: bool = False
 
     def rows(self, x: Tensor) -> int:
         """How many rows to take at a time."""
@@ -123,7 +126,7 @@ class Objective:
         return Value(value.reached, value.gain.detach()), gradient
 
     def _of(self, prediction: Prediction, x: Tensor, y: Tensor) -> Value:
-        error, wrong = error_of(prediction, y)
+        error, wrong = error_of(prediction, y, nearest=self.nearest)
         if self.detector is None:
             return Value(wrong, error)
         score = score_at(self.detector.score, self.posterior, x, prediction)
@@ -133,12 +136,13 @@ class Objective:
         return Value(wrong & (score <= self.detector.threshold), error - self.weight * excess)
 
 
-def error_of(prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor]:
+def error_of(prediction: Prediction, y: Tensor, *, nearest: bool = False) -> tuple[Tensor, Tensor]:
     """The error that an attacker makes large, and whether the row counts as wrong (numbers always do), ``(rows,)``."""
     if isinstance(prediction, ClassPrediction):
         log_probs, y = prediction.log_mean_probs, y.long().view_as(prediction.labels)
         own = log_probs.gather(1, y.unsqueeze(1))
-        others = log_probs.scatter(1, y.unsqueeze(1), -torch.inf).logsumexp(1)
+        others = log_probs.scatter(1, y.unsqueeze(1), -torch.inf)
+        others = others.amax(1) if nearest else others.logsumexp(1)
         wrong = by_row(prediction.labels != y).double().mean(1) >= 0.5  # of pixels, most
         return by_row(others - own.squeeze(1)).mean(1), wrong
     if isinstance(prediction, RegressionPrediction):
@@ -152,7 +156,9 @@ def attacked_data(posterior: Posterior, x: Any, y: Any) -> tuple[Tensor, Tensor]
     check_type("posterior", posterior, Posterior, "a Posterior")
     rows = as_rows(x, "x")
     if not isinstance(rows, Tensor):
-        raise InvalidType(f"x must be one tensor or array, got a {type(x).__name__} of several: attacks move one input.")
+        raise InvalidType(
+            f"x must be one tensor or array, got a {type(x).__name__} of several: attacks move one input."
+        )
     if not rows.is_floating_point():
         raise InvalidType(
             f"x holds integers ({rows.dtype}), and an attack moves inputs by a little. Pass pixels as floats "

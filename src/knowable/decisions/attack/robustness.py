@@ -11,14 +11,14 @@ from torch import Tensor
 
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction
-from knowable.core.support.checks import check_choice, check_count, check_generator
+from knowable.core.support.checks import check_count, check_generator
 from knowable.decisions.attack.objective import attacked_data, error_of
 from knowable.decisions.feature_density import FeatureDensity
 from knowable.errors import InvalidData, Unsupported
 from knowable.evaluation.detect import Detection, Score, detect
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Robustness:
     """Accuracy under attack, and detection of the attacked inputs by a score.
 
@@ -50,8 +50,8 @@ class Robustness:
     def __repr__(self) -> str:
         found = self.detection
         return (
-            f"Robustness({len(self.wrong)} rows: accuracy {self.accuracy_clean:.1%} clean, {self.accuracy:.1%} attacked; "
-            f"by {found.score} AUROC {found.auroc:.3f}, {found.tpr_at_fpr():.1%} flagged at "
+            f"Robustness({len(self.wrong)} rows: accuracy {self.accuracy_clean:.1%} clean, {self.accuracy:.1%} "
+            f"attacked; by {found.score} AUROC {found.auroc:.3f}, {found.tpr_at_fpr():.1%} flagged at "
             f"{found.fpr_at_threshold():.1%} false alarms; {self.undetected:.1%} wrong and not flagged)"
         )
 
@@ -78,7 +78,7 @@ def evaluate(
         score: The detector, see :func:`knowable.detect`.
         validation: Further ordinary inputs, from which the threshold comes. None: from ``x``.
         samples: Number of draws.
-        generator: Makes the draws new: how the attack does against draws that it has not seen.
+        generator: Makes the draws new, the same for all inputs: how the attack does against draws that it has not seen.
 
     Returns:
         The figures.
@@ -89,13 +89,19 @@ def evaluate(
     moved, _ = attacked_data(posterior, adversarial, y)
     if moved.shape != inputs.shape:
         raise InvalidData(f"adversarial must have the shape of x, {tuple(inputs.shape)}; got {tuple(moved.shape)}.")
-    before, after = (posterior.predict(each, samples, generator) for each in (inputs, moved))
+    before, after = (posterior.predict(each, samples, _again(generator)) for each in (inputs, moved))
     if not isinstance(before, ClassPrediction):
         raise Unsupported("evaluate counts errors of classes. For numbers compare kn.metrics.rmse before and after.")
     of_inputs = isinstance(score, FeatureDensity)
-    ordinary = validation if of_inputs or validation is None else posterior.predict(validation, samples, generator)
+    if not of_inputs and validation is not None:
+        validation = posterior.predict(validation, samples, _again(generator))
     pair = (inputs, moved) if of_inputs else (before, after)
-    detection = detect(*pair, score=score, validation=ordinary)
+    detection = detect(*pair, score=score, validation=validation)
     wrong_before, wrong = (error_of(each, labels)[1].cpu() for each in (before, after))
     rates = [1.0 - each.double().mean().item() for each in (wrong_before, wrong)]
     return Robustness(*rates, detection, wrong)
+
+
+def _again(generator: torch.Generator | None) -> torch.Generator | None:
+    """A generator that gives the same draws once more."""
+    return None if generator is None else generator.clone_state()

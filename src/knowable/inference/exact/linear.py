@@ -16,8 +16,8 @@ from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.monte_carlo import predict_outputs
 from knowable.core.posterior.normal import NormalPosterior
-from knowable.core.posterior.posterior import predict_outputs
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count

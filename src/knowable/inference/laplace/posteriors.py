@@ -25,8 +25,9 @@ from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_produc
 from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Params
+from knowable.core.posterior.monte_carlo import bytes_per_row, check_result_fits, predict_outputs
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
-from knowable.core.posterior.posterior import Posterior, bytes_per_row, check_result_fits, predict_outputs
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from knowable.core.chains.convergence import prediction_error, share_between_chains
 from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.draw_store import DTYPES, rows_within
 from knowable.core.chains.kernel import Kernel
@@ -42,6 +43,8 @@ from knowable.inference.sampling.initial_positions import (
 
 _MONITORED = 200  # scalar quantities whose R-hat is monitored
 _INPUTS = 32  # rows at which a network's outputs are monitored
+_SCORED = 100  # draws of a chain, at most, that the error of predictions is computed from
+_BYTES = 32 * 2**20  # of draws that go through the network together
 _TIME_SHARE = 0.95  # of a time limit, for the chains
 
 
@@ -76,9 +79,10 @@ class Sampler(ChainSettings, Method):
         identity = {**job.identity, "engine": repr(engine)}
         if job.checkpoint is not None:
             identity["positions"] = tensor_fingerprint(start.positions)
+        monitor = FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout)
         result = self._run(
             target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
-            monitor=FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout),
+            monitor=monitor, prediction_terms=monitor.prediction_terms,
             checkpoint=part_of(job.checkpoint, "chains"), identity=identity,
         )  # fmt: skip
         stack = target.layout.views(result.draws.reshape(-1, target.layout.size))
@@ -180,19 +184,45 @@ class FunctionMonitor:
 
     def __call__(self, positions: Tensor) -> Tensor:
         """``(n, chains, D)`` to ``(n, chains, M)``."""
-        n, chains, _ = positions.shape
+        params, outputs = self._outputs(positions)
+        monitored = self._identified(outputs, positions)
+        if not any(name.startswith(LIKELIHOOD_PREFIX) for name in self.layout.names):
+            return monitored
+        scores = self._scores(params, outputs, positions)
+        return torch.cat([monitored, scores.to(monitored)], dim=-1)
+
+    def prediction_terms(self, draws: Tensor) -> dict[str, float]:
+        """How well draws ``(chains, draws, D)`` tell what is predicted at those rows, of evenly spaced ones."""
+        draws = draws[:, :: -(-draws.shape[1] // _SCORED)]
+        at_once = max(1, _BYTES // (draws[:, 0].numel() * self.start.positions.element_size()))
+        scores, identified = [], []
+        for some in draws.split(at_once, dim=1):
+            some = some.to(self.start.positions)
+            params, outputs = self._outputs(some)
+            scores.append(self._scores(params, outputs, some).cpu())
+            identified.append(self._identified(outputs, some).cpu())
+        return {
+            "prediction_error": prediction_error(torch.cat(scores, dim=1)),
+            "between_chains": share_between_chains(torch.cat(identified, dim=1)),
+        }
+
+    def _outputs(self, positions: Tensor) -> tuple[Params, Tensor]:
+        """The parameters of positions ``(a, b, D)``, and the network's outputs, ``(a * b, rows, ...)``."""
         stack = self.layout.views(positions.flatten(0, 1))
-        params = {**stack, **expand_params(self.start.points, n * chains)}
+        params = {**stack, **expand_params(self.start.points, positions.shape[0] * positions.shape[1])}
         with torch.no_grad():
             outputs = self.model.network.over_draws(
                 self.model.network_params(params), self.x, buffers=self.start.buffers, vectorise=True
             )
-        monitored = self.model.likelihood.identified(outputs).reshape(n, chains, -1)
-        monitored = monitored[..., :: max(1, monitored.shape[-1] // _MONITORED)]
-        if not any(name.startswith(LIKELIHOOD_PREFIX) for name in stack):
-            return monitored
-        scores = self.model.scores(outputs, self.y, params).reshape(n, chains, -1)
-        return torch.cat([monitored, scores.to(monitored)], dim=-1)
+        return params, outputs
+
+    def _identified(self, outputs: Tensor, positions: Tensor) -> Tensor:
+        found = self.model.likelihood.identified(outputs).reshape(*positions.shape[:2], -1)
+        return found[..., :: max(1, found.shape[-1] // _MONITORED)]
+
+    def _scores(self, params: Params, outputs: Tensor, positions: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model.scores(outputs, self.y, params).reshape(*positions.shape[:2], -1)
 
 
 def coordinate_monitor(dimension: int) -> Monitor:

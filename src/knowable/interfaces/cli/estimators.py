@@ -12,8 +12,8 @@ from torch import Tensor
 
 from knowable.core.support.checks import check_choice
 from knowable.interfaces.cli.messages import collected, refuse_doubtful, spoken_for_the_shell, tell
-from knowable.interfaces.cli.run_folder import RunFolder
-from knowable.interfaces.cli.training_table import lines_of, notice_of
+from knowable.interfaces.cli.run_folder import SCORES, RunFolder
+from knowable.interfaces.cli.training_table import file_hash, lines_of, notice_of
 from knowable.registry import find_method
 from knowable.report.report import Notice
 from knowable.tabular.classifier import BayesianClassifier
@@ -102,6 +102,15 @@ def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
         table.find(str(run.options["target"]))
         y = outcome_tensor(estimator, estimator.schema_.target_of(table))
     inputs: Any = table.frame[[column.name for column in estimator.schema_.columns]]
+    seen = data != "-" and file_hash(data) == run.made.get("data_sha256")
+    if seen:
+        known = Notice(
+            "Scores",
+            f"The model was fitted to rows of {table.source}: scores on them are too good to be true. Those on "
+            f"held-out rows are in {run.folder / SCORES} and in the report of the run.",
+        )
+        tell([known], quiet=quiet)
+        notices = (*notices, known)
     return FittedRun(
         estimator,
         data=table.source,
@@ -111,6 +120,7 @@ def run_on(folder: Path, data: str, *, lenient: bool, quiet: bool) -> FittedRun:
         lines=tuple(lines_of(table)),
         outcomes=Outcomes.from_json(run.made.get("outcomes", {})),
         seconds=float(run.made["seconds"]),
+        held_out=not seen,
         notices=notices,
         facts=(("Run", run.folder.name),),
     )

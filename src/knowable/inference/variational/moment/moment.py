@@ -14,8 +14,8 @@ from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.monte_carlo import bytes_per_row, check_result_fits
 from knowable.core.posterior.normal import NormalPosterior, in_order
-from knowable.core.posterior.posterior import bytes_per_row, check_result_fits
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import knowable as kn
-from knowable.core.posterior.posterior import differentiable_prediction, rows_to_differentiate
+from knowable.core.posterior.monte_carlo import differentiable_prediction, rows_to_differentiate
 
 FEW = {"epochs": 2}
 METHODS = {
