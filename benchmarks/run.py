@@ -40,6 +40,8 @@ STUDIES = (
     "uci_methods",
     "uci_tables",
     "image_methods",
+    "segmentation",
+    "super_resolution",
     "chain_memory",
     "laplace_limits",
     "compare_concrete",
