@@ -50,6 +50,8 @@ STUDIES = (
     "trained_networks",
     "sizes",
     "adapters",
+    "adversarial",
+    "guarantees",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

@@ -55,7 +55,7 @@ ROOMS = {
     "report": {"core", "evaluation", "likelihoods"},  # a prediction of labels has tables of its own
     "datasets": {"core"},
     "comparison": {"core", "evaluation", "report", "datasets", ROOT},  # methods by their names in the registry
-    "decisions": {"core", "evaluation", "inference"},
+    "decisions": {"core", "evaluation", "inference", "likelihoods", "priors"},
     "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", "report", ROOT},
     "testing": {"core", "inference", "evaluation", "datasets", ROOT},
     "interfaces": None,  # anything

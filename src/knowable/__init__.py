@@ -32,12 +32,17 @@ from knowable.core.posterior.mixture import Mixture
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
+from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
+from knowable.decisions.certify import certify
+from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
+    CalibrationWarning,
     ConvergenceWarning,
     DamagedArtifact,
     Diverged,
@@ -55,8 +60,10 @@ from knowable.errors import (
     Unsupported,
     WorseThanNetwork,
 )
-from knowable.evaluation import metrics
+from knowable.evaluation import conformal, metrics
+from knowable.evaluation.calibration_plots import coverage_plot, pit_plot, rejection_plot, reliability_diagram
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
+from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
@@ -96,7 +103,14 @@ from knowable.registry import METHODS, cite
 
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
+    from knowable.decisions import attack
+    from knowable.decisions.active import ActiveLearner
     from knowable.decisions.compress import Compressed, compress, load_compressed
+    from knowable.decisions.continual import ContinualLearner
+    from knowable.decisions.coreset import Coreset
+    from knowable.decisions.distill import Distilled, distill
+    from knowable.decisions.feature_density import FeatureDensity
+    from knowable.evaluation import shift
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
 __all__ = [
@@ -135,6 +149,7 @@ __all__ = [
     "KroneckerNormal",
     "LowRankNormal",
     "Mixture",
+    "Recalibrated",
     "ProductPosterior",
     "ChainPosterior",
     "Samples",
@@ -164,15 +179,35 @@ __all__ = [
     "Comparison",
     "compare_to_reference",
     "ReferenceComparison",
+    "detect",
+    "Detection",
+    "shift",
+    "reliability_diagram",
+    "coverage_plot",
+    "pit_plot",
+    "rejection_plot",
     "sparsity_plot",
     "weights_plot",
     "weights_film",
     "trace_plot",
     "rank_plot",
     # decisions
+    "certify",
+    "Certificate",
+    "CertifiedPrediction",
+    "Guarantee",
+    "conformal",
+    "StreamAlarm",
+    "attack",
+    "FeatureDensity",
     "compress",
     "Compressed",
     "load_compressed",
+    "ActiveLearner",
+    "ContinualLearner",
+    "Coreset",
+    "distill",
+    "Distilled",
     # the rest
     "cite",
     "datasets",
@@ -192,6 +227,7 @@ __all__ = [
     "ConvergenceWarning",
     "Interrupted",
     "WorseThanNetwork",
+    "CalibrationWarning",
     "ModelWarning",
     "NeedsClasses",
     "UnseenCategory",
@@ -204,22 +240,33 @@ __all__ += dropout.__all__
 __all__ += sampling.__all__
 __all__ += ensembles.__all__
 
-_LAZY = {
+_LAZY_MODULES = {
+    "attack": "knowable.decisions.attack",
     "datasets": "knowable.datasets",
+    "shift": "knowable.evaluation.shift",
     "tabular": "knowable.tabular",
     "testing": "knowable.testing",
+}
+_LAZY = {
+    "FeatureDensity": "knowable.decisions.feature_density",
     "BayesianRegressor": "knowable.tabular.regressor",
     "BayesianClassifier": "knowable.tabular.classifier",
     "compress": "knowable.decisions.compress",
     "Compressed": "knowable.decisions.compress",
     "load_compressed": "knowable.decisions.compress",
+    "ActiveLearner": "knowable.decisions.active",
+    "ContinualLearner": "knowable.decisions.continual",
+    "Coreset": "knowable.decisions.coreset",
+    "distill": "knowable.decisions.distill",
+    "Distilled": "knowable.decisions.distill",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(_LAZY_MODULES[name])
     if name in _LAZY:
-        module = importlib.import_module(_LAZY[name])
-        return module if module.__name__ == f"knowable.{name}" else getattr(module, name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'knowable' has no attribute {name!r}.{_nearest(name)}", name=name, obj=None)
 
 

@@ -58,6 +58,10 @@ class WorseThanNetwork(KnowableWarning):
     """A posterior predicts worse than the trained weights it was made from."""
 
 
+class CalibrationWarning(KnowableWarning):
+    """Held-out data are too few to recalibrate with, or did not become more probable by it."""
+
+
 class ModelWarning(KnowableWarning):
     """Network, likelihood and data go together in shape but probably not in meaning, or a parameter has no effect."""
 

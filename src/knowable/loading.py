@@ -1,4 +1,4 @@
-"""Loading a saved posterior of any family."""
+"""Loading what was saved: a posterior of any family, or a certificate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import knowable.decisions.distill
 import knowable.inference.dropout
 import knowable.inference.ensembles
 import knowable.inference.exact
@@ -16,8 +17,10 @@ import knowable.inference.point
 import knowable.inference.variational
 import knowable.likelihoods
 import knowable.priors  # noqa: F401  (these register what an artifact may name)
-from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import load_posterior
+from knowable.core.storage.folder import kind_of
+from knowable.decisions.certificate import Certificate
+from knowable.decisions.certificate_saving import KIND as CERTIFICATE
 
 
 def load(
@@ -26,8 +29,8 @@ def load(
     *,
     classes: Iterable[type] = (),
     output: Callable[[Any], Tensor] | None = None,
-) -> Posterior:
-    """Load a posterior saved by ``posterior.save(path)``. No code in the folder is ever run.
+) -> Any:
+    """Load what ``posterior.save(path)`` or ``certificate.save(path)`` wrote. No code in the folder is ever run.
 
     Args:
         path: The folder.
@@ -36,7 +39,12 @@ def load(
         classes: Classes of your own likelihood and priors, if it was fitted with such.
         output: The model's ``output``, if that was a function; a name or a place is saved.
 
+    Returns:
+        The :class:`Posterior`, or the :class:`Certificate` with its posterior.
+
     Raises:
         DamagedArtifact: If the folder is missing files, truncated, altered, or of a newer format.
     """
+    if kind_of(path) == CERTIFICATE:
+        return Certificate.load(path, lambda posterior: load_posterior(posterior, net, classes, output))
     return load_posterior(path, net, classes, output)

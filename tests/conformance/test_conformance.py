@@ -46,6 +46,7 @@ SUBJECTS = {
     "function_space_vi": Subject(kn.FunctionSpaceVI(**QUICK, prior=kn.NetworkPrior(20), context_points=4)),
     "information_bottleneck": Subject(kn.InformationBottleneck(**QUICK)),
     "discrete_vi": Subject(kn.DiscreteVI(**QUICK)),
+    "training_free_bayes": Subject(kn.TrainingFreeBayes(), iterates=False, trains=False),
     "mc_dropout": Subject(kn.MCDropout(**QUICK)),
     "concrete_dropout": Subject(kn.ConcreteDropout(**QUICK)),
     "gaussian_dropout": Subject(kn.GaussianDropout(**QUICK)),

@@ -10,12 +10,14 @@ from scipy import stats
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 from knowable.evaluation.calibration import (
+    class_calibration,
     coverage,
     coverage_curve,
     coverage_rows,
     ece,
     interval_width,
     reliability_curve,
+    rms_calibration_error,
 )
 
 from .cases import DTYPE, binary, classes, counts, normals, student
@@ -185,3 +187,56 @@ def test_bad_arguments_are_named():
         coverage_curve(classes(torch.full((1, 2, 2), 0.5)), [0, 1])
     with pytest.raises(InvalidData, match="y has missing"):
         coverage(([0.0], [1.0]), [math.nan])
+
+
+# bins of equal mass, classes one by one, and without the bias of chance
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 400])
+def test_bins_of_equal_mass_hold_the_same_number_where_there_are_no_ties(rows: int):
+    p, y = torch.rand(rows, dtype=DTYPE) / 2 + 0.5, torch.randint(2, (rows,))
+    curve = reliability_curve(p, y, 8, binning="mass")
+    assert curve.count.sum() == rows
+    assert curve.count[curve.count > 0].max() <= math.ceil(rows / 8) + 1
+    order, total = p.sort().indices, 0.0
+    first = 0
+    for end in [round(rows * k / 8) for k in range(1, 9)]:
+        own = order[first : max(end, 1)]
+        if len(own):
+            total += abs((y[own].double() - p[own]).sum().item()) / rows
+        first = max(end, 1)
+    assert ece(p, y, bins=8, binning="mass") == pytest.approx(total, abs=1e-12)
+
+
+def test_equal_probabilities_share_a_bin_of_equal_mass():
+    p, y = torch.tensor([0.6] * 50 + [0.8] * 50, dtype=DTYPE), torch.tensor([1, 0] * 25 + [1] * 50)
+    assert ece(p, y, bins=15, binning="mass") == pytest.approx(0.5 * 0.1 + 0.5 * 0.2)
+    assert ece([1.0, 1.0], [1, 1], binning="mass") == 0.0
+
+
+def test_class_by_class_is_the_mean_over_one_against_the_others():
+    probs, y = torch.rand(200, 3, dtype=DTYPE).mul(3).softmax(1), torch.randint(3, (200,))
+    slow = [_slow_ece(probs[:, c].numpy(), (y == c).double().numpy(), 10) for c in range(3)]
+    np.testing.assert_allclose(class_calibration(probs, y, bins=10), slow, rtol=1e-12)
+    assert ece(probs, y, bins=10, classwise=True) == pytest.approx(np.mean(slow), rel=1e-12)
+
+
+def test_rms_error_is_that_of_the_loop_and_debiased_it_is_near_zero_where_calibrated(generator: torch.Generator):
+    p = torch.rand(300, dtype=DTYPE, generator=generator) / 2 + 0.5
+    y = torch.bernoulli(p, generator=generator).long()
+    for debiased in (False, True):
+        total = 0.0
+        for k in range(10):
+            chosen = (p > k / 10) & (p <= (k + 1) / 10)
+            if (count := int(chosen.sum())) > 1:
+                share = y[chosen].double().mean().item()
+                total += count / 300 * ((share - p[chosen].mean().item()) ** 2)
+                total -= count / 300 * debiased * share * (1 - share) / (count - 1)
+        found = rms_calibration_error(p, y, bins=10, binning="width", debiased=debiased)
+        assert found == pytest.approx(math.sqrt(max(total, 0.0)), abs=1e-12)
+    squares = []
+    for _ in range(300):  # unbiased: the mean of the squares, below zero or not, is zero
+        curve = reliability_curve(p, torch.bernoulli(p, generator=generator).long(), 10, binning="mass")
+        chance = curve.accuracy * (1 - curve.accuracy) / (curve.count - 1)
+        squares.append((((curve.accuracy - curve.confidence) ** 2 - chance) * curve.count).sum().item() / 300)
+    assert abs(np.mean(squares)) < 4 * np.std(squares) / math.sqrt(300)

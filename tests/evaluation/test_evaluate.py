@@ -82,7 +82,7 @@ def test_every_kind_of_prediction_is_scored(prediction, y, names: list[str]):
 def test_standard_errors_come_from_the_rows():
     for prediction, y in (_numbers(), _labels()):
         scores = evaluate(prediction, y)
-        assert set(scores.standard_errors) == set(scores) - {"ece"}
+        assert set(scores.standard_errors) == set(scores)
         for name in set(scores.per_row) & set(scores):
             rows = scores.per_row[name].numpy()
             assert scores[name] == pytest.approx(rows.mean(), rel=1e-12)

@@ -114,11 +114,11 @@ def test_gradients_and_batched_calls_are_on_the_device():
 
 
 def test_memory_of_a_prediction_is_that_of_the_device(monkeypatch):
-    from knowable.core.posterior.posterior import _free_memory
+    from knowable.core.posterior.monte_carlo import free_memory
 
-    assert _free_memory(torch.device("cpu")) == 2 * 2**30
+    assert free_memory(torch.device("cpu")) == 2 * 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 8 * 10**9))
-    assert _free_memory(torch.device("cuda:0")) == 5 * 10**8
+    assert free_memory(torch.device("cuda:0")) == 5 * 10**8
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
-    assert _free_memory(torch.device("cuda:0")) == 2 * 2**30
+    assert free_memory(torch.device("cuda:0")) == 2 * 2**30

@@ -7,6 +7,7 @@ import pytest
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.registry import find_method
 from knowable.report import Notice, render
+from knowable.report.rejection import rejection_listing
 from knowable.tabular.fit_report import all_notices, citations, fit_report
 from tests.report.fitted import class_fit, linear_fit
 from tests.report.pages import check_golden
@@ -56,10 +57,12 @@ def test_the_rows_of_the_tables_can_be_found_in_the_figure(made):
         assert listed <= set(panels(report, "truth")[0].rows)
 
 
-def test_classes_have_their_confusions(made):
-    kind, _, report = made
-    titles = [listing.title for listing in report.sections[2].listings]
+def test_classes_have_their_confusions_and_all_say_what_to_reject(made):
+    kind, fitted, report = made
+    *others, rejection = report.sections[2].listings
+    titles = [listing.title for listing in others]
     assert titles == ([] if kind == "numbers" else ["Confusion matrix (rows: truth, columns: prediction)"])
+    assert rejection == rejection_listing(fitted.prediction, fitted.y, scale=fitted.outcomes.std)
 
 
 def test_every_figure_has_a_text_alternative_with_numbers(made):

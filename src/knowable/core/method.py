@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
@@ -20,6 +20,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
 from knowable.core.support.randomness import own_randomness
@@ -119,8 +120,14 @@ class Method(ABC):
         method = self if start is None else _with_start(self, start)
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
         posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
-        posterior.target_shape = job.rows.target_shape
+        posterior.target_shape, posterior.method = job.rows.target_shape, self
+        posterior.training_rows = TrainingRows.of(job.rows)
         return posterior
+
+    def continued(self) -> Self:
+        """This method for the next data of the same model, where weights begin at those of the last posterior."""
+        starts = [each.default for each in fields(self) if each.name == "start"]  # type: ignore[arg-type]
+        return replace(self, start=starts[0]) if starts else self  # type: ignore[type-var]
 
     def _model_for_data(self, model: Model) -> Model:
         """The model whose network must accept the data: the user's own, unless the method changes the network."""

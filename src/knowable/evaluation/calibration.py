@@ -10,8 +10,9 @@ from torch import Tensor
 
 from knowable.core.prediction.plots import binned
 from knowable.core.prediction.prediction import Prediction, RegressionPrediction, align_target
-from knowable.core.support.checks import check_count, check_number
+from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.errors import InvalidData, InvalidType
+from knowable.evaluation.bootstrap import bootstrap_error
 from knowable.evaluation.inputs import (
     Array,
     by_row,
@@ -28,7 +29,7 @@ from knowable.evaluation.inputs import (
 
 @dataclass(frozen=True)
 class ReliabilityCurve:
-    """Accuracy against confidence, in bins of equal width.
+    """Accuracy against confidence, in bins.
 
     Attributes:
         edges: Edges of the bins, ``(bins + 1,)``; a bin includes its upper edge.
@@ -68,11 +69,13 @@ class CoverageCurve:
         return (self.coverage - self.levels).abs().mean().item()
 
 
-def ece(prediction: Prediction | Array, y: Array, *, bins: int = 15) -> float:
+def ece(
+    prediction: Prediction | Array, y: Array, *, bins: int = 15, binning: str = "width", classwise: bool = False
+) -> float:
     r"""Expected calibration error.
 
-    For classes: predictions are put in bins of equal width by the probability of their most probable label, and
-    accuracy is compared with mean confidence (Naeini et al., 2015; Guo et al., 2017).
+    For classes: predictions are put in bins by the probability of their most probable label, and accuracy is compared
+    with mean confidence (Naeini et al., 2015; Guo et al., 2017).
 
     .. math:: \sum_b \frac{n_b}{n} \left| \mathrm{accuracy}_b - \mathrm{confidence}_b \right|
 
@@ -84,6 +87,10 @@ def ece(prediction: Prediction | Array, y: Array, *, bins: int = 15) -> float:
         prediction: A Prediction, class probabilities ``(B, C, ...)``, or P(y=1).
         y: Observed outcomes.
         bins: Number of bins, or of levels.
+        binning: Bins of equal ``"width"``, or of equal ``"mass"``: with about as many predictions each (Nguyen and
+            O'Connor, 2015). Not for numbers.
+        classwise: The mean over classes c of the error of "the label is c" (Kull et al., 2019), which also sees what
+            probabilities are given to labels that are not the most probable one.
 
     Returns:
         The error, between 0 and 1; lower is better.
@@ -95,27 +102,126 @@ def ece(prediction: Prediction | Array, y: Array, *, bins: int = 15) -> float:
     if isinstance(prediction, RegressionPrediction):
         count = check_count("bins", bins)
         return coverage_curve(prediction, y, [(index + 0.5) / count for index in range(count)]).error
-    return reliability_curve(prediction, y, bins=bins).error
+    if classwise:
+        return class_calibration(prediction, y, bins=bins, binning=binning).mean().item()
+    return reliability_curve(prediction, y, bins=bins, binning=binning).error
 
 
 @torch.no_grad()
-def reliability_curve(prediction: Prediction | Array, y: Array, bins: int = 15) -> ReliabilityCurve:
+def ece_error(prediction: Prediction | Array, y: Array, *, bins: int = 15) -> float:
+    """Standard error of :func:`ece` with its default binning, by the bootstrap over rows."""
+    if isinstance(prediction, RegressionPrediction):
+        below, above, counted = _transform(prediction, y)
+        chosen = torch.ones_like(above, dtype=torch.bool) if counted is None else counted
+        levels = [(index + 0.5) / bins for index in range(bins)]
+        inside = [(_share_inside(below, above, level) * chosen).sum(1) for level in levels]
+        rows = torch.stack([*inside, chosen.sum(1).double()], 1)
+        nominal = torch.tensor(levels, dtype=torch.float64)
+        return bootstrap_error(rows, lambda sums: (sums[:, :-1] / sums[:, -1:] - nominal).abs().mean(1))
+    confidence, right, counted = _confidence(prediction, y)
+    chosen = torch.ones_like(confidence, dtype=torch.bool) if counted is None else counted
+    edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64, device=confidence.device)
+    index = torch.bucketize(confidence, edges[1:-1])
+    gaps = torch.zeros((len(confidence), bins), dtype=torch.float64, device=confidence.device)
+    gaps.scatter_add_(1, index, (right - confidence) * chosen)
+    rows = torch.cat([gaps, chosen.sum(1, keepdim=True).double()], 1)
+    return bootstrap_error(rows, lambda sums: sums[:, :-1].abs().sum(1) / sums[:, -1])
+
+
+@torch.no_grad()
+def class_calibration(prediction: Prediction | Array, y: Array, *, bins: int = 15, binning: str = "width") -> Tensor:
+    """The calibration error of each class against all others, ``(C,)``; their mean is ``ece(..., classwise=True)``."""
+    probs, hits = _each_class(prediction, y)
+    return torch.stack([_gap(p, hit, bins, binning) for p, hit in zip(probs, hits, strict=True)])
+
+
+@torch.no_grad()
+def rms_calibration_error(
+    prediction: Prediction | Array, y: Array, *, bins: int = 15, binning: str = "mass", debiased: bool = True
+) -> float:
+    r"""Root mean square calibration error of the most probable labels.
+
+    .. math:: \sqrt{\sum_b \frac{n_b}{n} \Big[(\mathrm{accuracy}_b - \mathrm{confidence}_b)^2
+        - \frac{\mathrm{accuracy}_b (1 - \mathrm{accuracy}_b)}{n_b - 1}\Big]}
+
+    The second term is what chance alone adds to the first, so that a calibrated prediction has an error of about 0 also
+    with few rows (Kumar, Liang and Ma, 2019); :func:`ece` has not.
+
+    Args:
+        prediction: A Prediction over classes, class probabilities ``(B, C, ...)``, or P(y=1).
+        y: Labels from 0, ``(B, ...)``.
+        bins: Number of bins.
+        binning: Bins of equal ``"mass"``, or of equal ``"width"``.
+        debiased: Whether to subtract the second term. Bins with one row have none and are left out.
+
+    Returns:
+        The error, between 0 and 1; where the sum is negative, 0.
+
+    Example:
+        >>> rms_calibration_error([0.75, 0.75, 0.75, 0.75], [1, 1, 0, 0], debiased=False)
+        0.25
+    """
+    curve = reliability_curve(prediction, y, bins=bins, binning=binning)
+    filled = curve.count > (1 if debiased else 0)
+    accuracy, count = curve.accuracy[filled], curve.count[filled]
+    squares = (accuracy - curve.confidence[filled]).square()
+    if debiased:
+        squares = squares - accuracy * (1 - accuracy) / (count - 1)
+    return max(0.0, ((squares * count).sum() / curve.count.sum()).item()) ** 0.5
+
+
+def _gap(p: Tensor, hit: Tensor, bins: int, binning: str) -> Tensor:
+    """Σ n_b / n |mean hit - mean p|."""
+    _, middle, share, count = binned(p, hit, _edges(p, bins, binning))
+    filled = count > 0
+    return ((share - middle)[filled].abs() * count[filled]).sum() / count.sum()
+
+
+def _edges(confidence: Tensor, bins: int, binning: str) -> Tensor:
+    """Edges of the bins from 0 to 1; equal values are in the same bin, and so there may be fewer of equal mass."""
+    if check_choice("binning", binning, ("width", "mass")) == "width":
+        return torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64, device=confidence.device)
+    ordered = confidence.sort().values
+    ends = (torch.arange(1, bins, device=confidence.device) * len(ordered) / bins).round().long().clamp_min(1) - 1
+    inner = ordered[ends].unique()
+    inner = inner[(inner > 0) & (inner < 1)]
+    return torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])
+
+
+def _confidence(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Confidence of the predicted labels, whether they are right, and which count (None: all), each ``(B, E)``."""
+    table, observed, counted = classes_and_target(prediction, y)
+    confidence = table.probs.gather(-1, table.labels.unsqueeze(-1)).squeeze(-1)
+    return confidence, (table.labels == observed).double(), counted
+
+
+def _each_class(prediction: Prediction | Array, y: Array) -> tuple[Tensor, Tensor]:
+    """Probabilities and one-hot labels of all that count, class by class, ``(C, N)``."""
+    table, observed, counted = classes_and_target(prediction, y)
+    hits = torch.nn.functional.one_hot(observed, table.probs.shape[-1]).double()
+    some = torch.ones_like(observed, dtype=torch.bool) if counted is None else counted
+    return table.probs[some].T.contiguous(), hits[some].T.contiguous()
+
+
+@torch.no_grad()
+def reliability_curve(
+    prediction: Prediction | Array, y: Array, bins: int = 15, *, binning: str = "width"
+) -> ReliabilityCurve:
     """Accuracy against confidence of the predicted labels, as data for a reliability diagram.
 
     Args:
         prediction: A Prediction over classes, class probabilities ``(B, C, ...)``, or P(y=1).
         y: Labels from 0, ``(B, ...)``.
-        bins: Number of bins of equal width between 0 and 1.
+        bins: Number of bins between 0 and 1.
+        binning: Bins of equal ``"width"`` or equal ``"mass"``, see :func:`ece`.
 
     Returns:
         The curve.
     """
     bins = check_count("bins", bins)
-    table, observed, counted = classes_and_target(prediction, y)
-    confidence = table.probs.gather(-1, table.labels.unsqueeze(-1)).squeeze(-1)
-    right = (table.labels == observed).double()
+    confidence, right, counted = _confidence(prediction, y)
     confidence, right = (each.flatten() if counted is None else each[counted] for each in (confidence, right))
-    return ReliabilityCurve(*(each.cpu() for each in binned(confidence, right, bins)))
+    return ReliabilityCurve(*(each.cpu() for each in binned(confidence, right, _edges(confidence, bins, binning))))
 
 
 @torch.no_grad()

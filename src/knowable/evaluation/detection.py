@@ -5,6 +5,7 @@ Out-of-distribution points ("outside") should score higher than points like the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -96,13 +97,54 @@ def tpr_at_fpr(inside: Prediction | Array, outside: Prediction | Array, fpr: flo
         >>> tpr_at_fpr([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6], fpr=0.25)
         0.75
     """
-    fpr = check_number("fpr", fpr, at_least=0.0, at_most=1.0)
     low, high = _two_samples(inside, outside)
+    return (high > threshold_at_fpr(low, fpr)).double().mean().item()
+
+
+def threshold_at_fpr(inside: Prediction | Array, fpr: float = 0.05) -> float:
+    """The lowest threshold above which at most a share ``fpr`` of the scores lies.
+
+    Args:
+        inside: Uncertainty of points like the training data, as in :func:`auroc`.
+        fpr: False positive rate allowed, from 0 to 1.
+
+    Returns:
+        The threshold, one of the scores; minus infinity where all of them may lie above it.
+
+    Example:
+        >>> threshold_at_fpr([0.1, 0.2, 0.3, 0.4], fpr=0.25)
+        0.3
+    """
+    fpr = check_number("fpr", fpr, at_least=0.0, at_most=1.0)
+    low = sample_of_scores("inside", inside)
     allowed = _most_within(fpr, len(low))
-    if allowed == len(low):
-        return 1.0
-    threshold = low.sort(descending=True).values[allowed]
-    return (high > threshold).double().mean().item()
+    return -math.inf if allowed == len(low) else low.sort(descending=True).values[allowed].item()
+
+
+def fpr95(inside: Prediction | Array, outside: Prediction | Array, tpr: float = 0.95) -> float:
+    """False positive rate (share of points inside that are flagged) where 95% of the points outside are found.
+
+    Positive is "score at least the threshold", with the highest threshold that finds the share ``tpr``. As in the
+    other scores, points outside are those to find. Where the roles are changed ("95% of the points inside are
+    accepted", as in ODIN), the rate is ``1 - tpr_at_fpr(inside, outside, 0.05)``.
+
+    Args:
+        inside: Uncertainty of points like the training data, as in :func:`auroc`.
+        outside: The same for points from elsewhere.
+        tpr: Share of the points outside that must be found, above 0.
+
+    Returns:
+        The false positive rate; 0 is perfect.
+
+    Example:
+        >>> fpr95([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6])
+        0.5
+    """
+    tpr = check_number("tpr", tpr, above=0.0, at_most=1.0)
+    low, high = _two_samples(inside, outside)
+    found = len(high) - _most_within(1.0 - tpr, len(high))
+    threshold = high.sort(descending=True).values[found - 1]
+    return (low >= threshold).double().mean().item()
 
 
 @dataclass(frozen=True)
@@ -162,7 +204,7 @@ def _uncertainty_and_loss(uncertainty: Prediction | Array, loss: Array) -> tuple
     if isinstance(uncertainty, Prediction):
         table, labels, counted = classes_and_target(uncertainty, loss)
         return _flat(uncertainty, (table.labels != labels).double(), counted)
-    scores = _one_sample("uncertainty", uncertainty)
+    scores = sample_of_scores("uncertainty", uncertainty)
     losses = check_finite_target(check_rows("loss", score_tensor("loss", loss, device=scores.device)), name="loss")
     if losses.numel() != len(scores):
         raise InvalidData(
@@ -178,12 +220,12 @@ def _flat(prediction: Prediction, losses: Tensor, counted: Tensor | None) -> tup
 
 
 def _two_samples(inside: Prediction | Array, outside: Prediction | Array) -> tuple[Tensor, Tensor]:
-    low = _one_sample("inside", inside)
-    return low, _one_sample("outside", outside).to(low.device)
+    low = sample_of_scores("inside", inside)
+    return low, sample_of_scores("outside", outside).to(low.device)
 
 
 @torch.no_grad()
-def _one_sample(name: str, given: Prediction | Array) -> Tensor:
+def sample_of_scores(name: str, given: Prediction | Array) -> Tensor:
     """Scores as a flat vector; infinite ones are allowed, missing ones are not."""
     if isinstance(given, Prediction):
         scores = by_row(check_rows(name, score_tensor(name, given.total))).mean(1)

@@ -13,7 +13,7 @@ from knowable.core.model.data import column_of
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.errors import InvalidType
-from knowable.evaluation.calibration import coverage_rows, ece, interval_width_rows
+from knowable.evaluation.calibration import coverage_rows, ece, ece_error, interval_width_rows
 from knowable.evaluation.inputs import Array, by_row, in_double, rows_that_count
 from knowable.evaluation.scores import accuracy_rows, brier_rows, crps_rows, nll_rows, squared_error_rows
 
@@ -22,8 +22,8 @@ class Scores(Mapping[str, float]):
     """Named scores of one prediction: a read-only mapping that prints as a table.
 
     Attributes:
-        standard_errors: Standard error of each score that is a mean over rows, and of ``rmse`` by the delta method; NaN
-            with a single row. ``ece`` has none.
+        standard_errors: Standard error of each score: of the mean over rows, of ``rmse`` by the delta method, of
+            ``ece`` by the bootstrap; NaN with a single row. All pixels or outputs of a row count together.
         per_row: The values behind the means, one for each row that counts, ``(B,)`` each, for paired comparisons of two
             predictions of the same data. The mean of ``per_row["squared_error"]`` is the square of ``rmse``.
     """
@@ -120,7 +120,7 @@ def evaluate(prediction: Prediction, y: Array) -> Scores:
             f"prediction must be a Prediction, what posterior.predict(x) returns; got a {type(prediction).__name__}. "
             f"For plain tensors use the functions in knowable.metrics."
         )
-    values, errors = {"ece": ece(prediction, y)}, {}
+    values, errors = {"ece": ece(prediction, y)}, {"ece": ece_error(prediction, y)}
     for name, rows in per_row.items():
         score = _RENAMED.get(name, name)
         values[score] = rows.mean().item()

@@ -10,13 +10,26 @@ from knowable.evaluation.agreement import agreement, total_variation
 from knowable.evaluation.calibration import (
     CoverageCurve,
     ReliabilityCurve,
+    class_calibration,
     coverage,
     coverage_curve,
     ece,
     interval_width,
     reliability_curve,
+    rms_calibration_error,
 )
-from knowable.evaluation.detection import RiskCoverage, aupr, auroc, risk_coverage, tpr_at_fpr
+from knowable.evaluation.detection import (
+    RiskCoverage,
+    aupr,
+    auroc,
+    fpr95,
+    risk_coverage,
+    threshold_at_fpr,
+    tpr_at_fpr,
+)
+from knowable.evaluation.pit import PITHistogram, pit_histogram, pit_values, quantile_calibration_error, sharpness
+from knowable.evaluation.proper_scores import BrierDecomposition, brier_decomposition, energy_score, interval_score
+from knowable.evaluation.rejection import AccuracyRejection, accuracy_rejection
 from knowable.evaluation.scores import accuracy, brier, crps, nll, rmse
 
 __all__ = [
@@ -26,6 +39,10 @@ __all__ = [
     "crps",
     "accuracy",
     "brier",
+    "brier_decomposition",
+    "BrierDecomposition",
+    "interval_score",
+    "energy_score",
     # calibration
     "ece",
     "coverage",
@@ -34,12 +51,23 @@ __all__ = [
     "ReliabilityCurve",
     "coverage_curve",
     "CoverageCurve",
+    "class_calibration",
+    "rms_calibration_error",
+    "quantile_calibration_error",
+    "pit_values",
+    "pit_histogram",
+    "PITHistogram",
+    "sharpness",
     # detection
     "auroc",
     "aupr",
     "tpr_at_fpr",
+    "threshold_at_fpr",
+    "fpr95",
     "risk_coverage",
     "RiskCoverage",
+    "accuracy_rejection",
+    "AccuracyRejection",
     # agreement
     "agreement",
     "total_variation",

@@ -74,6 +74,7 @@ class BernoulliPrediction(ClassPrediction):
 
     def __init__(self, logits: Tensor, log_weights: Tensor, mean_logits: Tensor | None = None):
         self.logits, self.log_weights, self.mean_logits = logits, log_weights, mean_logits
+        self.closed_form = mean_logits is not None
         if mean_logits is None:
             self._log_mean_one, self._log_mean_zero = (
                 self._log_mix(logits, lambda some, sign=sign: F.logsigmoid(sign * some)) for sign in (1.0, -1.0)
@@ -100,12 +101,20 @@ class BernoulliPrediction(ClassPrediction):
         return (self._log_mean_one > self._log_mean_zero).long()
 
     @property
-    def total(self) -> Tensor:
-        return binary_entropy(self._log_mean_one, self._log_mean_zero)
+    def log_mean_probs(self) -> Tensor:  # type: ignore[override]
+        """Log probabilities of 0 and of 1, ``(batch, 2, ...)``."""
+        return torch.stack([self._log_mean_zero, self._log_mean_one], 1)
 
     @property
-    def aleatoric(self) -> Tensor:
-        return self._mix(binary_entropy(F.logsigmoid(self.logits), F.logsigmoid(-self.logits)))
+    def draw_log_probs(self) -> Tensor:
+        return torch.stack([F.logsigmoid(-self.logits), F.logsigmoid(self.logits)], 2)
+
+    def with_log_probs(self, log_probs: Tensor) -> BernoulliPrediction:
+        return BernoulliPrediction(log_probs[:, :, 1] - log_probs[:, :, 0], self.log_weights)
+
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        each = binary_entropy(F.logsigmoid(self.logits), F.logsigmoid(-self.logits))
+        return binary_entropy(self._log_mean_one, self._log_mean_zero), self._mix(each)
 
     def log_prob(self, y: Tensor) -> Tensor:
         y = check_binary(self._check_rows(y), self.logits, self.logits.shape[2:], name="y")

@@ -98,7 +98,9 @@ class Categorical(Likelihood):
         return sum_over_event(-F.cross_entropy(output, y, reduction="none", ignore_index=ignored))
 
     def predict(self, outputs: Tensor, params: Params, log_weights: Tensor) -> CategoricalPrediction:
-        return CategoricalPrediction(outputs.log_softmax(2), log_weights, ignore_index=self.ignore_index)
+        log_probs = outputs.log_softmax(2)
+        sums = outputs.amax(2) - log_probs.amax(2)  # log-sum-exp, without a copy of the outputs
+        return CategoricalPrediction(log_probs, log_weights, ignore_index=self.ignore_index, log_sums=sums)
 
     def identified(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(2)
@@ -109,7 +111,10 @@ class Categorical(Likelihood):
             return super().predict_normal(outputs, params)
         log_mean_probs = average_log_softmax(outputs.mean, outputs.covariance)
         log_probs = outputs.draws.log_softmax(2)
-        return CategoricalPrediction(log_probs, outputs.log_weights, log_mean_probs, ignore_index=self.ignore_index)
+        sums = outputs.draws.amax(2) - log_probs.amax(2)
+        return CategoricalPrediction(
+            log_probs, outputs.log_weights, log_mean_probs, ignore_index=self.ignore_index, log_sums=sums
+        )
 
     def information(self, output: Tensor, params: Params) -> SoftmaxInformation:
         return SoftmaxInformation(output.softmax(1))
@@ -124,14 +129,15 @@ class CategoricalPrediction(ClassPrediction):
         log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``. Where they are given, in
             closed form, the labels of a row are taken to be independent, and the draws only split the uncertainty.
         ignore_index: The label that scores leave out, or None.
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which probabilities do not tell; or None.
     """
 
     def __init__(
         self, log_probs: Tensor, log_weights: Tensor, log_mean_probs: Tensor | None = None, *,
-        ignore_index: int | None = None,
+        ignore_index: int | None = None, log_sums: Tensor | None = None,
     ):  # fmt: skip
         self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
-        self._closed_form = log_mean_probs is not None
+        self.log_sums, self.closed_form = log_sums, log_mean_probs is not None
         self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
 
     @property
@@ -153,19 +159,21 @@ class CategoricalPrediction(ClassPrediction):
         return self.log_mean_probs.argmax(1)
 
     @property
-    def total(self) -> Tensor:
-        return entropy(self.log_mean_probs, dim=1)
+    def draw_log_probs(self) -> Tensor:
+        return self.log_probs
 
-    @property
-    def aleatoric(self) -> Tensor:
-        return self._mix(entropy(self.log_probs, dim=2))
+    def with_log_probs(self, log_probs: Tensor) -> CategoricalPrediction:
+        return CategoricalPrediction(log_probs.log_softmax(2), self.log_weights, ignore_index=self.ignore_index)
+
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        return entropy(self.log_mean_probs, dim=1), self._mix(entropy(self.log_probs, dim=2))
 
     def log_prob(self, y: Tensor) -> Tensor:
         shape, ignored = self.log_probs.shape, self.ignore_index
         y = check_labels(self._check_rows(y), shape[2], shape[3:], name="y", ignore_index=ignored)
         counted = self.counted(y)
         y = y if counted is None else y.where(counted, 0)
-        if self._closed_form:
+        if self.closed_form:
             found = self.log_mean_probs.gather(1, y.unsqueeze(1)).squeeze(1)
             return sum_over_event(found if counted is None else found.where(counted, 0.0))
         index = y.unsqueeze(1).expand(shape[0], -1, 1, *y.shape[1:])  # (K, batch, 1, ...)
@@ -177,10 +185,14 @@ class CategoricalPrediction(ClassPrediction):
 
     @classmethod
     def joined(cls, parts: Sequence[CategoricalPrediction], log_weights: Tensor) -> CategoricalPrediction:
-        closed_form = all(part._closed_form for part in parts)
+        closed_form = all(part.closed_form for part in parts)
         means = log_mixed([part.log_mean_probs for part in parts], log_weights) if closed_form else None
         log_probs, ignored = torch.cat([part.log_probs for part in parts]), parts[0].ignore_index
-        return cls(log_probs, joined_log_weights(parts, log_weights), means, ignore_index=ignored)
+        sums = [part.log_sums for part in parts if part.log_sums is not None]
+        return cls(
+            log_probs, joined_log_weights(parts, log_weights), means, ignore_index=ignored,
+            log_sums=torch.cat(sums) if len(sums) == len(parts) else None,
+        )  # fmt: skip
 
     def draw(self, n: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels, ``(n, batch, ...)``; all labels of one row come from the same posterior draw."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.evaluation.evaluate import Scores
+from knowable.evaluation.pit import pit_values
 from knowable.report.report import Listing, Notice
 from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table
 
@@ -97,7 +98,7 @@ def residual_notices(prediction: Prediction, y: Tensor) -> tuple[Notice, ...]:
         return ()
     from scipy.stats import kstest
 
-    levels = pit_values(prediction, y).flatten().double().cpu()
+    levels = pit_values(prediction, y)
     outside = (levels - 0.5).abs() > 0.49  # of the central 98% interval
     test = kstest(levels.numpy(), "uniform")
     far = outside.double().mean().item()
@@ -114,17 +115,6 @@ def residual_notices(prediction: Prediction, y: Tensor) -> tuple[Notice, ...]:
     text = f"The likelihood does not suit the target: {how}. Try another one with likelihood= (--likelihood)"
     names = "student_t for outliers, log_normal for positive targets, negative_binomial or zero_inflated for counts"
     return (Notice("Residuals", f"{text}: {names}."),)
-
-
-def pit_values(prediction: RegressionPrediction, y: Tensor) -> Tensor:
-    """Probabilities of a smaller outcome; of counts, at a random point of the jump."""
-    y = y.reshape(prediction.mean.shape)
-    upper = prediction.cdf(y)
-    if not prediction.components.discrete:
-        return upper
-    lower = prediction.cdf(y - 1.0)
-    share = torch.rand(upper.shape, generator=torch.Generator().manual_seed(0), dtype=upper.dtype)
-    return lower + share.to(upper) * (upper - lower)
 
 
 def confusion_matrix(prediction: ClassPrediction, y: Tensor, classes: tuple[str, ...]) -> Listing | None:

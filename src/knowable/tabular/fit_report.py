@@ -25,6 +25,7 @@ from knowable.report.glossary import GLOSSARY
 from knowable.report.input_panels import Importance, dependence_panel, importance_panel, importances
 from knowable.report.panels import Panel
 from knowable.report.prediction_panels import coverage_panel, quantile_panel, reliability_panel
+from knowable.report.rejection import rejection_listing
 from knowable.report.report import Citation, Listing, Notice, Report, Section
 from knowable.report.row_panels import certainty_panel, data_listing, extreme_rows, row_listings, truth_panel
 from knowable.report.verdict import terms_listing, traces_panel, training_panel, verdict
@@ -268,6 +269,7 @@ def _quality_section(run: FittedRun) -> Section:
         )
         confusion = quality.confusion_matrix(run.prediction, run.y, run.classes)
         listings = (confusion,) if confusion else ()
+    rejection = rejection_listing(run.prediction, run.y, scale=run.outcomes.std) if run.held_out else None
     return Section(
         title="Scores and calibration",
         lead="Every score has its standard error, beside the score of a baseline that knows the outcomes of the "
@@ -275,7 +277,7 @@ def _quality_section(run: FittedRun) -> Section:
         findings=quality.findings(run.scores, run.baseline),
         tables=(table,),
         panels=panels,
-        listings=listings,
+        listings=(*listings, rejection) if rejection else listings,
     )
 
 

@@ -97,6 +97,7 @@ def check_method(
     refuses: Iterable[str] = (),
     seeded: bool = True,
     iterates: bool = True,
+    trains: bool = True,
     longer: Method | None = None,
     any_value: Iterable[str] = (),
 ) -> None:
@@ -105,7 +106,7 @@ def check_method(
     Raises:
         AssertionError: Naming every check that failed and why.
     """
-    subject = Subject(method, frozenset(refuses), seeded, iterates, longer, frozenset(any_value))
+    subject = Subject(method, frozenset(refuses), seeded, iterates, trains, longer, frozenset(any_value))
     failures = []
     for check in CHECKS:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Subject:
             ``Unsupported``; all the others it must fit.
         seeded: Whether the seed makes a difference. One that says no must give the same result for every seed.
         iterates: Whether a fit takes steps, so that it can be interrupted and resumed.
+        trains: Whether a fit moves the weights. One that says no must give every random weight a spread.
         longer: The method with settings that take a few hundred steps, for interruptions in the middle. The default
             sets ``epochs``, or ``draws`` and ``warmup`` of a method that runs chains.
         any_value: Fields that refuse no value of their type (a location, which may be negative).
@@ -41,8 +42,12 @@ class Subject:
     refuses: frozenset[str] = frozenset()
     seeded: bool = True
     iterates: bool = True
+    trains: bool = True
     longer: Method | None = None
     any_value: frozenset[str] = frozenset()
+    _fitted: dict[tuple[str, int], tuple[NetworkCase, Posterior]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "refuses", frozenset(self.refuses))
@@ -58,9 +63,24 @@ class Subject:
 
     def case(self, *, dtype: torch.dtype = torch.float32, rows: int = 16) -> NetworkCase:
         """A regression problem that this method can do: an MLP if possible."""
+        return network_case(self._usual, dtype=dtype, rows=rows)
+
+    @property
+    def _usual(self) -> str:
         names = [name for name in ("mlp", "linear", "batchnorm_mlp") if name not in self.refuses]
         expect(bool(names), "A method must fit one of mlp, linear and batchnorm_mlp to be checked.")
-        return network_case(names[0], dtype=dtype, rows=rows)
+        return names[0]
+
+    def fitted(self, name: str | None = None, *, rows: int = 16) -> tuple[NetworkCase, Posterior]:
+        """A case, that of :meth:`case` without a name, and its fit with seed 0, made once for all checks that read it.
+
+        A check that changes the case or the posterior makes its own with :meth:`fit`.
+        """
+        key = (name or self._usual, rows)
+        if key not in self._fitted:
+            case = network_case(key[0], rows=rows)
+            self._fitted[key] = (case, self.fit(case))
+        return self._fitted[key]
 
     def fit(
         self,

@@ -38,7 +38,7 @@ def by_autograd(model: kn.Model, data, layout: Layout, position: Tensor) -> tupl
     return torch.stack(values), torch.stack(gradients)
 
 
-def assert_log_joint(model: kn.Model, data, *, mode: str = "traced") -> None:
+def assert_log_joint(model: kn.Model, data, *, mode: str = "eager") -> None:
     """The target is the model's log joint, but for the constant that the prior of point estimates adds."""
     target = model_target(model, data, mode=mode)
     position = chains(target)
@@ -49,6 +49,12 @@ def assert_log_joint(model: kn.Model, data, *, mode: str = "traced") -> None:
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(target.value(position), value, rtol=1e-9, atol=1e-9)
+
+
+# a recording of the network alone, and the network with its prior itself: recording takes most of a second
+PRIORS = pytest.mark.parametrize(
+    ("prior", "mode"), [(kn.Normal(1.0), "auto"), (LaplacePrior(1.0), "eager")], ids=["closed form", "any prior"]
+)
 
 
 class Recurrent(nn.Module):
@@ -85,7 +91,8 @@ def test_a_networks_target_is_the_models_log_joint(mode):
     ids=str,
 )
 def test_any_prior_is_part_of_the_target(prior):
-    assert_log_joint(kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data())
+    mode = "traced" if isinstance(prior, LaplacePrior) else "eager"  # normal ones are recorded above
+    assert_log_joint(kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data(), mode=mode)
 
 
 @pytest.mark.parametrize("earlier", [diagonal_posterior, full_posterior])
@@ -140,31 +147,31 @@ def test_classes_are_scored_as_classes():
 # --- blocks of chains and rows ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
+@PRIORS
 @pytest.mark.parametrize(
     "count", [pytest.param(1, marks=pytest.mark.slow), 17, pytest.param(40, marks=pytest.mark.slow)]
 )
-def test_chains_in_blocks_are_the_chains(count, prior):
+def test_chains_in_blocks_are_the_chains(count, prior, mode):
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data()
-    target = model_target(model, data)
+    target = model_target(model, data, mode=mode)
     position = chains(target, count)
     value, gradient = target.value_and_grad(position)
     assert gradient.shape == position.shape and value.shape == (count,)
     for k in (0, count // 2, count - 1):
-        alone = model_target(model, data).value_and_grad(position[k : k + 1])
+        alone = model_target(model, data, mode=mode).value_and_grad(position[k : k + 1])
         torch.testing.assert_close(value[k : k + 1], alone[0], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(gradient[k : k + 1], alone[1], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(target.value(position), value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
+@PRIORS
 @pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 20_000])
-def test_rows_in_blocks_are_the_rows(budget, prior, monkeypatch):
+def test_rows_in_blocks_are_the_rows(budget, prior, mode, monkeypatch):
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data(37)
-    whole = model_target(model, data)
+    whole = model_target(model, data, mode=mode)
     position = chains(whole)
     monkeypatch.setattr(target_module, "_BLOCK_BYTES", budget)
-    cut = model_target(model, data)
+    cut = model_target(model, data, mode=mode)
     assert len(cut.rows(3)) > 1
     assert sum(len(x) for x, _ in cut.rows(3)) == 37
     for left, right in zip(whole.value_and_grad(position), cut.value_and_grad(position), strict=True):
@@ -172,12 +179,12 @@ def test_rows_in_blocks_are_the_rows(budget, prior, monkeypatch):
     torch.testing.assert_close(cut.value(position), whole.value(position), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
-def test_a_loader_gives_the_same_target_as_its_tensors(prior):
+@PRIORS
+def test_a_loader_gives_the_same_target_as_its_tensors(prior, mode):
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=7, shuffle=True)
-    position = chains(model_target(model, data))
-    expected, found = (model_target(model, each).value_and_grad(position) for each in (data, loader))
+    position = chains(model_target(model, data, mode=mode))
+    expected, found = (model_target(model, each, mode=mode).value_and_grad(position) for each in (data, loader))
     for left, right in zip(expected, found, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
@@ -185,12 +192,12 @@ def test_a_loader_gives_the_same_target_as_its_tensors(prior):
 # --- mini-batches ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prior", [kn.Normal(1.0), LaplacePrior(1.0)], ids=str)
+@PRIORS
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_batches_of_equal_size_average_to_the_whole(prior, temperature):
+def test_batches_of_equal_size_average_to_the_whole(prior, mode, temperature):
     # each batch stands for all rows: over a partition into equal batches the mean is exact
     model, data = kn.Model(mlp().to(DTYPE), kn.Gaussian(), prior), linear_data(20)
-    target = model_target(model, data, temperature=temperature)
+    target = model_target(model, data, temperature=temperature, mode=mode)
     position = chains(target)
     x, y = target.data.tensors
     found = [target.value_and_grad(position, (a, b)) for a, b in zip(x.split(5), y.split(5), strict=True)]

@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 import knowable as kn
 from knowable.interfaces.demo import digits
+from knowable.report.rejection import certified_rule
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +71,15 @@ def test_a_table_says_what_is_wrong_once_the_least_certain_go_to_a_person(rough)
             assert row[column] == f"{wrong[: round(kept * size)].double().mean().item():.2%}"
 
 
-def slow_threshold(uncertainty, wrong, risk):
-    """Try every value there is."""
-    pairs, able = list(zip(uncertainty, wrong, strict=True)), []
-    for threshold in uncertainty:
-        kept = [w for u, w in pairs if u <= threshold]
-        if sum(kept) <= risk * len(kept) + 1e-9:
-            able.append(threshold)
-    return max(able, default=None)
-
-
-@pytest.mark.parametrize("risk", [0.0, 0.2, 0.5, 1.0])
-def test_the_threshold_is_the_largest_that_keeps_the_risk_with_equal_values_together(risk, generator):
-    uncertainty = torch.randint(0, 8, (40,), generator=generator).double()
-    wrong = (torch.rand(40, generator=generator) * 8 < uncertainty).double()
-    expected = slow_threshold(uncertainty.tolist(), wrong.tolist(), risk)
-    assert digits.largest_threshold(uncertainty, wrong, risk) == expected
-
-
-def test_there_is_no_threshold_where_the_surest_is_wrong():
-    assert digits.largest_threshold(torch.tensor([0.1, 0.2]), torch.tensor([1.0, 1.0]), 0.3) is None
-
-
-def test_a_rule_is_chosen_on_one_half_and_checked_on_the_other(rough):
+def test_a_rule_is_certified_on_one_half_and_checked_on_the_other(rough):
     rule, half = digits.rule(rough, 0.05), len(rough.test) // 2
     total, wrong = rough.predictions[digits.HERO].total, rough.predictions[digits.HERO].labels != rough.test.y
-    assert wrong[:half][total[:half] <= rule.threshold].double().mean() <= 0.05
-    kept = total[half:] <= rule.threshold
+    tested = certified_rule(total[:half].double(), wrong[:half], 0.05)
+    assert rule.threshold == (tested.threshold if tested.certified else None)
+    assert not tested.certified or tested.bound <= 0.05
+    kept = total[half:] <= (rule.threshold or -1.0)
     assert rule.accepted == pytest.approx(kept.double().mean().item())
-    assert rule.wrong == pytest.approx(wrong[half:][kept].double().mean().item())
+    assert rule.wrong == pytest.approx(wrong[half:][kept].double().mean().item(), nan_ok=True)
     assert digits.thresholds(rough).rows[0][0] == "5%"
 
 

@@ -19,7 +19,7 @@ from knowable.core.compiling.recorder import BatchedGradient, Recorded
 from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
-from knowable.core.posterior.posterior import bytes_per_row
+from knowable.core.posterior.monte_carlo import bytes_per_row
 from knowable.core.support.time_limit import Deadline
 from knowable.errors import InvalidArgument, InvalidType
 

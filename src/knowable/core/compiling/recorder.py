@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -242,7 +244,10 @@ _UNCHECKED = _Unchecked()
 
 def traced(function: Callable[..., Any], *example: Tensor) -> Callable[..., Any]:
     """``function`` as the list of tensor operations that it runs on ``example``, simplified."""
-    graph = make_fx(function)(*example)
+    # shape and type of each result are kept as a fake tensor: unless all share one mode, each makes its own, and that
+    # takes longer than the rest of the recording
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        graph = make_fx(function)(*example)
     graph.graph.eliminate_dead_code()
     simplify(graph)
     return graph

@@ -209,6 +209,23 @@ class Model:
         other.random_names = [name for name in self.random_names if name in chosen]
         return other
 
+    def with_prior(self, prior: JointPrior | BecomesPrior) -> Model:
+        """The same network and likelihood under another prior: a posterior of this model, for the next data."""
+        other = Model(
+            self.net, self.likelihood, prior, random=[_literally(name) for name in self.random_names],
+            frozen=[_literally(name) for name in self.frozen_names], output=as_said(self.network.output),
+            autocast=self.network.autocast,
+        )  # fmt: skip
+        other.held_names = self.held_names
+        return other.with_fixed({**other._frozen_values, **self._frozen_values})
+
+    def with_output(self, output: Output | Mapping[str, Output]) -> Model:
+        """The same model of another output of the network, such as the head of another task."""
+        other = copy.copy(self)
+        other.likelihood, picked = self.likelihood.for_network(output)
+        other.network = self.network.returning(picked)
+        return other
+
     def forward(self, params: Params, x: Tensor, *, buffers: Buffers | None = None, training: bool = False) -> Tensor:
         """The network's output for one draw of parameters."""
         return self.network(self.network_params(params), x, buffers=buffers, training=training)

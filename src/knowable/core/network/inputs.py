@@ -65,6 +65,11 @@ class Inputs:
         """Where the rows are."""
         return self.leaves[0].device
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any of the tensors asks for a gradient."""
+        return any(each.requires_grad for each in self.leaves)
+
     def is_floating_point(self) -> bool:
         """Whether any of the tensors is; those alone follow a change of dtype."""
         return any(each.is_floating_point() for each in self.leaves)

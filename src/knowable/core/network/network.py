@@ -80,6 +80,10 @@ class Network:
         made._input_dtype = self._input_dtype
         return made
 
+    def returning(self, output: Output | None) -> Network:
+        """The same network, of which another output is meant."""
+        return Network(self.net, self._frozen, self._held, output, self.autocast)
+
     def modules(self, *, training: bool) -> dict[str, nn.Module]:
         """The modules that run in one of the two modes, by path: to look at, or in a :meth:`copy` to change.
 

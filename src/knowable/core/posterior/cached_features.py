@@ -21,7 +21,8 @@ from torch import Tensor
 from knowable.core.model.data import Data
 from knowable.core.model.model import Model
 from knowable.core.network.feature_network import FeatureNetwork, FrozenFeatures
-from knowable.core.posterior.posterior import Posterior, bytes_per_row
+from knowable.core.posterior.monte_carlo import bytes_per_row
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_posterior, describe_posterior
 from knowable.core.support.checks import parse_memory
 from knowable.errors import Unsupported

@@ -23,6 +23,7 @@ from knowable.core.network.network import copy_module
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.storage.folder import read_folder, tensor_fingerprint, write_folder
 from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import own_randomness
@@ -74,8 +75,10 @@ def save_posterior(
         **({} if model.network.autocast is None else {"autocast": _name(model.network.autocast)}),
     }
     tensors |= with_prefix("prior.", prior_tensors)
+    if posterior.training_rows is not None:
+        tensors |= with_prefix("training_rows.", posterior.training_rows.tensors())
     folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
-    own = sorted({cls.__name__ for cls in _classes_of(model) if not _is_knowables(cls)})
+    own = sorted({cls.__name__ for cls in classes_of(model) if not _is_knowables(cls)})
     if own:
         warnings.warn(
             f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
@@ -122,7 +125,9 @@ def load_posterior(
         model = _load_model(content, tensors, net, classes, output)
         here = {name: value.to(model.device) for name, value in tensors.items()}
         own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
-        return build_posterior(model, content, own, points=points, buffers=buffers)
+        posterior = build_posterior(model, content, own, points=points, buffers=buffers)
+        posterior.training_rows = TrainingRows.from_tensors(without_prefix("training_rows.", tensors))
+        return posterior
     except KnowableError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -211,7 +216,7 @@ def build_object(description: Any, base: type, classes: Sequence[type] = ()) -> 
     return cls(**made)
 
 
-def _classes_of(model: Model) -> list[type]:
+def classes_of(model: Model) -> list[type]:
     """Classes of the likelihood and of all priors, those inside others too."""
     priors = list(model.prior.globs.values()) if isinstance(model.prior, PriorByName) else []
     found: list[Any] = [model.likelihood, *priors]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.map_plots import is_image, plot_maps
 from knowable.core.support.checks import check_number
 from knowable.core.support.figure import COLOURS, GRID, INK, MUTED, figure_style, new_figure
 from knowable.core.support.tensors import to_tensor
@@ -44,6 +45,8 @@ class _Numbers:
 def plot_numbers(prediction: RegressionPrediction, x: Any, y: Any, ax: Axes | None, level: float) -> Figure:
     """A prediction of numbers: along its one input, against what was observed, or sorted."""
     level = check_number("level", level, above=0.0, below=1.0)
+    if ax is None and is_image(prediction.mean):
+        return plot_maps(prediction, y)
     along = _one_input(x, len(prediction))
     outputs = _outputs(prediction, y, level)
     if len(outputs) > _MOST_OUTPUTS:
@@ -65,6 +68,8 @@ def plot_numbers(prediction: RegressionPrediction, x: Any, y: Any, ax: Axes | No
 def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure:
     """A prediction of labels: probabilities of the first rows, or a reliability diagram where labels are known."""
     probs = prediction.probs.detach().double().cpu()
+    if y is None and ax is None and is_image(prediction.labels):
+        return plot_maps(prediction, None)
     if y is None:
         if probs[0].numel() != 1 and probs.dim() != 2:
             raise Unsupported("Rows of several labels have no plot of their own. Pass y for a reliability diagram.")
@@ -79,15 +84,15 @@ def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure
     counted = prediction.counted(observed)
     if counted is not None:
         right, confidence = right[counted.flatten()], confidence[counted.flatten()]
-    return _drawn(ax, [lambda axes: _reliability(axes, confidence, right.double())])
+    return _drawn(ax, [lambda axes: draw_reliability(axes, confidence, right.double())])
 
 
-def binned(confidence: Tensor, right: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Edges of equal bins of confidence; in each the mean confidence, the share that is right and the number of both.
+def binned(confidence: Tensor, right: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The edges of bins of confidence; in each the mean confidence, the share that is right and the number of both.
 
     The means of empty bins are NaN.
     """
-    edges = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64, device=confidence.device)
+    bins = len(edges) - 1
     index = torch.bucketize(confidence, edges[1:-1])  # (lower, upper]
     count = torch.bincount(index, minlength=bins)
     mean_confidence = torch.bincount(index, confidence, minlength=bins) / count
@@ -209,8 +214,10 @@ def _bars(axes: Axes, probs: Tensor, prediction: ClassPrediction) -> None:
     axes.set_ylim(rows - 0.5, -0.6)
 
 
-def _reliability(axes: Axes, confidence: Tensor, right: Tensor) -> None:
-    _, middle, accuracy, count = binned(confidence, right, _BINS)
+def draw_reliability(axes: Axes, confidence: Tensor, right: Tensor, edges: Tensor | None = None) -> None:
+    """A reliability diagram in the bins with these edges, ten of equal width if None are given."""
+    edges = torch.linspace(0.0, 1.0, _BINS + 1, dtype=torch.float64) if edges is None else edges
+    _, middle, accuracy, count = binned(confidence, right, edges)
     there = count > 0
     middle, accuracy, count = middle[there], accuracy[there], count[there]
     error = 2.0 * (middle * (1 - middle) / count).clamp_min(0.0).sqrt()  # of the accuracy, if confidence is right

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.mixing import Components, JoinedComponents, ShapedComponents
 from knowable.core.prediction.plots import plot_classes, plot_numbers
 from knowable.core.support.checks import check_count, check_generator, check_number
 from knowable.core.support.tensors import to_tensor
@@ -104,94 +106,6 @@ class Prediction(ABC):
         rows = max(1, _MIXED_AT_ONCE // max(1, log_values[:, :1].numel()))
         each = log_values.split(rows, 1)
         return torch.cat([torch.logsumexp((part if of is None else of(part)) + weights, 0) for part in each])
-
-
-class Components(ABC):
-    """The K distributions a regression prediction mixes; every tensor is ``(K, batch, ...)``."""
-
-    discrete: bool
-
-    @property
-    @abstractmethod
-    def mean(self) -> Tensor:
-        """Expected outcome of each component."""
-
-    @property
-    @abstractmethod
-    def variance(self) -> Tensor:
-        """Variance of each component: the noise, and whatever epistemic variance was integrated in closed form."""
-
-    @abstractmethod
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(batch, ...)`` under each component."""
-
-    @abstractmethod
-    def cdf(self, y: Tensor) -> Tensor:
-        """Distribution function at ``y`` ``(batch, ...)`` under each component."""
-
-    @abstractmethod
-    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """One outcome for each entry of ``index`` ``(n, batch, ...)``, which names the component to draw from."""
-
-
-class JoinedComponents(Components):
-    """The components of several predictions as one set, those of the first part first."""
-
-    def __init__(self, parts: Sequence[Components]):
-        self.parts = list(parts)
-        self.discrete = self.parts[0].discrete
-
-    @property
-    def mean(self) -> Tensor:
-        return torch.cat([part.mean for part in self.parts])
-
-    @property
-    def variance(self) -> Tensor:
-        return torch.cat([part.variance for part in self.parts])
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        return torch.cat([part.log_prob(y) for part in self.parts])
-
-    def cdf(self, y: Tensor) -> Tensor:
-        return torch.cat([part.cdf(y) for part in self.parts])
-
-    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        drawn, first = None, 0
-        for part in self.parts:
-            count = part.mean.shape[0]
-            own = part.sample((index - first).clamp(0, count - 1), generator=generator)
-            drawn = own if drawn is None else torch.where(index >= first, own, drawn)
-            first += count
-        assert drawn is not None
-        return drawn
-
-
-class ShapedComponents(Components):
-    """The ``inner`` components with outcomes of another shape, such as ``()`` in place of ``(1,)``."""
-
-    def __init__(self, inner: Components, shape: tuple[int, ...]):
-        self.inner, self.discrete = inner, inner.discrete
-        self._inside, self._outside = inner.mean.shape[2:], shape
-
-    @property
-    def mean(self) -> Tensor:
-        return self._out(self.inner.mean)
-
-    @property
-    def variance(self) -> Tensor:
-        return self._out(self.inner.variance)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        return self._out(self.inner.log_prob(y.reshape(len(y), *self._inside)))
-
-    def cdf(self, y: Tensor) -> Tensor:
-        return self._out(self.inner.cdf(y.reshape(len(y), *self._inside)))
-
-    def sample(self, index: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        return self._out(self.inner.sample(index.reshape(*index.shape[:2], *self._inside), generator=generator))
-
-    def _out(self, values: Tensor) -> Tensor:
-        return values.reshape(*values.shape[:2], *self._outside)
 
 
 class RegressionPrediction(Prediction):
@@ -316,7 +230,7 @@ class RegressionPrediction(Prediction):
         Along ``x``, where that has one number in each row: the mean, the central interval, and inside it the epistemic
         part, the mean :math:`\pm z` epistemic standard deviations with the normal quantile z of the level. Otherwise
         predicted against observed, where ``y`` is given; or the rows sorted by their means. Several outputs have a plot
-        each.
+        each. Of images there are maps of the first rows: means, and the square roots of the two parts of the variance.
 
         Args:
             x: Inputs that were predicted at, in any order; None, or inputs of several columns, for the other plots.
@@ -345,7 +259,19 @@ class RegressionPrediction(Prediction):
 
 
 class ClassPrediction(Prediction):
-    """A mixture of distributions over labels. ``samples`` are the draws' probabilities."""
+    """A mixture of distributions over labels. ``samples`` are the draws' probabilities.
+
+    Attributes:
+        log_mean_probs: Logarithms of the averaged probabilities, ``(batch, classes, ...)``; of yes/no outcomes, of 0
+            and of 1.
+        closed_form: Whether these averages were found in closed form, and not from the draws.
+        log_sums: Log-sum-exp of each draw's logits, ``(K, batch, ...)``, which the probabilities do not tell. None
+            where there is no logit for each class.
+    """
+
+    log_mean_probs: Tensor
+    closed_form: bool
+    log_sums: Tensor | None = None
 
     @property
     @abstractmethod
@@ -358,16 +284,71 @@ class ClassPrediction(Prediction):
         """The most probable label."""
 
     @property
+    @abstractmethod
+    def draw_log_probs(self) -> Tensor:
+        """Logarithms of the draws' probabilities, ``(K, batch, classes, ...)``; of yes/no outcomes, of 0 and of 1."""
+
+    @abstractmethod
+    def with_log_probs(self, log_probs: Tensor) -> ClassPrediction:
+        """The mixture of draws that have other probabilities, given like :attr:`draw_log_probs`, up to a factor."""
+
+    @abstractmethod
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        """Entropy of the averaged probabilities, and the average entropy of the draws."""
+
+    @cached_property
+    def _split(self) -> tuple[Tensor, Tensor]:
+        """Aleatoric and epistemic part. The first is at most the entropy, from which rounding could part it."""
+        entropy, expected = self._entropies()
+        aleatoric = torch.minimum(expected, entropy)
+        return aleatoric, entropy - aleatoric
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of the averaged probabilities, the sum of its aleatoric and epistemic parts."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy of the draws."""
+        return self._split[0]
+
+    @property
     def epistemic(self) -> Tensor:
         """Mutual information between label and weights: total entropy less expected entropy, never below zero."""
-        return (self.total - self.aleatoric).clamp_min(0.0)
+        return self._split[1]
+
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of the most probable label."""
+        return self.log_mean_probs.amax(1).exp()
+
+    @property
+    def probs_variance(self) -> Tensor:
+        r"""Variance of the class probabilities over the draws, of the shape of ``probs``.
+
+        It is the epistemic part of the variance of "the label is c", a number that is 0 or 1:
+
+        .. math:: \mathrm{Var}(1\{y = c\}) = E_\theta[p_c (1 - p_c)] + \mathrm{Var}_\theta(p_c)
+
+        :attr:`probs_noise` is the aleatoric part.
+        """
+        probs = self.samples
+        return self._mix((probs - self._mix(probs)).square())
+
+    @property
+    def probs_noise(self) -> Tensor:
+        r"""Expected variance of "the label is c" given the weights, :math:`E_\theta[p_c (1 - p_c)]`."""
+        probs = self.samples
+        return self._mix(probs * (1 - probs))
 
     def plot(self, x: Any = None, y: Any = None, *, ax: Axes | None = None) -> Figure:
         """Draw the probabilities of the first rows, or a reliability diagram where the labels are known.
 
         Beside each row are its entropy and, in parentheses, the epistemic part of it, in nats. The reliability diagram
         has accuracy against confidence in ten bins; grey bars are where a calibrated prediction would be, by two
-        standard errors.
+        standard errors. Of images whose pixels have labels there are maps of the first rows: labels, and the two parts
+        of the entropy.
 
         Args:
             x: Not used: a plot of numbers has it here.

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,14 @@ def write_folder(
     tensors: dict[str, Tensor],
     *,
     overwrite: bool = True,
+    parts: Callable[[str], bool] = lambda entry: False,
 ) -> Path:
-    """Write a folder of the given ``kind``, atomically; an older one is replaced only with ``overwrite``."""
+    """Write a folder of the given ``kind``, atomically; an older one is replaced only with ``overwrite``.
+
+    ``parts`` says of the name of an entry that it may be there too, such as a folder inside.
+    """
     folder = as_path(path)
-    check_place(folder, kind)
+    check_place(folder, kind, parts)
     if not overwrite:
         refuse_existing(folder, MANIFEST)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,16 @@ def _aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % _ALIGNMENT == 0 else value.clone()
 
 
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """What was saved at ``path``: the ``kind`` it was written with."""
+    return _read_manifest(as_path(path))["kind"]
+
+
+def manifest_hash(path: str | os.PathLike[str]) -> str:
+    """A hash of everything that was saved at ``path``."""
+    return hashlib.sha256(_canonical(_read_manifest(as_path(path))).encode()).hexdigest()
+
+
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether something was saved at ``path``."""
     return (Path(path) / MANIFEST).is_file()
@@ -107,11 +122,12 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def check_place(path: str | os.PathLike[str], kind: str) -> None:
+def check_place(path: str | os.PathLike[str], kind: str, parts: Callable[[str], bool] = lambda entry: False) -> None:
     """Refuse to write where something else is: a file, a folder of other files, or a saved folder of another kind."""
     folder = as_path(path)
     check_folder(
-        folder, ours=lambda name: bool(name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name))
+        folder,
+        ours=lambda name: bool(name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name) or parts(name)),
     )
     if is_folder(folder):
         try:

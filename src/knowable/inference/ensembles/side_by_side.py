@@ -19,7 +19,7 @@ from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
 from knowable.core.network.batched import batched
 from knowable.core.network.params import Buffers, Layout, Params, expand_params, index_params
-from knowable.core.posterior.posterior import bytes_per_row
+from knowable.core.posterior.monte_carlo import bytes_per_row
 from knowable.core.training.objective import Objective, loss_with_gradients
 
 

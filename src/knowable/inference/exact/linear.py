@@ -16,8 +16,8 @@ from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.monte_carlo import predict_outputs
 from knowable.core.posterior.normal import NormalPosterior
-from knowable.core.posterior.posterior import predict_outputs
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count
@@ -284,16 +284,15 @@ class LinearNormal(NormalPosterior):
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         """The exact predictive distribution; ``samples`` functions are drawn as well, for ``prediction.samples``."""
-        with torch.no_grad():
-            draws, _, _ = predict_outputs(self, x, samples, seed, memory)
-            design = Design(self.model, self.layout, self.buffers)
-            pieces = [self._moments(design, part) for part in design.chunks(x)]
-            shape, dtype = draws.shape[1:], draws.dtype
-            mean = torch.cat([piece[0] for piece in pieces]).reshape(shape).to(dtype)
-            covariance = torch.cat([piece[1] for piece in pieces])  # (rows, outputs, outputs)
-            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(shape).to(dtype)
-            own = self.model.likelihood_params(self.points)
-            return self.model.likelihood.predict_normal(NormalOutputs(mean, variance, covariance, draws), own)
+        draws, _, _ = predict_outputs(self, x, samples, seed, memory)
+        design = Design(self.model, self.layout, self.buffers)
+        pieces = [self._moments(design, part) for part in design.chunks(x)]
+        shape, dtype = draws.shape[1:], draws.dtype
+        mean = torch.cat([piece[0] for piece in pieces]).reshape(shape).to(dtype)
+        covariance = torch.cat([piece[1] for piece in pieces])  # (rows, outputs, outputs)
+        variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(shape).to(dtype)
+        own = self.model.likelihood_params(self.points)
+        return self.model.likelihood.predict_normal(NormalOutputs(mean, variance, covariance, draws), own)
 
     def _moments(self, design: Design, x: Tensor) -> tuple[Tensor, Tensor]:
         offset, matrix = design(x)
@@ -354,6 +353,6 @@ class Design:
         stack = self.layout.views(theta)
         fixed = {name: value.expand(len(theta), *value.shape) for name, value in self._fixed.items()}
         inputs = x.double() if x.is_floating_point() else x
-        with torch.no_grad():
+        with torch.set_grad_enabled(inputs.requires_grad):
             outputs = self.model.network.over_draws({**fixed, **stack}, inputs, buffers=self._buffers, vectorise=True)
         return outputs.flatten(2)

@@ -22,7 +22,7 @@ from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.network.weight_uses import WeightUse
-from knowable.core.posterior.posterior import bytes_per_row
+from knowable.core.posterior.monte_carlo import bytes_per_row
 from knowable.core.support.randomness import generator_for
 from knowable.errors import Unsupported
 

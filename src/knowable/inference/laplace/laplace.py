@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
@@ -23,7 +23,7 @@ from knowable.core.support.checks import check_choice, check_count
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.settings import Trained
-from knowable.errors import InvalidArgument, InvalidType
+from knowable.errors import InvalidArgument
 from knowable.inference.laplace.curvature import Curvature, FullCurvature, prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
@@ -32,7 +32,7 @@ from knowable.inference.laplace.evidence import Evidence, TuningObjective
 from knowable.inference.laplace.expansion import CURVATURES, ExpansionPoint, random_weights
 from knowable.inference.laplace.posteriors import PREDICTIONS, LaplacePosterior
 from knowable.inference.point.point import PointObjective, fit_point
-from knowable.inference.point.trained import TrainedWeights, given_point, without_spread
+from knowable.inference.point.trained import TrainedWeights, check_start, given_point, without_spread
 from knowable.priors import EmpiricalBayes
 
 STRUCTURES: dict[str, type[Curvature]] = {
@@ -129,11 +129,7 @@ class Laplace(Trained, Method):
         check_count("max_parameters", self.max_parameters)
         if self.polish is not None:
             check_count("polish", self.polish, at_least=0)
-        if isinstance(self.start, str):
-            check_choice("start", self.start, ("network",))
-        elif not isinstance(self.start, Posterior | nn.Module | Mapping | None):
-            expected = "None, 'network', a posterior, a network or its state_dict()"
-            raise InvalidType(f"start must be {expected}, got {type(self.start).__name__}.")
+        check_start(self.start, none=True)
         if self.curvature == "hessian" and self.structure not in ("full", "diag"):
             raise InvalidArgument(
                 f"curvature='hessian' needs structure='full' or 'diag', got structure={self.structure!r}. Use 'ggn'."

@@ -25,8 +25,9 @@ from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_produc
 from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Params
+from knowable.core.posterior.monte_carlo import bytes_per_row, check_result_fits, predict_outputs
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
-from knowable.core.posterior.posterior import Posterior, bytes_per_row, check_result_fits, predict_outputs
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice
@@ -108,15 +109,14 @@ class LaplacePosterior(NormalPosterior):
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         if self.prediction != "linearised":
             return super()._predict(x, samples, seed, memory)
-        with torch.no_grad():
-            self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
-            if self._outputs_of(x) <= _MOST_OUTPUTS:
-                outputs = self._closed_form(x, samples, seed, memory)
-            else:
-                outputs = self._with_drawn_functions(x, samples, seed, memory)
-                if outputs is None:
-                    return super()._predict(x, samples, seed, memory)
-            return self.model.likelihood.predict_normal(outputs, self.model.likelihood_params(self.points))
+        self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
+        if self._outputs_of(x) <= _MOST_OUTPUTS:
+            outputs = self._closed_form(x, samples, seed, memory)
+        else:
+            outputs = self._with_drawn_functions(x, samples, seed, memory)
+            if outputs is None:
+                return super()._predict(x, samples, seed, memory)
+        return self.model.likelihood.predict_normal(outputs, self.model.likelihood_params(self.points))
 
     def run_draws(self, stack: Params, x: Tensor, *, first: int, seed: int, vectorise: bool) -> Tensor:
         """Outputs of the linearised network for a stack of draws, or of the network itself."""
@@ -164,7 +164,8 @@ class LaplacePosterior(NormalPosterior):
         return torch.cat(means), torch.cat(values)
 
     def _jacobian(self, x: Tensor, layers: NetworkLayers) -> BatchJacobian:
-        return BatchJacobian(self.model.network, layers, self.model.network_params(self.mean()), x, self.buffers)
+        params = self.model.network_params(self.mean())
+        return BatchJacobian(self.model.network, layers, params, x, self.buffers, differentiable=x.requires_grad)
 
     def _outputs_of(self, x: Tensor) -> int:
         return self.model.network(self.model.network_params(self.mean()), x[:1], buffers=self.buffers)[0].numel()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from knowable.core.method import FitJob
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
@@ -18,8 +18,9 @@ from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import derive_seed, own_randomness
-from knowable.errors import ConvergenceWarning, Interrupted, WorseThanNetwork
+from knowable.errors import ConvergenceWarning, Interrupted, InvalidType, WorseThanNetwork
 from knowable.inference.point.own_parameters import most_probable
 from knowable.inference.point.point import one_atom, start_values
 
@@ -46,7 +47,7 @@ class TrainedWeights:
     counts: Tensor | None = None  # the rows' weights
 
     @classmethod
-    def of(cls, job: FitJob, point: Posterior, parameters: float = 0.0) -> TrainedWeights:
+    def of(cls, job: FitJob, point: Posterior, parameters: float = 0.0, *, most: int = _ROWS) -> TrainedWeights:
         r"""Those of a ``point``, and some rows of the fit; of the ``parameters``, so many are determined by the data.
 
         A linear regression with leverage h, the share of parameters in targets, leaves residuals of variance
@@ -56,7 +57,7 @@ class TrainedWeights:
         rows = job.rows if job.validation is None else job.validation
         own = (LIKELIHOOD_PREFIX, *job.model.hyper_names)
         weights = {name: value for name, value in point.mean().items() if not name.startswith(own)}
-        x, y, *counts = rows.some(_ROWS, seed=job.seed)
+        x, y, *counts = rows.some(most, seed=job.seed)
         cost, held_out = 0.0, job.validation is not None
         if not held_out and job.model.likelihood.noise_name is not None:
             targets = y[0].numel()
@@ -69,14 +70,14 @@ class TrainedWeights:
         """Which rows are compared."""
         return "validation rows" if self.held_out else "training rows"
 
-    def losses(self, posterior: Posterior) -> tuple[Tensor, Tensor]:
+    def losses(self, posterior: Posterior, samples: int = 64) -> tuple[Tensor, Tensor]:
         """NLL of each row (times its weight, of which the mean is 1): the posterior's, and that of the weights."""
         params = {**posterior.mean(), **self.weights}
         with torch.no_grad():
             output = posterior.model.forward(params, self.x, buffers=self.buffers)
             network = posterior.model.score(output, self.y, params)
             share = 1.0 if self.counts is None else self.counts / self.counts.mean()
-            return -share * posterior.predict(self.x).log_prob(self.y), -share * network
+            return -share * posterior.predict(self.x, samples=samples).log_prob(self.y), -share * network
 
     def best(self, make: Callable[[float], Posterior], sizes: Sequence[float]) -> float:
         """Which of ``sizes``, from large to small, the posterior ``make(size)`` should have.
@@ -127,6 +128,15 @@ def without_spread(point: Posterior, when: str, *, interrupted: bool = True) -> 
         known, interrupted=interrupted, converged=False, message=message, notes=(*known.notes, text)
     )
     return point
+
+
+def check_start(start: Any, *, none: bool) -> None:
+    """Refuse what :func:`given_point` cannot read; ``none`` says whether None is allowed."""
+    if isinstance(start, str):
+        check_choice("start", start, ("network",))
+    elif not isinstance(start, Posterior | nn.Module | Mapping) and not (none and start is None):
+        expected = f"{'None, ' if none else ''}'network', a posterior, a network or its state_dict()"
+        raise InvalidType(f"start must be {expected}, got {type(start).__name__}.")
 
 
 def given_point(job: FitJob, start: Any) -> Particles:

@@ -20,6 +20,7 @@ from knowable.inference.variational.mean_field import MeanFieldVI
 from knowable.inference.variational.mixture import MixtureVI
 from knowable.inference.variational.moment.moment import MomentNormal, MomentVI
 from knowable.inference.variational.natural import NaturalVI
+from knowable.inference.variational.training_free import TrainingFreeBayes
 
 __all__ = [
     "MeanFieldVI",
@@ -33,6 +34,7 @@ __all__ = [
     "DiscreteVI",
     "FunctionSpaceVI",
     "InformationBottleneck",
+    "TrainingFreeBayes",
     "BernoulliNormal",
     "FlowPosterior",
     "GPyTorchKernel",

@@ -36,7 +36,7 @@ _DENSE_UP_TO = 300  # weights and point estimates, for the expected Hessian as a
 _ROUNDS = 10  # Newton steps at most
 _DAMPING = (1.0, 0.3, 0.1)  # shares of a step, tried in turn
 _HESSIANS = 4  # draws at which it is computed
-_COMPARED = 64  # draws over which the ELBO is compared
+_COMPARED = (64, 1_024)  # draws over which the ELBO is compared: more where few leave it open whether a step helps
 _UNIT_DRAWS = 2_048  # for the covariance of q
 _FEWEST, _MOST = 8, 512  # draws of the check over all rows
 _VALUES = 2**24  # gradients of single weights that the check keeps; of more weights, some stand for all
@@ -223,21 +223,27 @@ def _newton_step(target: Target, seed: int) -> float:
     newton = torch.linalg.solve(precision, gradient)
     size = target.size
     kept = {name: value.detach().clone() for name, value in objective.tensors().items()}
-    before = target.elbo(seed)
-    for share in _DAMPING:
-        at = centre + share * newton
-        blend = share * _positive(precision[:size, :size]) + (1.0 - share) * variance.double().reciprocal().diag()
-        try:
-            target.move(at[:size], blend, at[size:])
-            gains = target.elbo(seed) - before
-        except (Unsupported, RuntimeError):  # a family without a rule, or a matrix without a root
-            gains = torch.full((2,), -math.inf)
-        gain = gains.mean().item()
-        if math.isfinite(gain) and gain > 2.0 * gains.std().item() / math.sqrt(len(gains)):
-            return gain
-        with torch.no_grad():
-            for name, value in objective.tensors().items():
-                value.copy_(kept[name])
+    for count in _COMPARED:
+        if count > _COMPARED[0] and count * target.data.size > _NEWTON_ROWS:
+            break
+        before, is_open = target.elbo(seed, count), False
+        for share in _DAMPING:
+            at = centre + share * newton
+            blend = share * _positive(precision[:size, :size]) + (1.0 - share) * variance.double().reciprocal().diag()
+            try:
+                target.move(at[:size], blend, at[size:])
+                gains = target.elbo(seed, count) - before
+            except (Unsupported, RuntimeError):  # a family without a rule, or a matrix without a root
+                gains = torch.full((2,), -math.inf)
+            gain, noise = gains.mean().item(), 2.0 * gains.std().item() / math.sqrt(len(gains))
+            if math.isfinite(gain) and gain > noise:
+                return gain
+            is_open = is_open or (math.isfinite(gain) and gain + noise > _NATS)
+            with torch.no_grad():
+                for name, value in objective.tensors().items():
+                    value.copy_(kept[name])
+        if not is_open:
+            break
     return 0.0
 
 
@@ -365,8 +371,8 @@ class Target:
             total = total + _derivatives(self.log_density(at, *batch) / self._tempering, at)
         return total
 
-    def elbo(self, seed: int) -> Tensor:
-        """The ELBO at each of some draws, ``(draws,)``, the same noise for the same seed; its constants count too."""
+    def elbo(self, seed: int, count: int) -> Tensor:
+        """The ELBO at each of ``count`` draws, the same noise for the same seed; its constants count too."""
         objective = self.objective
         with torch.no_grad():
             exact = objective.exact_elbo(self.data)
@@ -378,7 +384,7 @@ class Target:
                 kl = kl - (objective.temperature - 1.0) * objective.entropy()
             points = objective.point_params()
             fixed = (objective.log_prior_of_points(points) / self._tempering) - kl / objective.temperature
-            flat = torch.stack([self.layout.flatten({**points, **each}) for each in objective.draw_weights(_COMPARED)])
+            flat = torch.stack([self.layout.flatten({**points, **each}) for each in objective.draw_weights(count)])
             fits = [sum(self.log_density(each, *batch) for batch in self.data) for each in flat]
         return torch.stack([torch.as_tensor(each) for each in fits]) / self._tempering + fixed
 

@@ -16,6 +16,7 @@ from knowable.core.support.progress import progress_bar
 from knowable.datasets import Dataset, digits
 from knowable.interfaces.demo.fits import Fits, stopping_note
 from knowable.report.prediction_panels import curves_panel, pictures_panel, reliability_panel
+from knowable.report.rejection import DELTA, certified_rule
 from knowable.report.report import Listing, Section
 from knowable.report.row_panels import certainty_panel
 from knowable.report.scores import SCORES, ScoreColumn, ScoreTable, score_table, with_error
@@ -194,7 +195,7 @@ def findings(result: DigitsResult) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Rule:
-    """Accept digits up to a threshold of the entropy, chosen on half of the held-out digits, checked on the others."""
+    """Accept digits up to a threshold of the entropy, certified on half of the held-out digits, seen on the others."""
 
     risk: float  # tolerated share of wrong labels
     threshold: float | None  # in nats; None if no threshold keeps the risk
@@ -203,31 +204,25 @@ class Rule:
 
 
 def rule(result: DigitsResult, risk: float) -> Rule:
-    """The rule that accepts most digits of the first half within the risk."""
-    total, wrong = result.predictions[HERO].total.double(), result.wrong(HERO).double()
+    """The rule that accepts most digits of the first half within the risk, with probability 95%."""
+    total, wrong = result.predictions[HERO].total.double(), result.wrong(HERO)
     half = len(total) // 2
-    threshold = largest_threshold(total[:half], wrong[:half], risk)
+    found = certified_rule(total[:half], wrong[:half], risk)
+    threshold = found.threshold if found is not None and found.certified else None
     kept = total[half:] <= (-1.0 if threshold is None else threshold)
-    return Rule(risk, threshold, kept.double().mean().item(), wrong[half:][kept].mean().item())
-
-
-def largest_threshold(uncertainty: Tensor, wrong: Tensor, risk: float) -> float | None:
-    """The largest uncertainty up to which the mean of ``wrong`` is within the risk."""
-    ordered = uncertainty.sort().values
-    last = torch.cat([ordered[1:] > ordered[:-1], torch.tensor([True])])  # of those equally uncertain
-    within = ordered[(kn.metrics.risk_coverage(uncertainty, wrong).risk <= risk + 1e-9) & last]  # sums are rounded
-    return within[-1].item() if len(within) else None
+    return Rule(risk, threshold, kept.double().mean().item(), wrong[half:][kept].double().mean().item())
 
 
 def advice(result: DigitsResult) -> str:
     """One sentence to act on."""
     found, everything = rule(result, RISK), result.wrong(HERO)[len(result.test) // 2 :].double().mean().item()
     if found.threshold is None or found.accepted == 0:
-        return f"No threshold of the entropy keeps the error within {RISK:.0%}: show every digit to a person."
+        return f"No threshold of the entropy is sure to keep the error within {RISK:.0%}: show every digit to a person."
     return (
         f"Accept a label when the entropy is at most {found.threshold:.2f} nats and show the other digits to a person: "
-        f"that labels {found.accepted:.0%} by machine with {found.wrong:.1%} wrong, instead of all with "
-        f"{everything:.1%} wrong ({HERO.lower()}, digits not used to choose the threshold)."
+        f"with probability {1 - DELTA:.0%} at most {RISK:.0%} of those are wrong. On digits not used to choose the "
+        f"threshold that labels {found.accepted:.0%} by machine with {found.wrong:.1%} wrong, instead of all with "
+        f"{everything:.1%} wrong ({HERO.lower()})."
     )
 
 
@@ -242,9 +237,9 @@ def action(result: DigitsResult, next_step: str) -> Section:
         panels=(certainty_panel(result.predictions, result.test.y),),
         listings=(rejection(result), thresholds(result)),
         notes=(
-            f"Each threshold is chosen on {size // 2} held-out digits, as the largest that keeps the error there "
-            f"within the risk; the last two columns are for the other {size - size // 2}, on which it may come out "
-            "a little higher.",
+            f"Each threshold is certified on {size // 2} held-out digits: with probability {1 - DELTA:.0%} at most the "
+            f"tolerated share of new labels below it is wrong. The last two columns are for the other "
+            f"{size - size // 2}.",
         ),
     )
 

@@ -20,8 +20,7 @@ from knowable.testing.subject import Subject, expect, expect_error, expect_same_
 
 def check_arrays_and_tensor_datasets_are_tensors(subject: Subject) -> None:
     """In-memory data gives the same bits whatever holds it."""
-    case = subject.case()
-    expected = subject.fit(case)
+    case, expected = subject.fitted()
     flat = subject.fit(case, data=(case.x, case.y.squeeze(1)))
     predicted = flat.predict(case.x)
     if isinstance(predicted, RegressionPrediction):
@@ -40,7 +39,7 @@ def check_arrays_and_tensor_datasets_are_tensors(subject: Subject) -> None:
 
 def check_datasets_and_loaders_are_read(subject: Subject) -> None:
     """Data that is loaded batch by batch is fitted; without randomness the answer is that of the tensors."""
-    case = subject.case()
+    case, posterior = subject.fitted()
     rows = RowByRow(case)
     loader, stream = DataLoader(rows, batch_size=8, shuffle=True), DataLoader(Stream(case), batch_size=8)
     kinds = {
@@ -49,7 +48,7 @@ def check_datasets_and_loaders_are_read(subject: Subject) -> None:
         "Data(DataLoader, size)": Data(loader, len(rows)),
         "Data(a stream of rows, size)": Data(stream, len(rows)),
     }
-    expected = subject.fit(case).mean()
+    expected = posterior.mean()
     for kind, data in kinds.items():
         mean = subject.fit(case, data=data).mean()
         expect(all(torch.isfinite(value).all() for value in mean.values()), f"A fit on {kind} is not finite.")

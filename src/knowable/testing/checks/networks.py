@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from knowable.core.model.model import Model
@@ -13,18 +15,24 @@ from knowable.testing.subject import Subject, expect, expect_error
 
 def check_network(subject: Subject, name: str) -> None:
     """The named network is fitted and predicts, or is refused with ``Unsupported`` if that was declared."""
-    case = network_case(name)
     if name in subject.refuses:
+        case = network_case(name)
         expect_error(Unsupported, lambda: subject.fit(case), f"Fitting {name!r}, which the method says it cannot do,")
         return
-    check_case(subject, case)
+    _expect_a_good_fit(subject, *subject.fitted(name))
 
 
 def check_case(subject: Subject, case: NetworkCase) -> None:
     """A network with its data is fitted and predicts."""
-    posterior = subject.fit(case)
+    _expect_a_good_fit(subject, case, subject.fit(case))
+
+
+def _expect_a_good_fit(subject: Subject, case: NetworkCase, posterior: Posterior) -> None:
     _expect_a_posterior(posterior, case)
-    _expect_learning(posterior, posterior.model)
+    if subject.trains:
+        _expect_learning(posterior, posterior.model)
+    else:
+        _expect_spread(posterior)
     _expect_a_prediction(posterior, case)
 
 
@@ -54,6 +62,12 @@ def _expect_learning(posterior: Posterior, model: Model) -> None:
     expect(not still, f"The fit left {', '.join(still)} at the start value.")
 
 
+def _expect_spread(posterior: Posterior) -> None:
+    std = posterior.std()
+    still = [name for name in posterior.model.random_names if not (std[name] > 0).all()]
+    expect(not still, f"The fit gave {', '.join(still)} no spread.")
+
+
 def _expect_a_prediction(posterior: Posterior, case: NetworkCase) -> None:
     prediction = posterior.predict(case.x, samples=4)
     expect(len(prediction) == len(case.y), f"{len(prediction)} predictions for {len(case.y)} rows.")
@@ -76,13 +90,12 @@ def check_frozen_parameters_stay(subject: Subject) -> None:
     """Frozen parameters and their running statistics are those of the network, before and after."""
     if "frozen_backbone" in subject.refuses:
         return
-    case = network_case("frozen_backbone")
-    posterior = subject.fit(case)
+    case, posterior = subject.fitted("frozen_backbone")
     expect(not any(k.startswith(("0.", "1.")) for k in posterior.mean()), "Frozen parameters appear in mean().")
     for name, value in case.net.named_buffers():
         expect(torch.equal(posterior.buffers[name], value), f"The statistics {name} of a frozen layer changed.")
     draw = {name: value[0] for name, value in posterior.sample(1, torch.Generator().manual_seed(0)).items()}
-    features = case.net[:3].eval()(case.x)  # type: ignore[index]
+    features = copy.deepcopy(case.net[:3]).eval()(case.x)  # type: ignore[index]
     expected = features @ draw["3.weight"].T + draw["3.bias"]
     actual = posterior.model.forward(draw, case.x, buffers=posterior.buffers)
     expect(torch.allclose(actual, expected, atol=1e-5), "The frozen backbone does not give the network's own features.")
@@ -92,10 +105,9 @@ def check_point_parameters_do_not_vary(subject: Subject) -> None:
     """With ``random="last_layer"`` the other layers are the same in every draw."""
     if "last_layer" in subject.refuses:
         return
-    case = network_case("last_layer")
+    case, posterior = subject.fitted("last_layer")
     chosen = set(case.model().random_names)
     expect(chosen == {"2.weight", "2.bias"}, f"random='last_layer' chose {sorted(chosen)}.")
-    posterior = subject.fit(case)
     random = set(posterior.model.random_names)  # a method may take some of them as points
     expect("2.weight" in random and random <= chosen, f"Of random='last_layer' the fit made {sorted(random)}.")
     draws, std = posterior.sample(4, torch.Generator().manual_seed(0)), posterior.std()

@@ -11,8 +11,7 @@ from knowable.testing.subject import Subject, expect, expect_error, expect_same_
 
 def check_prediction_repeats_itself(subject: Subject) -> None:
     """Without a generator the same prediction every time; with one, a new prediction where there is spread."""
-    case = subject.case()
-    posterior = subject.fit(case)
+    case, posterior = subject.fitted()
     first = posterior.predict(case.x, samples=5).samples
     posterior.predict(case.x, samples=7)
     expect(torch.equal(first, posterior.predict(case.x, samples=5).samples), "Two predictions differ.")
@@ -28,7 +27,7 @@ def check_prediction_repeats_itself(subject: Subject) -> None:
 
 def check_draws_are_new_where_there_is_spread(subject: Subject) -> None:
     """``sample`` follows its generator, and draws differ where the posterior has spread."""
-    posterior = subject.fit(subject.case())
+    _, posterior = subject.fitted()
     one, two = (posterior.sample(6, torch.Generator().manual_seed(seed)) for seed in (1, 2))
     if _has_spread(posterior):
         expect(any(not torch.equal(one[name], two[name]) for name in one), "sample() ignores its generator.")
@@ -38,8 +37,7 @@ def check_draws_are_new_where_there_is_spread(subject: Subject) -> None:
 
 def check_memory_cap_changes_nothing(subject: Subject) -> None:
     """A prediction cut into blocks to fit in memory is the same prediction."""
-    case = subject.case(rows=64)
-    posterior = subject.fit(case)
+    case, posterior = subject.fitted(rows=64)
     whole = posterior.predict(case.x, samples=20)
     size = whole.samples.numel() * whole.samples.element_size()
     for cap in (2 * size + size // 5, 40 * size):  # the first leaves no room to keep the draws of a network
@@ -51,8 +49,7 @@ def check_memory_cap_changes_nothing(subject: Subject) -> None:
 
 def check_streamed_prediction_is_the_prediction(subject: Subject) -> None:
     """Predictions for blocks of rows, joined, are the prediction for all of them."""
-    case = subject.case(rows=64)
-    posterior = subject.fit(case)
+    case, posterior = subject.fitted(rows=64)
     whole = posterior.predict(case.x, samples=6)
     size = whole.samples.numel() * whole.samples.element_size()
     parts = list(posterior.predict_stream(case.x, samples=6, max_memory=size))
@@ -67,8 +64,7 @@ def check_streamed_prediction_is_the_prediction(subject: Subject) -> None:
 
 def check_inputs_of_a_prediction(subject: Subject) -> None:
     """Arrays are taken as inputs; missing values, wrong shapes and no draws are refused."""
-    case = subject.case()
-    posterior = subject.fit(case)
+    case, posterior = subject.fitted()
     expected = posterior.predict(case.x, samples=3).samples
     expect(torch.equal(expected, posterior.predict(case.x.numpy(), samples=3).samples), "Arrays change a prediction.")
     missing = case.x.clone()
@@ -81,7 +77,7 @@ def check_inputs_of_a_prediction(subject: Subject) -> None:
 
 def check_density_is_that_of_the_draws(subject: Subject) -> None:
     """Where ``log_prob`` exists it takes one draw or a stack, and draws are likelier than far-off values."""
-    posterior = subject.fit(subject.case())
+    _, posterior = subject.fitted()
     if type(posterior).log_prob is Posterior.log_prob:
         return
     draws = posterior.sample(8, torch.Generator().manual_seed(0))
@@ -146,8 +142,8 @@ def check_same_seed_gives_the_same_bits(subject: Subject) -> None:
 
 def check_seed_matters_if_and_only_if_declared(subject: Subject) -> None:
     """Fits with two seeds differ, or agree exactly where the method says that it uses no randomness."""
-    case = subject.case()
-    first, second = subject.fit(case, seed=0), subject.fit(case, seed=1)
+    case, first = subject.fitted()
+    second = subject.fit(case, seed=1)
     if subject.seeded:
         expect(_differ(first, second), "Fits with different seeds gave the same posterior: is the seed used?")
     else:

@@ -66,8 +66,7 @@ class _Stopped(Exception):
 
 def check_checkpoint_changes_nothing(subject: Subject) -> None:
     """A fit that writes checkpoints gives the same bits as one that does not, and so does finding it finished."""
-    case = subject.case()
-    expected = subject.fit(case)
+    case, expected = subject.fitted()
     with tempfile.TemporaryDirectory() as folder:
         for what in ("A fit with a checkpoint", "A fit that finds itself finished"):
             found = subject.fit(case, checkpoint=Checkpoint(Path(folder) / "state", seconds=0))

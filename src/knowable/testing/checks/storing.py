@@ -24,8 +24,7 @@ def check_saving_and_loading_changes_nothing(subject: Subject) -> None:
     """Networks of plain layers load by themselves."""
     for name in ("linear", "mlp", "frozen_backbone", "last_layer"):
         if name not in subject.refuses:
-            case = network_case(name)
-            _expect_round_trip(subject.fit(case), case, None)
+            _expect_round_trip(*subject.fitted(name), None)
 
 
 def check_network_that_cannot_be_rebuilt_is_asked_for(subject: Subject) -> None:
@@ -33,9 +32,8 @@ def check_network_that_cannot_be_rebuilt_is_asked_for(subject: Subject) -> None:
     for name in ("shared", "lstm"):
         if name in subject.refuses:
             continue
-        case = network_case(name)
         try:
-            _expect_round_trip(subject.fit(case), case, None)
+            _expect_round_trip(*subject.fitted(name), None)
         except InvalidArgument as error:
             expect("net" in str(error), f"Loading without the network should ask for it; got {error}")
 
@@ -44,11 +42,11 @@ def check_loading_with_the_network_given(subject: Subject) -> None:
     """Networks with code of their own load when the network is passed, which is then not changed."""
     for name in ("residual", "lstm", "tied", "shared"):
         if name not in subject.refuses:
-            case = network_case(name)
-            _expect_round_trip(subject.fit(case), case, copy.deepcopy(case.net))
+            case, posterior = subject.fitted(name)
+            _expect_round_trip(case, posterior, copy.deepcopy(case.net))
 
 
-def _expect_round_trip(posterior: Posterior, case: NetworkCase, net: nn.Module | None) -> None:
+def _expect_round_trip(case: NetworkCase, posterior: Posterior, net: nn.Module | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(Path(folder) / "posterior")
         loaded = load_posterior(Path(folder) / "posterior", net)

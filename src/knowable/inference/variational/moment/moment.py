@@ -14,8 +14,8 @@ from knowable.core.model.joint_normal import IndependentNormal
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params
+from knowable.core.posterior.monte_carlo import bytes_per_row, check_result_fits
 from knowable.core.posterior.normal import NormalPosterior, in_order
-from knowable.core.posterior.posterior import bytes_per_row, check_result_fits
 from knowable.core.prediction.components import NormalOutputs
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_choice, check_count
@@ -228,14 +228,13 @@ class MomentNormal(NormalPosterior):
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         if self.prediction == "sampling":
             return super()._predict(x, samples, seed, memory)
-        with torch.no_grad():
-            check_result_fits(self, x, samples, memory)
-            found = self._output_moments(x, memory)
-            generator = generator_for(seed, "predict", device=self.model.device)
-            noise = torch.randn(
-                (samples, found.mean[0].numel()), generator=generator, dtype=found.mean.dtype, device=found.mean.device
-            )
-            return self.model.likelihood.predict_normal(self._outputs(found, noise), self._likelihood_params())
+        check_result_fits(self, x, samples, memory)
+        found = self._output_moments(x, memory)
+        generator = generator_for(seed, "predict", device=self.model.device)
+        noise = torch.randn(
+            (samples, found.mean[0].numel()), generator=generator, dtype=found.mean.dtype, device=found.mean.device
+        )
+        return self.model.likelihood.predict_normal(self._outputs(found, noise), self._likelihood_params())
 
     def _outputs(self, found: Moments, noise: Tensor) -> NormalOutputs:
         if found.covariance is not None:

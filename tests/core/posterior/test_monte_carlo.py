@@ -13,8 +13,9 @@ from torch import nn
 
 import knowable as kn
 from knowable.core.network.network import DRAWS_AT_ONCE
-from knowable.core.posterior import posterior as predicting
-from knowable.core.posterior.posterior import bytes_per_row, parse_memory, predict_outputs, rows_that_fit
+from knowable.core.posterior import monte_carlo as predicting
+from knowable.core.posterior.monte_carlo import bytes_per_row, predict_outputs, rows_that_fit
+from knowable.core.support.checks import parse_memory
 from tests.core.cases import atoms, batch_norm_net, diagonal_posterior, full_posterior, mlp
 
 
