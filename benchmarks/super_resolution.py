@@ -123,9 +123,7 @@ class Enlarger(nn.Module):
         super().__init__()
         widths = [1, channels, channels, channels, channels]
         layers = [
-            part
-            for before, width in pairwise(widths)
-            for part in (nn.Conv2d(before, width, 3, padding=1), nn.ReLU())
+            part for before, width in pairwise(widths) for part in (nn.Conv2d(before, width, 3, padding=1), nn.ReLU())
         ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 2 * FACTOR**2, 3, padding=1), nn.PixelShuffle(FACTOR))
 
