@@ -262,7 +262,7 @@ def detect(
     Example:
         >>> found = detect([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6])
         >>> found.auroc, found.fpr95
-        (0.875, 0.5)
+        (0.8125, 0.5)
     """
     function = score if callable(score) else uncertainty_score(score)
     name = score if isinstance(score, str) else getattr(score, "__name__", type(score).__name__)
