@@ -415,29 +415,13 @@ class Optimizer:
         if self.checkpoint is None:
             return
         content = {
-            "identity": self._identity(), "points": self._plain(self.points), "pending": self._plain(self.pending),
+            "identity": self._identity(),
+            "points": self.space.plain(self.points), "pending": self.space.plain(self.pending),
             "expected": self._expected, "errors": self.errors, "asked": self._asked, "warned": self._warned,
         }  # fmt: skip
         limits = torch.tensor(self.constraint_values, dtype=torch.float64).view(len(self.points), self.constraints)
         tensors = {"values": torch.tensor(self.values, dtype=torch.float64), "constraints": limits}
         write_folder(self.checkpoint, _KIND, content, tensors)
-
-    def _plain(self, points: Sequence[Point]) -> list[list[Any]]:
-        """Points as numbers; options by their places."""
-        found = []
-        for point in points:
-            values = list(point) if self.space.names is None else [point[name] for name in self.space.names]  # type: ignore[call-overload]
-            pairs = zip(self.space.dimensions, values, strict=True)
-            found.append([list(d.options).index(v) if isinstance(d, Choice) else _plain_number(v) for d, v in pairs])
-        return found
-
-    def _from_plain(self, rows: list[list[Any]]) -> list[Point]:
-        found = []
-        for row in rows:
-            pairs = zip(self.space.dimensions, row, strict=True)
-            values = [d.options[v] if isinstance(d, Choice) else v for d, v in pairs]
-            found.append(values if self.space.names is None else dict(zip(self.space.names, values, strict=True)))
-        return found
 
     def _restore(self) -> None:
         if self.checkpoint is None or not is_folder(self.checkpoint):
@@ -449,7 +433,7 @@ class Optimizer:
                 f"checkpoint {str(self.checkpoint)!r} belongs to another run: {', '.join(different)} differ. Give "
                 f"another folder or delete this one."
             )
-        self.points, self.pending = self._from_plain(content["points"]), self._from_plain(content["pending"])
+        self.points, self.pending = self.space.from_plain(content["points"]), self.space.from_plain(content["pending"])
         self.values, self.constraint_values = tensors["values"].tolist(), tensors["constraints"].tolist()
         self._expected, self.errors = content["expected"], content["errors"]
         self._asked, self._warned = content["asked"], content["warned"]
@@ -464,7 +448,7 @@ def _as_list(given: Any) -> list[Any]:
 
 def _is_list_of_points(points: Any) -> bool:
     values = _as_list(points)
-    return not values or isinstance(values[0], list | tuple) or hasattr(values[0], "tolist") and values[0].ndim > 0
+    return not values or isinstance(values[0], list | tuple) or (hasattr(values[0], "tolist") and values[0].ndim > 0)
 
 
 def _as_value(value: Any, place: int) -> float:
@@ -476,8 +460,3 @@ def _as_value(value: Any, place: int) -> float:
     except (TypeError, ValueError):
         raise InvalidData(f"values[{place}] must be a number, or None if there is none; got {value!r}.") from None
     return number if math.isfinite(number) else math.nan
-
-
-def _plain_number(value: Any) -> int | float:
-    number = value.item() if hasattr(value, "item") else value
-    return number if isinstance(number, int) else float(number)

@@ -61,7 +61,9 @@ def regret_figure(optimizers: Sequence[Optimizer], optimum: float | None) -> Fig
             shown = best if optimum is None else [abs(each - optimum) for each in best]
             name = "random" if optimizer.acquisition == "random" else _name(optimizer)
             axes.step(range(1, len(best) + 1), shown, where="post", color=colour, linewidth=1.6, label=name)
-        axes.set(xlabel="evaluations", ylabel="best value" if optimum is None else "distance of the best to the optimum")
+        axes.set(
+            xlabel="evaluations", ylabel="best value" if optimum is None else "distance of the best to the optimum"
+        )
         if optimum is not None:
             axes.set_yscale("log")
         axes.legend()

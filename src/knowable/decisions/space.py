@@ -226,6 +226,24 @@ class Space:
         """Rows ``(n, width)`` of points from numbers ``(n, dimensions)`` between 0 and 1."""
         return torch.cat([each.from_uniform(u[:, place]) for place, each in enumerate(self.dimensions)], 1)
 
+    def plain(self, points: Sequence[Point]) -> list[list[Any]]:
+        """Points as they are saved: numbers, and the places of options."""
+        found = []
+        for point in points:
+            values = [point[name] for name in self.names] if isinstance(point, dict) and self.names else list(point)
+            pairs = zip(self.dimensions, values, strict=True)
+            found.append([list(d.options).index(v) if isinstance(d, Choice) else _plain_number(v) for d, v in pairs])
+        return found
+
+    def from_plain(self, rows: Sequence[Sequence[Any]]) -> list[Point]:
+        """The inverse of :meth:`plain`."""
+        found: list[Point] = []
+        for row in rows:
+            pairs = zip(self.dimensions, row, strict=True)
+            values = [d.options[v] if isinstance(d, Choice) else v for d, v in pairs]
+            found.append(values if self.names is None else dict(zip(self.names, values, strict=True)))
+        return found
+
     def alternatives(self, row: Tensor, place: int) -> Tensor:
         """Rows that differ from one in a discrete dimension alone, ``(n, width)``."""
         values = self.dimensions[place].alternatives(row[self.columns[place]])  # type: ignore[union-attr]
@@ -244,6 +262,11 @@ class Space:
         return rows
 
 
+def _plain_number(value: Any) -> int | float:
+    number = value.item() if hasattr(value, "item") else value
+    return number if isinstance(number, int) else float(number)
+
+
 def _dimension(given: Any, name: str) -> Dimension:
     if isinstance(given, Real | Integer | Choice):
         return given
@@ -259,7 +282,7 @@ def _dimension(given: Any, name: str) -> Dimension:
 
 
 def _number_in(value: Any, name: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) and not hasattr(value, "item"):
+    if isinstance(value, bool) or (not isinstance(value, numbers.Real) and not hasattr(value, "item")):
         raise InvalidType(f"{name} must be a number, got {value!r}.")
     number = float(value)
     edge = _EDGE * (high - low)

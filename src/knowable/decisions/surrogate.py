@@ -1,4 +1,4 @@
-"""The surrogate that Bayesian optimisation fits where it is given none: Bayesian linear regression on random features."""
+"""The surrogate that Bayesian optimisation fits where it is given none: linear regression on random features."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import torch
 from scipy.optimize import minimize
+from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from knowable.core.model.model import Model
@@ -38,8 +39,6 @@ class FourierFeatures(nn.Module):
         engine = torch.quasirandom.SobolEngine(width + 1, scramble=True, seed=seed % 2**31)
         u = engine.draw(pairs, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
         normal = math.sqrt(2.0) * torch.erfinv(2 * u[:, :width] - 1)
-        from scipy.special import gammaincinv
-
         chi = 2.0 * torch.from_numpy(gammaincinv(_FREEDOM / 2, u[:, width].numpy()))
         self.register_buffer("frequencies", normal * (_FREEDOM / chi).sqrt().unsqueeze(1))
         self.register_buffer("lengths", torch.ones(width, dtype=torch.float64))
@@ -66,9 +65,7 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
     lengths, signal, noise = best_scales(features, x, y, noise)
     features.lengths = lengths
     head = nn.Linear(2 * _PAIRS, 1, bias=False).double()
-    model = Model(
-        nn.Sequential(features, head), Gaussian(noise=noise), Normal(signal), random="last_layer"
-    )
+    model = Model(nn.Sequential(features, head), Gaussian(noise=noise), Normal(signal), random="last_layer")
     return ExactLinear().fit(model, (x, y.unsqueeze(1)), progress=False)
 
 
@@ -100,8 +97,8 @@ def best_scales(features: FourierFeatures, x: Tensor, y: Tensor, noise: float | 
     bounds = [(math.log(0.02), math.log(100.0))] * d + [(math.log(0.05), math.log(20.0))]
     bounds += [(math.log(_LEAST_NOISE), math.log(_MOST_NOISE))] * (size - d - 1)
     starts = [[math.log(length * math.sqrt(d))] * d + [0.0, math.log(0.05)][: size - d] for length in (0.2, 0.6, 2.0)]
-    options = {"maxiter": 100}
-    found = [minimize(with_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options) for start in starts]
+    options = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": {"maxiter": 100}}
+    found = [minimize(with_gradient, start, **options) for start in starts]
     best = min(found, key=lambda each: each.fun).x
     values = torch.tensor(best).exp()
     features.lengths = values[:d]
