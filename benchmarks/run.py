@@ -52,6 +52,7 @@ STUDIES = (
     "adapters",
     "adversarial",
     "guarantees",
+    "bayesian_optimisation",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

@@ -35,7 +35,7 @@ def test_random_points_are_points_and_whole_numbers_are_equally_likely():
 
 
 def test_all_points_of_a_space_without_intervals_are_listed():
-    space = Space([kn.Integer(0, 2), kn.Choice("x y".split()), kn.Integer(-1, 0)])
+    space = Space([kn.Integer(0, 2), kn.Choice(["x", "y"]), kn.Integer(-1, 0)])
     points = [tuple(space.decode(row)) for row in space.every_row()]
     assert space.size == 12 and len(set(points)) == 12
     rows = space.alternatives(torch.tensor(space.encode([1, "x", 0]), dtype=torch.float64), 0)

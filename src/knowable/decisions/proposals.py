@@ -22,7 +22,6 @@ with warnings.catch_warnings():
         qLogNoisyExpectedImprovement,
         qUpperConfidenceBound,
     )
-    from botorch.exceptions.warnings import BotorchWarning, OptimizationWarning
     from botorch.generation.gen import gen_candidates_scipy
     from botorch.sampling.get_sampler import get_sampler
 
@@ -221,9 +220,7 @@ def _first_rows(space: Space, known: Known, seed: int) -> Tensor:
 def _climbed(acquisition: AcquisitionFunction, rows: Tensor, free: Tensor) -> Tensor:
     """Local maxima in the columns that are free."""
     fixed: Any = {int(column): rows[:, column] for column in (~free).nonzero().flatten()}
-    with warnings.catch_warnings():
-        for kind in (BotorchWarning, OptimizationWarning, RuntimeWarning):
-            warnings.simplefilter("ignore", kind)  # a start that did not converge is one of several
+    with warnings.catch_warnings(record=True):  # a start that did not converge is one of several
         found, _ = gen_candidates_scipy(
             rows.unsqueeze(1), acquisition, 0.0, 1.0, fixed_features=fixed or None, options={"maxiter": _STEPS}
         )

@@ -61,7 +61,7 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
         noise: Standard deviation of the noise in the same units; None is learned.
         seed: Fixes the features.
     """
-    features = FourierFeatures(x.shape[1], seed=derive_seed(seed, "features"))
+    features = FourierFeatures(x.shape[1], _PAIRS, seed=derive_seed(seed, "features"))
     lengths, signal, noise = best_scales(features, x, y, noise)
     features.lengths = lengths
     head = nn.Linear(2 * _PAIRS, 1, bias=False).double()
@@ -72,7 +72,7 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
 def best_scales(features: FourierFeatures, x: Tensor, y: Tensor, noise: float | None) -> tuple[Tensor, float, float]:
     """Length scales ``(d,)``, signal and noise of the largest evidence, the best of several starts."""
     d, rows = x.shape[1], torch.eye(len(x), dtype=torch.float64)
-    middle = math.sqrt(2.0) + 0.5 * math.log(d)  # of the logarithm of the length scales
+    middle = math.sqrt(2.0) + 0.5 * math.log(d)  # of the logarithm of the length scales, whose mode is the prior's
     fixed = None if noise is None else math.log(min(max(noise, _LEAST_NOISE), _MOST_NOISE))
 
     def loss(flat: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def best_scales(features: FourierFeatures, x: Tensor, y: Tensor, noise: float | 
         factor = torch.linalg.cholesky(phi @ phi.T + (2 * log_noise).exp() * rows)
         solved = torch.linalg.solve_triangular(factor, y.unsqueeze(1), upper=False)
         evidence = -0.5 * solved.square().sum() - factor.diagonal().log().sum()
-        prior = -0.5 * ((flat[:d] - middle) / math.sqrt(3.0)).square().sum() - 0.5 * flat[d].square()
+        prior = -0.5 * ((flat[:d] - middle) / math.sqrt(3.0)).square().sum() - flat[:d].sum() - 2.0 * flat[d].square()
         prior = prior - 0.5 * ((log_noise + 4.0) / 2.0).square()
         return -(evidence + prior)
 
