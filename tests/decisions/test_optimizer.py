@@ -259,13 +259,14 @@ def test_a_surrogate_that_is_too_sure_is_warned_about_once():
 
 
 def test_pictures_are_drawn():
-    optimizer = told(
-        kn.Optimizer({"rate": kn.Real(0.1, 10.0, log=True)}, noise=0.0), 5, lambda p: -((p["rate"] - 2) ** 2)
-    )
+    def value(point):
+        return -((point["rate"] - 2) ** 2)
+
+    optimizer = told(kn.Optimizer({"rate": kn.Real(0.1, 10.0, log=True)}, noise=0.0), 5, value)
     optimizer.ask()
     upper, lower = optimizer.plot().axes
     assert lower.get_xlabel() == "rate" and lower.get_ylabel() == "ucb" and len(upper.lines) >= 2
-    other = told(kn.Optimizer({"rate": (0.1, 10.0)}, acquisition="random"), 5, lambda p: -((p["rate"] - 2) ** 2))
+    other = told(kn.Optimizer({"rate": (0.1, 10.0)}, acquisition="random"), 5, value)
     (axes,) = optimizer.plot_regret(other, optimum=0.0).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ucb", "random"]
     assert axes.get_yscale() == "log"
