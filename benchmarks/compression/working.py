@@ -20,6 +20,7 @@ from benchmarks.study import Rows, say
 
 if TYPE_CHECKING:
     from knowable.core.method import Method
+    from knowable.core.model.data import Data
     from knowable.core.model.model import Model
     from knowable.core.posterior.posterior import Posterior
 
@@ -63,7 +64,7 @@ class Fits:
         return cls(None if rows.path is None else rows.path.parent / "fits")
 
     def fit(
-        self, name: str, method: Method, model: Model, data: tuple[Tensor, Tensor], *, seed: int = 0
+        self, name: str, method: Method, model: Model, data: tuple[Tensor, Tensor] | Data, *, seed: int = 0
     ) -> tuple[Posterior, float]:
         """The finished fit of that name, or a new one, and the minutes it took (since it was last taken up).
 
@@ -74,7 +75,8 @@ class Fits:
             data: To what.
             seed: Of the fit.
         """
-        label = f"{name}, {_digest(method, len(data[0]), seed, *self._origin(method))}"
+        rows = len(data[0]) if isinstance(data, tuple) else data.size
+        label = f"{name}, {_digest(method, rows, seed, *self._origin(method))}"
         place = None if self.folder is None else self.folder / label
         posterior = self._found_or_fitted(name, place, method, model, data, seed)
         self._made.append((posterior, label))
@@ -86,7 +88,7 @@ class Fits:
         return [label for posterior, label in self._made if posterior is start]
 
     def _found_or_fitted(
-        self, name: str, place: Path | None, method: Method, model: Model, data: tuple[Tensor, Tensor], seed: int
+        self, name: str, place: Path | None, method: Method, model: Model, data: tuple[Tensor, Tensor] | Data, seed: int
     ) -> Posterior:
         import knowable as kn
 

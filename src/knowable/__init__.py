@@ -65,6 +65,7 @@ from knowable.evaluation.calibration_plots import coverage_plot, pit_plot, rejec
 from knowable.evaluation.chain_plots import rank_plot, trace_plot
 from knowable.evaluation.detect import Detection, detect
 from knowable.evaluation.evaluate import Scores, evaluate
+from knowable.evaluation.pixel_plots import pixel_plot
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
 from knowable.inference import dropout, ensembles, exact, laplace, point, sampling, variational
@@ -194,6 +195,7 @@ __all__ = [
     "weights_film",
     "trace_plot",
     "rank_plot",
+    "pixel_plot",
     # decisions
     "certify",
     "Certificate",

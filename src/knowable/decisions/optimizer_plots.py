@@ -66,6 +66,7 @@ def regret_figure(optimizers: Sequence[Optimizer], optimum: float | None) -> Fig
         )
         if optimum is not None:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.legend()
 
     return new_figure(5.5, 3.4, draw)

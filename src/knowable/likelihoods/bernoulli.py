@@ -165,6 +165,8 @@ def check_binary(y: Tensor, output: Tensor, trailing: torch.Size | tuple[int, ..
     """Return ``y`` as zeros and ones ``(rows, *trailing)`` of the output's dtype, or raise saying which is neither."""
     y = as_numbers(y, output, trailing, name=name)
     advice = "For labels of more classes use Categorical(), for counts Poisson()."
+    if (y == 255).any():
+        advice = f"For a mask of 0 and 255 pass {name} > 0."
     refuse_where((y != 0) & (y != 1), y, name=name, expected="0 or 1", advice=advice)
     return y
 

@@ -107,9 +107,10 @@ class Categorical(Likelihood):
 
     def predict_normal(self, outputs: NormalOutputs, params: Params) -> Prediction:
         """Probabilities averaged over normal logits, see :func:`average_log_softmax`."""
-        if outputs.covariance is None:
+        covariance = outputs.covariance if outputs.at_places is None else outputs.at_places
+        if covariance is None:
             return super().predict_normal(outputs, params)
-        log_mean_probs = average_log_softmax(outputs.mean, outputs.covariance)
+        log_mean_probs = average_log_softmax(outputs.mean, covariance)
         log_probs = outputs.draws.log_softmax(2)
         sums = outputs.draws.amax(2) - log_probs.amax(2)
         return CategoricalPrediction(
@@ -236,8 +237,8 @@ def check_labels(
     bad = (y < 0) | (y >= classes)
     if ignore_index is not None:
         bad, expected = bad & (y != ignore_index), f"{expected} or {ignore_index}, which is ignored"
-    elif (y == -100).any():
-        advice = "If -100 is no label, say so: Categorical(ignore_index=-100)."
+    elif no_labels := [value for value in (-100, 255) if (bad & (y == value)).any()]:
+        advice = f"If {no_labels[0]} is no label, say so: Categorical(ignore_index={no_labels[0]})."
     refuse_where(bad, y, name=name, expected=expected, advice=advice)
     return y.long()
 
@@ -245,7 +246,7 @@ def check_labels(
 # --- Probabilities averaged over normal logits -----------------------------------------------------------------------
 
 _POINTS = 256  # of the Sobol sequence
-_VALUES_AT_ONCE = 4_000_000
+_VALUES_AT_ONCE = 500_000  # that fit into a processor's cache
 
 
 def average_log_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -258,11 +259,14 @@ def average_log_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
 
     Args:
         mean: Means, ``(batch, classes, ...)``.
-        covariance: Covariances of each row's flattened logits, ``(batch, outputs, outputs)``.
+        covariance: Covariances of each row's flattened logits, ``(batch, outputs, outputs)``, or of the logits at each
+            position, ``(batch, positions, classes, classes)``.
     """
     classes = mean.shape[1]
-    blocks = covariance.view(len(mean), classes, -1, classes, covariance.shape[-1] // classes)
-    blocks = blocks.diagonal(dim1=2, dim2=4).movedim(3, 1).flatten(0, 1)  # (batch positions, classes, classes)
+    if covariance.dim() == 3:
+        covariance = covariance.view(len(mean), classes, -1, classes, covariance.shape[-1] // classes)
+        covariance = covariance.diagonal(dim1=2, dim2=4).movedim(3, 1)
+    blocks = covariance.flatten(0, 1)  # (batch positions, classes, classes)
     differences = torch.eye(classes, dtype=mean.dtype, device=mean.device)[:-1]
     differences[:, -1] = -1.0
     root = root_of(differences @ blocks.to(mean.dtype) @ differences.T)
@@ -281,5 +285,6 @@ def _normal_points(dimensions: int) -> Tensor:
 
 
 def _averaged(mean: Tensor, noise: Tensor, root: Tensor) -> Tensor:
-    moves = F.pad(noise @ root.mT, (0, 1))  # (rows, points, classes); the last class stays
-    return (mean.unsqueeze(1) + moves).log_softmax(2).logsumexp(1) - math.log(len(noise))
+    moves = F.pad((root @ noise.T).movedim(1, 0), (0, 0, 0, 0, 0, 1))  # (classes, rows, points); the last class stays
+    log_probs = (mean.T.unsqueeze(2) + moves).log_softmax(0)
+    return (log_probs.logsumexp(2) - math.log(len(noise))).T

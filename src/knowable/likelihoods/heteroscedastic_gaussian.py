@@ -23,7 +23,8 @@ class HeteroscedasticGaussian(Likelihood):
     .. math:: p(y \mid f) = \mathcal{N}(y \mid f_{1:d},\ \exp(f_{d+1:2d})^2)
 
     The last dimension of the network's output is :math:`2d`: first the :math:`d` means, then the :math:`d` logarithms
-    of the standard deviation.
+    of the standard deviation. Of images, move them there: ``(batch, height, width, 2)`` is ``output.movedim(1, -1)`` of
+    a convolution with two channels.
     """
 
     def align(self, y: Tensor, output: Tensor) -> Tensor:
@@ -31,12 +32,7 @@ class HeteroscedasticGaussian(Likelihood):
         return align_target(y, (*output.shape[1:-1], output.shape[-1] // 2))
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        if output.dim() < 2 or output.shape[-1] % 2:
-            raise InvalidData(
-                f"HeteroscedasticGaussian needs a network whose last dimension is even (means, then log scales), but "
-                f"its output has shape {as_batch(output.shape)}. For d targets give the last layer 2 * d outputs."
-            )
-        return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
+        return check_halves(y, output, "HeteroscedasticGaussian", "means", name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         mean, log_scale = output.chunk(2, dim=-1)
@@ -51,3 +47,19 @@ class HeteroscedasticGaussian(Likelihood):
         """1 / scale² of the means and 2 of the log scales, which do not inform about each other."""
         _, log_scale = output.chunk(2, dim=-1)
         return DiagonalInformation(torch.cat([torch.exp(-2.0 * log_scale), torch.full_like(log_scale, 2.0)], dim=-1))
+
+
+def check_halves(y: Tensor, output: Tensor, likelihood: str, first: str, *, name: str) -> Tensor:
+    """Return ``y`` with a number for each pair in the last dimension of ``output``, or raise saying what is wrong."""
+    image = " Of images both are in the last dimension: return output.movedim(1, -1)." if output.dim() == 4 else ""
+    if output.dim() < 2 or output.shape[-1] % 2:
+        raise InvalidData(
+            f"{likelihood} needs a network whose last dimension is even ({first}, then log scales), but its output has "
+            f"shape {as_batch(output.shape)}. For d targets give the last layer 2 * d outputs.{image}"
+        )
+    trailing = (*output.shape[1:-1], output.shape[-1] // 2)
+    try:
+        y = align_target(y, trailing, name=name)
+    except InvalidData as error:
+        raise InvalidData(f"{error}{image}") from None
+    return as_numbers(y, output, trailing, name=name)

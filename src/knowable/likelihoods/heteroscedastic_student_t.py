@@ -15,11 +15,9 @@ from knowable.core.prediction.prediction import (
     Components,
     RegressionPrediction,
     align_target,
-    as_numbers,
     sum_over_event,
 )
-from knowable.core.support.checks import as_batch
-from knowable.errors import InvalidData
+from knowable.likelihoods.heteroscedastic_gaussian import check_halves
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,11 @@ class HeteroscedasticStudentT(Likelihood):
     .. math:: p(y \mid f) = t_\nu\big(y \mid f_{1:d},\ \exp(f_{d+1:2d})\big), \qquad \nu = 2 + e^{\eta}
 
     The last dimension of the network's output is :math:`2d`: first the :math:`d` centres, then the :math:`d` logarithms
-    of the scales. The degrees of freedom ν are above 2, so that the variance is finite; with the prior
-    ``Normal(1.0, loc=2.0)`` on η they are between 3 and 55 with probability 0.95. Where tails are normal they grow, and
-    the likelihood becomes :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`; where they
-    are not, a surprising row costs its logarithm and not its square.
+    of the scales. (Of images, move them there: ``output.movedim(1, -1)`` of a convolution with two channels.) The
+    degrees of freedom ν are above 2, so that the variance is finite; with the prior ``Normal(1.0, loc=2.0)`` on η they
+    are between 3 and 55 with probability 0.95. Where tails are normal they grow, and the likelihood becomes
+    :class:`~knowable.likelihoods.heteroscedastic_gaussian.HeteroscedasticGaussian`; where they are not, a surprising
+    row costs its logarithm and not its square.
 
     Example:
         >>> HeteroscedasticStudentT().params()
@@ -49,12 +48,7 @@ class HeteroscedasticStudentT(Likelihood):
         return align_target(y.to(output.dtype), (*output.shape[1:-1], output.shape[-1] // 2))
 
     def check_target(self, y: Tensor, output: Tensor, *, name: str = "y") -> Tensor:
-        if output.dim() < 2 or output.shape[-1] % 2:
-            raise InvalidData(
-                f"HeteroscedasticStudentT needs a network whose last dimension is even (centres, then log scales), but "
-                f"its output has shape {as_batch(output.shape)}. For d targets give the last layer 2 * d outputs."
-            )
-        return as_numbers(y, output, (*output.shape[1:-1], output.shape[-1] // 2), name=name)
+        return check_halves(y, output, "HeteroscedasticStudentT", "centres", name=name)
 
     def log_prob(self, output: Tensor, y: Tensor, params: Params) -> Tensor:
         centre, log_scale = output.chunk(2, dim=-1)

@@ -17,7 +17,7 @@ F64 = torch.float64
 @pytest.mark.parametrize("columns", [1, 4, 7, 15, 512])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_heads_covariance_by_blocks_of_columns_is_that_of_its_jacobian(columns, bias, monkeypatch, generator):
-    monkeypatch.setattr(function_covariance, "_COLUMNS", columns)
+    monkeypatch.setattr(function_covariance, "COLUMNS", columns)
     rows, out, inputs = 5, 3, 4
     size = out * (inputs + bias)
     places = torch.arange(out * inputs).view(out, inputs)  # weights first, then biases, as modules name them

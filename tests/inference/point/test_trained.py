@@ -145,3 +145,24 @@ def test_an_integral_over_a_normal_is_exact_and_one_without_a_prior_is_refused()
     found, note = integral_over(flat, NOISE, narrow.log_prob, best)
     torch.testing.assert_close(found, narrow.log_prob(best))
     assert "not integrated" in note
+
+
+@pytest.mark.filterwarnings("ignore::knowable.KnowableWarning")
+def test_pixels_of_few_images_are_as_many_outcomes_as_rows_of_a_table():
+    # a 1 x 1 convolution is a linear layer of every pixel: the same data, so the same scale of the prior
+    size = 4
+    x = torch.randn(3, 2, size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (5 * x[:, 0] + x[:, 1] > 0).long()  # learned without an error, which a wide posterior spoils
+    layer, net = nn.Conv2d(2, 1, 1).double(), nn.Linear(2, 1).double()
+    layer.load_state_dict({"weight": torch.tensor([20.0, 4.0]).view(1, 2, 1, 1), "bias": torch.tensor([0.3])})
+    net.load_state_dict({"weight": torch.tensor([[20.0, 4.0]]), "bias": torch.tensor([0.3])})
+    table = x.movedim(1, -1).reshape(-1, 2), y.reshape(-1, 1)
+    fits = [
+        kn.Laplace(structure="full").fit(kn.Model(each, kn.Bernoulli()), data, start="network")
+        for each, data in ((layer, (x, y)), (net, table))
+    ]
+    assert all("then reduced" in " ".join(fit.diagnostics.notes) for fit in fits)
+    scales = [fit.diagnostics["prior_scale"] for fit in fits]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-6)
+    nlls = [fit.diagnostics["nll"] for fit in fits]
+    assert nlls[0] == pytest.approx(nlls[1] * size**2, rel=1e-6)

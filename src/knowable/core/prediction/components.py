@@ -220,6 +220,7 @@ class NormalOutputs:
     variance: Tensor  # variances, (batch, ...)
     covariance: Tensor | None  # of each row's flattened outputs, (batch, outputs, outputs), where they are known
     draws: Tensor  # draws of the outputs, (K, batch, ...)
+    at_places: Tensor | None = None  # covariances of each place's outputs (dimension 1), (batch, places, n, n)
 
     @property
     def log_weights(self) -> Tensor:

@@ -138,12 +138,12 @@ class _Sums:
         self, rows: BatchJacobian, layer: Layer, head: WeightUse, sums: Tensor, information: OutputInformation
     ) -> None:
         self.by_output = True
-        a = rows.activations[0].flatten(0, 1)  # (rows and positions, in)
+        a = rows.activations[0].flatten(0, 1).double()  # (rows and positions, in); of pixels there are millions
         width, like = a.shape[1], information.diagonal()
         for number in range(head.output.shape[head.feature_dim]):
             unit = torch.zeros_like(like)
             unit.select(head.feature_dim, number).fill_(1.0)
-            column = rows.at_rows(layer, head.in_front(information.times(unit))).flatten(0, 1)
+            column = rows.at_rows(layer, head.in_front(information.times(unit))).flatten(0, 1).double()
             weighted = column[:, : number + 1].unsqueeze(2) * a.unsqueeze(1)  # (rows and positions, out, in)
             here = slice(number * width, (number + 1) * width)
             sums[here, : here.stop] += a.T @ weighted.flatten(1)

@@ -88,6 +88,17 @@ class ExpansionPoint:
         outputs = self.model.network.probe(self.some_rows, params, self.buffers)[0].numel()
         return self.kind == "ggn" and outputs > self.most_columns
 
+    @cached_property
+    def is_head(self) -> bool:
+        """Whether the one random layer is the output layer, so that no direction of the outputs is differentiated."""
+        layer = self.layers.only
+        if layer is None or self.kind != "ggn":
+            return False
+        with torch.no_grad():
+            rows = self.jacobian(self.some_rows)
+            information = self.model.likelihood.information(rows.output, self.model.likelihood_params(self.params))
+        return head_use(rows, layer, information) is not None
+
     # --- passes over the data ----------------------------------------------------------------------------------------
 
     def jacobian(self, x: Tensor) -> BatchJacobian:

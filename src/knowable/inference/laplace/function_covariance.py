@@ -18,11 +18,12 @@ from torch import Tensor
 from knowable.core.model.joint_normal import FullCovarianceNormal
 from knowable.core.model.structured_normal import DiagonalPlusLowRank, KroneckerBlock
 from knowable.core.network.jacobian import BatchJacobian, unit_directions
-from knowable.core.network.layers import NetworkLayers
+from knowable.core.network.layers import Layer, NetworkLayers
 from knowable.core.network.params import Params
 
 _TOGETHER = 8  # outputs whose gradients in all weights are formed at once
-_COLUMNS = 512  # of a full covariance's Cholesky factor per block
+_MOST_IN_A_PLACE = 32  # outputs of a pixel whose covariances are formed
+COLUMNS = 512  # of a full covariance's Cholesky factor per block
 
 
 # --- posteriors made of blocks ---------------------------------------------------------------------------------------
@@ -82,16 +83,51 @@ def head_variance(rows: BatchJacobian, blocks: list[KroneckerBlock]) -> Tensor |
 
     Then the outputs' gradients are unit vectors, so that even thousands of outputs need no backward pass.
     """
-    layer = rows.layers.only
-    if layer is None or not rows.is_head(layer) or rows.layers.axes[layer.uses[0]].dim != 0 or len(blocks) > 1:
+    layer = _head(rows)
+    if layer is None or len(blocks) > 1:
         return None
     (block,) = blocks
-    a = rows.activations[0]  # (rows, positions, in)
-    a = a if block.in_basis is None else a @ block.in_basis
-    variance = a.square() @ block.precision.reciprocal().T  # (rows, positions, out)
+    variance = _variance_in_basis(rows, block)
     variance = variance if block.out_basis is None else variance @ block.out_basis.square().T
     channels_first = rows.trace.uses[layer.uses[0]].feature_dim == 1
     return (variance.movedim(-1, 1) if channels_first else variance).reshape(rows.output.shape)
+
+
+def place_covariance(rows: BatchJacobian, posterior: list[KroneckerBlock] | FullCovarianceNormal) -> Tensor | None:
+    """Covariances of the outputs at each place, ``(rows, places, outputs, outputs)``, of a head over pixels; else None.
+
+    A head over pixels is one random layer, the output layer, with its outputs in dimension 1 and not too many of them.
+    Its covariance at a pixel is a quadratic form of the pixel's features.
+    """
+    layer = _head(rows)
+    over_pixels = rows.output.dim() > 2 and layer is not None and rows.trace.uses[layer.uses[0]].feature_dim == 1
+    if layer is None or not over_pixels or layer.out > _MOST_IN_A_PLACE:
+        return None
+    if isinstance(posterior, FullCovarianceNormal):
+        a = rows.activations[0]  # (rows, places, in)
+        found = _head_covariance(a.flatten(0, 1), _numbers(layer, posterior), posterior.scale_tril)
+        return found.unflatten(0, a.shape[:2])
+    if len(posterior) > 1:
+        return None
+    (block,) = posterior
+    variance = _variance_in_basis(rows, block)
+    if block.out_basis is None:
+        return variance.diag_embed()
+    return (block.out_basis * variance.unsqueeze(-2)) @ block.out_basis.T
+
+
+def _head(rows: BatchJacobian) -> Layer | None:
+    """The one random layer, if it is the output layer."""
+    layer = rows.layers.only
+    found = layer is not None and rows.is_head(layer) and rows.layers.axes[layer.uses[0]].dim == 0
+    return layer if found else None
+
+
+def _variance_in_basis(rows: BatchJacobian, block: KroneckerBlock) -> Tensor:
+    """Variances of a head's outputs in the basis of its block, ``(rows, places, out)``."""
+    a = rows.activations[0]  # (rows, places, in)
+    a = a if block.in_basis is None else a @ block.in_basis
+    return a.square() @ block.precision.reciprocal().T
 
 
 def block_row_bytes(layers: NetworkLayers, outputs: int, params: Params, itemsize: int) -> int:
@@ -114,8 +150,13 @@ def full_covariance(rows: BatchJacobian, normal: FullCovarianceNormal) -> Tensor
         jacobian = rows.flat(unit_directions(rows.output), layout).movedim(0, 1)  # (rows, outputs, D)
         return _gram(jacobian @ normal.scale_tril)
     a = rows.activations[0][:, 0]  # (rows, in): an output's gradient in its own weights, and zero in the others
-    places = layer.matrix(layout.views(torch.arange(layout.size, device=a.device)))
-    return _head_covariance(a, places, normal.scale_tril)
+    return _head_covariance(a, _numbers(layer, normal), normal.scale_tril)
+
+
+def _numbers(layer: Layer, normal: FullCovarianceNormal) -> Tensor:
+    """Where the weights of each output are in the flat vector, ``(out, in)``."""
+    numbers = torch.arange(normal.layout.size, device=normal.scale_tril.device)
+    return layer.matrix(normal.layout.views(numbers))
 
 
 def _head_covariance(a: Tensor, places: Tensor, scale_tril: Tensor) -> Tensor:
@@ -124,8 +165,8 @@ def _head_covariance(a: Tensor, places: Tensor, scale_tril: Tensor) -> Tensor:
     By blocks of columns: that takes little memory, and rows above a block's diagonal are zero and left out.
     """
     total = a.new_zeros(len(a), len(places), len(places))
-    for first in range(0, len(scale_tril), _COLUMNS):
-        columns = scale_tril[:, first : first + _COLUMNS]
+    for first in range(0, len(scale_tril), COLUMNS):
+        columns = scale_tril[:, first : first + COLUMNS]
         each = [a[:, own >= first] @ columns[own[own >= first]] for own in places]
         total += _gram(torch.stack(each, dim=1))
     return total

@@ -291,7 +291,7 @@ class Laplace(Trained, Method):
 
     def _notes(self, expansion: ExpansionPoint) -> tuple[str, ...]:
         notes = []
-        if expansion.has_random_columns:
+        if expansion.has_random_columns and (self.structure == "lowrank" or not expansion.is_head):
             notes.append(
                 f"The network has more outputs than max_columns={self.max_columns}: the curvature is estimated from "
                 f"random combinations of them."

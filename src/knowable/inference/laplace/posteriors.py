@@ -34,6 +34,7 @@ from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import generator_for
 from knowable.inference.laplace.expansion import random_weights
 from knowable.inference.laplace.function_covariance import (
+    COLUMNS,
     block_covariance,
     block_row_bytes,
     diagonal_blocks,
@@ -42,6 +43,7 @@ from knowable.inference.laplace.function_covariance import (
     head_variance,
     low_rank_covariance,
     low_rank_row_bytes,
+    place_covariance,
 )
 
 PREDICTIONS = ("linearised", "linearised_sampling", "sampling")
@@ -90,6 +92,12 @@ class LaplacePosterior(NormalPosterior):
             return full_row_bytes(outputs, self.normal.layout.size, itemsize)
         bytes_of = low_rank_row_bytes if isinstance(self.normal, DiagonalPlusLowRank) else block_row_bytes
         return bytes_of(layers, outputs, self.normal.means, itemsize)
+
+    def _place_covariance(self, rows: BatchJacobian) -> Tensor | None:
+        """Covariances of each pixel's outputs, where they are cheap; None elsewhere."""
+        if isinstance(self.normal, FullCovarianceNormal):
+            return place_covariance(rows, self.normal)
+        return None if isinstance(self.normal, FlatNormal) else place_covariance(rows, self._blocks(rows.layers))
 
     def _head_variance(self, rows: BatchJacobian) -> Tensor | None:
         """Variances of very many outputs, where they are cheap; None elsewhere."""
@@ -140,11 +148,20 @@ class LaplacePosterior(NormalPosterior):
 
     def _with_drawn_functions(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs | None:
         """Draws of functions with exact variances, for a random head with many outputs; None for other networks."""
-        if self._head_variance(self._jacobian(x[:1], self._layers_at(x))) is None:
+        first = self._jacobian(x[:1], self._layers_at(x))
+        function = self._head_variance if self._place_covariance(first) is None else self._place_covariance
+        if function(first) is None:
             return None
         draws, _, _ = predict_outputs(self, x, samples, seed, memory)
-        mean, variance = self._moments(x, self._head_variance, 0, memory)
-        return NormalOutputs(mean, variance, None, draws)
+        if function == self._head_variance:
+            mean, variance = self._moments(x, function, 0, memory)
+            return NormalOutputs(mean, variance, None, draws)
+        row_bytes = full_row_bytes(
+            first.output[0].numel(), min(COLUMNS, self.normal.layout.size), self.model.dtype.itemsize
+        )
+        mean, found = self._moments(x, function, row_bytes, memory)
+        variance = found.diagonal(dim1=-2, dim2=-1).movedim(-1, 1).reshape(mean.shape)
+        return NormalOutputs(mean, variance, None, draws, found)
 
     def _moments(
         self, x: Tensor, function: Callable[[BatchJacobian], Tensor | None], row_bytes: int, memory: int | None

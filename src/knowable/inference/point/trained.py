@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from knowable.core.method import FitJob
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
+from knowable.core.network.inputs import tensors_of
 from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
@@ -25,8 +26,8 @@ from knowable.inference.point.own_parameters import most_probable
 from knowable.inference.point.point import one_atom, start_values
 
 _ROWS = 500  # that are compared, at most
-_ALLOWED = 0.005  # nats by which the training rows may be predicted worse, where there is a choice
-_WORSE = 0.01  # nats, beyond twice the standard error, above which there is a warning
+_ALLOWED = 0.005  # nats by which each outcome of training rows may be predicted worse, where there is a choice
+_WORSE = 0.01  # nats for each outcome, beyond twice the standard error, above which there is a warning
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class TrainedWeights:
         """Which rows are compared."""
         return "validation rows" if self.held_out else "training rows"
 
+    @property
+    def outcomes(self) -> int:
+        """How many outcomes a row has: pixels of an image, several targets."""
+        return sum(each[0].numel() for each in tensors_of(self.y))
+
     def losses(self, posterior: Posterior, samples: int = 64) -> tuple[Tensor, Tensor]:
         """NLL of each row (times its weight, of which the mean is 1): the posterior's, and that of the weights."""
         params = {**posterior.mean(), **self.weights}
@@ -83,12 +89,13 @@ class TrainedWeights:
         """Which of ``sizes``, from large to small, the posterior ``make(size)`` should have.
 
         With held-out rows, the one with the smallest NLL. Otherwise the largest one with which the training rows are
-        predicted as well as by the weights, to 0.005 nats (or to ``cost``, if that is more), found by bisection.
+        predicted as well as by the weights, to 0.005 nats for each outcome (or to ``cost``, if that is more), found by
+        bisection.
         """
         if self.held_out:
             return min(sizes, key=lambda size: self.losses(make(size))[0].mean().item())
         first, last = 0, len(sizes) - 1
-        allowed = max(_ALLOWED, 1.1 * self.cost)
+        allowed = max(_ALLOWED * self.outcomes, 1.1 * self.cost)
         while first < last:
             middle = (first + last) // 2
             mine, network = self.losses(make(sizes[middle]))
@@ -103,7 +110,7 @@ class TrainedWeights:
         terms = {"nll": own, "nll_network": before}
         notes = posterior.diagnostics.notes
         error = (worse.std() / len(worse) ** 0.5).item() if len(worse) > 1 else 0.0
-        if worse.mean().item() - 2 * error > _WORSE + self.cost:
+        if worse.mean().item() - 2 * error > _WORSE * self.outcomes + self.cost:
             text = (
                 f"The posterior predicts worse than the weights it was made from: NLL {own:.3g} on {len(worse)} "
                 f"{self.rows}, {before:.3g} by the weights alone. {advice}"
