@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 import warnings
 
 import pytest
@@ -167,6 +169,13 @@ def test_classes_and_shapes_that_are_none_are_refused(posteriors):
         as_model(posteriors["exact"]).posterior(torch.rand(2, **DOUBLE))
     with pytest.raises(kn.InvalidType, match="a fitted posterior"):
         as_model(net)
+
+
+def test_without_botorch_an_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "botorch.models.model", None)
+    monkeypatch.delitem(sys.modules, "knowable.decisions.botorch_model")
+    with pytest.raises(kn.MissingExtra, match=r"pip install 'knowable\[bo\]'"):
+        importlib.import_module("knowable.decisions.botorch_model")
 
 
 # --- conditioning ----------------------------------------------------------------------------------------------------

@@ -137,6 +137,23 @@ def test_constraints_are_learned_and_the_best_is_feasible():
     assert optimizer.best == best
 
 
+def test_a_constraint_that_was_never_measured_and_a_constant_function_do_no_harm():
+    optimizer = kn.Optimizer(BOX, constraints=1, initial=3)
+    for point in optimizer.ask(4):
+        optimizer.tell(point, 1.0, constraints=[math.nan])
+    (point,) = optimizer.ask()
+    assert 0 <= point[0] <= 1 and "best" not in repr(optimizer)
+
+
+def test_arrays_are_points_too_and_are_copied():
+    optimizer = kn.Optimizer(BOX)
+    points = torch.tensor([[0.25, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    optimizer.tell(points, torch.tensor([1.0, 2.0]))
+    optimizer.tell(points[0].numpy(), 3.0)
+    points.zero_()
+    assert optimizer.points == [[0.25, 0.5], [0.5, 1.0], [0.25, 0.5]] and optimizer.values == [1.0, 2.0, 3.0]
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from typing import Any
@@ -86,9 +87,11 @@ class _PosteriorModel(Model):
         source: The posterior of the weights.
     """
 
+    source: Any
+
     def __init__(self, source: Posterior):
         super().__init__()
-        self.__dict__["source"] = source  # not a module, and not to be copied with one
+        self.source = source
         shape = source.target_shape  # None where the data came from a loader
         self._outputs = math.prod(shape) if isinstance(shape, tuple | list) else 0
 
@@ -234,9 +237,9 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
         covariance = normal.covariance_matrix().double()
         self._root = _cholesky(covariance)  # (D, D): weights are m + root z with z standard normal
         self._layout: Layout = normal.layout
-        self.__dict__["_params"] = _double(model.network_params(source.mean()))
-        self.__dict__["_buffers_of_net"] = _double(source.buffers)
-        self.__dict__["_layers"] = None
+        self._params: Any = _double(model.network_params(source.mean()))
+        self._buffers_of_net: Any = _double(source.buffers)
+        self._layers: Any = None
         own = model.likelihood_params(source.points)
         like = torch.zeros((), dtype=torch.float64, device=model.device)
         self._noise = model.likelihood.noise_scale(_double(own), like=like).double().square()  # type: ignore[attr-defined]
@@ -299,9 +302,7 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
         solved = torch.cholesky_solve(residual.unsqueeze(-1), factor)
         gain = (left.mT @ solved).squeeze(-1)
         told = torch.linalg.solve_triangular(factor, left, upper=False)
-        made = LinearisedModel.__new__(LinearisedModel)
-        torch.nn.Module.__init__(made)
-        made.__dict__.update({k: v for k, v in self.__dict__.items() if not k.startswith(("_parameters", "_modules"))})
+        made = copy.copy(self)
         made._shift = gain if self._shift is None else self._shift + gain
         if self._known is not None:
             lead = torch.broadcast_shapes(self._known.shape[:-2], told.shape[:-2])
@@ -326,7 +327,7 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
         rows = self._rows(X).to(torch.float64)
         network = self.source.model.network
         if self._layers is None:
-            self.__dict__["_layers"] = NetworkLayers.of(
+            self._layers = NetworkLayers.of(
                 network, self._layout.names, self._params, rows[:8].detach(), self._buffers_of_net
             )
         jacobian = BatchJacobian(

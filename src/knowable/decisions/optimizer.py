@@ -158,7 +158,7 @@ class Optimizer:
         What is refused leaves everything as it was.
         """
         one = isinstance(points, Mapping) or (self.space.names is None and not _is_list_of_points(points))
-        points = [points] if one else list(points)
+        points = [_copied(point) for point in ([points] if one else points)]
         told = [values] if one or values is None else _as_list(values)
         limits = self._checked_constraints(constraints, len(points), one)
         if len(told) != len(points):
@@ -349,6 +349,8 @@ class Optimizer:
             made = [self._fit(known.x, known.y, noise, seed)]
             for k in range(self.constraints):
                 rows = [place for place, row in enumerate(self.constraint_values) if math.isfinite(row[k])]
+                if len(rows) < 2:
+                    continue  # nothing is known of it
                 limit = torch.tensor([self.constraint_values[place][k] for place in rows], dtype=torch.float64)
                 scale = limit.square().mean().sqrt().clamp_min(1e-12)  # 0 stays where it is
                 x = self._rows([self.points[place] for place in rows])
@@ -442,8 +444,15 @@ class Optimizer:
 def _as_list(given: Any) -> list[Any]:
     if isinstance(given, Mapping | str) or not (hasattr(given, "tolist") or isinstance(given, Sequence)):
         return [given]
-    found = given.tolist() if hasattr(given, "tolist") else list(given)
+    found: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # type: ignore[union-attr]
     return found if isinstance(found, list) else [found]
+
+
+def _copied(point: Any) -> Any:
+    """A point that nobody else changes, an array as a list."""
+    if isinstance(point, Mapping):
+        return dict(point)
+    return _as_list(point) if hasattr(point, "tolist") or isinstance(point, Sequence) else point
 
 
 def _is_list_of_points(points: Any) -> bool:

@@ -66,7 +66,7 @@ class ConfidenceBound(AcquisitionFunction):
 
     def forward(self, X: Tensor) -> Tensor:
         """Values of the points ``(..., 1, d)``."""
-        found = self.model.posterior(X)
+        found: Any = self.model.posterior(X)
         return (found.mean + self.beta * found.variance.clamp_min(1e-18).sqrt()).flatten(-2).squeeze(-1)
 
 
@@ -84,7 +84,7 @@ class OneFunction(AcquisitionFunction):
 
     def forward(self, X: Tensor) -> Tensor:
         """Values of the points ``(..., 1, d)``."""
-        found = self.model.posterior(X)
+        found: Any = self.model.posterior(X)
         place = torch.multinomial(found.weights, 1, generator=generator_for(self.seed))
         return found.values[..., int(place), :, :].flatten(-2).squeeze(-1)
 
@@ -100,7 +100,7 @@ class Weighted(AcquisitionFunction):
     """
 
     def __init__(self, inner: Any, constraints: list[Any], floor: float | None, failed: Tensor):
-        super().__init__(None)
+        super().__init__(None)  # type: ignore[arg-type]  # each has one of its own
         self.inner, self.floor, self.failed = inner, floor, failed
         self.constraints = constraints
 

@@ -16,7 +16,7 @@ from knowable.inference.exact.linear import ExactLinear
 from knowable.likelihoods import Gaussian
 from knowable.priors import Normal
 
-_PAIRS = 256  # of a cosine and a sine
+_PAIRS, _MOST_PAIRS = 256, 1_000  # of a cosine and a sine: as many as values, within these bounds
 _FREEDOM = 5.0  # degrees of freedom of the frequencies: those of a Matérn 5/2 kernel
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1.0  # standard deviation, in units of that of the values
 
@@ -61,10 +61,11 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
         noise: Standard deviation of the noise in the same units; None is learned.
         seed: Fixes the features.
     """
-    features = FourierFeatures(x.shape[1], _PAIRS, seed=derive_seed(seed, "features"))
+    pairs = min(max(_PAIRS, len(x)), _MOST_PAIRS)
+    features = FourierFeatures(x.shape[1], pairs, seed=derive_seed(seed, "features"))
     lengths, signal, noise = best_scales(features, x, y, noise)
     features.lengths = lengths
-    head = nn.Linear(2 * _PAIRS, 1, bias=False).double()
+    head = nn.Linear(2 * pairs, 1, bias=False).double()
     model = Model(nn.Sequential(features, head), Gaussian(noise=noise), Normal(signal), random="last_layer")
     return ExactLinear().fit(model, (x, y.unsqueeze(1)), progress=False)
 
