@@ -256,9 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fit what is not yet there, and save every posterior as ``out/<set>/<method>``, for ``kn.load``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image_fits", description=main.__doc__)
     parser.add_argument("sets", nargs="*", choices=[*SETS, []], help="which sets (default: both)")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the posteriors, and of fits to take up again"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the posteriors, and of fits to take up again")
     parser.add_argument("--method", default="*", help="glob of methods")
     options = parser.parse_args(arguments)
     for name in options.sets or SETS:
