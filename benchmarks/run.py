@@ -54,6 +54,7 @@ STUDIES = (
     "adapters",
     "adversarial",
     "guarantees",
+    "bayesian_optimisation",
     "continual",
     "compression.lenets",
     "compression.random_labels",
