@@ -46,7 +46,7 @@ _HEADER = (
 )  # fmt: skip
 _NOTE = (
     "Mean ± standard error over {test:,} test images, of {train:,} for training and {calibration:,} for conformal "
-    "prediction. Widths are means over pixels, where white is 1; NLL is in units of these. Minutes are those of the "
+    "prediction. Widths are means over pixels of what of an interval lies between black, 0, and white, 1; NLL is in units of these. Minutes are those of the "
     "fit on a busy machine."
 )
 
@@ -229,7 +229,8 @@ def image_scores(mean: Tensor, y: Tensor) -> dict[str, Any]:
 
 def interval_scores(low: Tensor, high: Tensor, y: Tensor, enlarged: Tensor) -> dict[str, list[float]]:
     """Share of pixels inside, of those not dark, and the widths, with standard errors over images."""
-    inside, width, bright = ((y >= low) & (y <= high)).double(), (high - low).double(), (enlarged >= DARK).double()
+    inside, width = ((y >= low) & (y <= high)).double(), _width(low, high).double()
+    bright = (enlarged >= DARK).double()
 
     def of_bright(values: Tensor) -> list[float]:
         images = bright.sum((1, 2)) > 0
@@ -241,6 +242,11 @@ def interval_scores(low: Tensor, high: Tensor, y: Tensor, enlarged: Tensor) -> d
         "coverage_not_dark": of_bright(inside),
         "width_not_dark": of_bright(width),
     }
+
+
+def _width(low: Tensor, high: Tensor) -> Tensor:
+    """Of the part that pixels can have, from black to white."""
+    return high.clamp(0.0, 1.0) - low.clamp(0.0, 1.0)
 
 
 # --- the study -------------------------------------------------------------------------------------------------------
@@ -265,7 +271,7 @@ def draw(study: Study, path: Path, images: tuple[int, ...] = (0, 1, 8)) -> Path:
     posterior = study.posterior(METHODS[-1])
     new = posterior.predict(x)
     low, high = study._conformal(posterior.predict(study.calibration[0]), new)
-    maps = {"bicubic": bicubic(x), "width of 90% interval": high - low, "truth outside it": (y < low) | (y > high)}
+    maps = {"width of 90% interval": _width(low, high), "truth outside it": (y < low) | (y > high)}
     path.parent.mkdir(parents=True, exist_ok=True)
     kn.pixel_plot(new, x, y, rows=range(len(images)), maps=maps).savefig(path, dpi=80)
     return path

@@ -80,7 +80,7 @@ def test_scores_of_images_and_intervals():
     bright[:, :2] = 1.0  # of which the first half is outside
     scores = interval_scores(low, high, y, bright)
     assert scores["coverage"][0] == 0.75 and scores["coverage_not_dark"][0] == 0.5
-    assert scores["width"][0] == pytest.approx(0.25 * 0.5 + 0.75 * 2)
+    assert scores["width"][0] == pytest.approx(0.25 * 0.5 + 0.75 * 1)  # pixels are between 0 and 1
 
 
 @pytest.mark.slow

@@ -55,6 +55,11 @@ def test_yes_and_no_and_numbers_may_have_a_dimension_of_one():
     np.testing.assert_allclose(total, NUMBERS.variance[3, ..., 0].double().numpy(), rtol=1e-5)
 
 
+def test_a_single_network_has_no_map_of_epistemic_uncertainty():
+    one = CategoricalPrediction(CLASSES.log_probs[:1], torch.zeros(1))
+    assert list(pictures(pixel_plot(one))) == ["prediction", "aleatoric, nats"]
+
+
 def test_images_in_colour_fill_the_range_of_colours():
     colours = 7 * torch.randn(4, 3, 12, 10, generator=GENERATOR)
     picture = pictures(pixel_plot(CLASSES, colours, rows=1))["image"]

@@ -34,7 +34,7 @@ def pixel_plot(
 
     Of classes: the image, the true and the most probable label of each pixel, and the aleatoric and epistemic part of
     the entropy in nats. Of numbers: the image, the true and the expected value, and the two parts of the standard
-    deviation (their squares add up).
+    deviation (their squares add up). The epistemic part of a single network, which has none, is left out.
 
     Args:
         prediction: What ``posterior.predict(x)`` returned, with one outcome for each pixel.
@@ -126,10 +126,7 @@ def _of_classes(prediction: ClassPrediction, y: Any, rows: list[int]) -> dict[st
     if y is not None:
         panels["truth"] = _Panel(_map("y", to_tensor(y, "y"), count, rows), palette, (0, classes - 1))
     panels["prediction"] = _Panel(labels, palette, (0, classes - 1))
-    for kind in ("aleatoric", "epistemic"):
-        values = _map("prediction", getattr(prediction, kind), count, rows)
-        panels[f"{kind}, nats"] = _Panel(values, "viridis", (0.0, max(values.max().item(), 1e-6)), bar=True)
-    return panels
+    return panels | _uncertainties(prediction, rows, ", nats")
 
 
 def _of_numbers(prediction: RegressionPrediction, y: Any, rows: list[int]) -> dict[str, _Panel]:
@@ -141,9 +138,17 @@ def _of_numbers(prediction: RegressionPrediction, y: Any, rows: list[int]) -> di
     if truth is not None:
         panels["truth"] = _Panel(truth, "gray", limits)
     panels["mean"] = _Panel(mean, "gray", limits)
+    return panels | _uncertainties(prediction, rows, " std")
+
+
+def _uncertainties(prediction: Prediction, rows: list[int], unit: str) -> dict[str, _Panel]:
+    """The aleatoric part, and the epistemic one if there is any: a single network has none."""
+    panels = {}
     for kind in ("aleatoric", "epistemic"):
-        values = _map("prediction", getattr(prediction, kind), count, rows).sqrt()
-        panels[f"{kind} std"] = _Panel(values, "viridis", (0.0, max(values.max().item(), 1e-6)), bar=True)
+        values = _map("prediction", getattr(prediction, kind), len(prediction), rows).clamp_min(0.0)
+        values = values.sqrt() if isinstance(prediction, RegressionPrediction) else values
+        if kind == "aleatoric" or len(prediction.samples) > 1:
+            panels[kind + unit] = _Panel(values, "viridis", (0.0, max(values.max().item(), 1e-6)), bar=True)
     return panels
 
 
