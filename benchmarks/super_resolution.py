@@ -46,8 +46,8 @@ _HEADER = (
 )  # fmt: skip
 _NOTE = (
     "Mean ± standard error over {test:,} test images, of {train:,} for training and {calibration:,} for conformal "
-    "prediction. Widths are means over pixels of what of an interval lies between black, 0, and white, 1; NLL is in units of these. Minutes are those of the "
-    "fit on a busy machine."
+    "prediction. Widths are means over pixels of what of an interval lies between black, 0, and white, 1; NLL is in "
+    "units of these. Minutes are those of the fit on a busy machine."
 )
 
 
