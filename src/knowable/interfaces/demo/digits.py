@@ -227,7 +227,8 @@ def advice(result: DigitsResult) -> str:
     """One sentence to act on."""
     found, everything = advised(result), result.wrong(HERO)[len(result.test) // 2 :].double().mean().item()
     if found is None:
-        return f"No threshold of the entropy is sure to keep the error within {RISKS[0]:.0%}: show every digit to a person."
+        limit = f"{RISKS[0]:.0%}"
+        return f"No threshold of the entropy is sure to keep the error within {limit}: show every digit to a person."
     return (
         f"Accept a label when the entropy is at most {found.threshold:.2f} nats and show the other digits to a person: "
         f"with probability {1 - DELTA:.0%} at most {found.risk:.0%} of those are wrong. On digits not used to choose "
