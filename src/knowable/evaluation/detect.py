@@ -185,7 +185,7 @@ class Detection:
     def standard_errors(self) -> Mapping[str, float]:
         """Standard errors of ``auroc``, ``aupr``, ``fpr95`` and ``tpr_at_fpr`` (at 5%).
 
-        By the bootstrap: points inside, outside and for validation are drawn anew 200 times, each group by itself.
+        By the bootstrap: points inside, outside and for validation are resampled 200 times, each group by itself.
         """
         generator = generator_for(0, "detection")
         groups = [each for each in (self.inside, self.outside, self.validation) if each is not None]
