@@ -270,7 +270,7 @@ class Fits:
         """Adapters and head random, the rest frozen."""
         import knowable as kn
 
-        chosen = {} if prior is None else {"prior": kn.Normal(prior)}
+        chosen: dict[str, Any] = {} if prior is None else {"prior": kn.Normal(prior)}
         return kn.Model(self.net, kn.Categorical(), output="logits", **chosen)
 
     @cached_property

@@ -1,7 +1,7 @@
 """LeNet-5 on MNIST and on FashionMNIST by every method of ``image_methods``: the data, the settings, the fits.
 
-Networks learn from the first 55,000 training images; the other 5,000 are held out, for all that is chosen or calibrated.
-Members of the ensembles are fits of their own, from seeds of their own; the first is the row of the single method.
+Networks learn from the first 55,000 training images; the other 5,000 are held out, for all that is chosen or
+calibrated. Members of the ensembles are fits of their own, from seeds of their own; the first is the single method's.
 
 The images are read from the folder that ``KNOWABLE_DATA`` names: ``mnist.npz`` and ``fashion_mnist.npz`` with
 ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Pixels are standardised by the training images of the set that is
@@ -79,7 +79,7 @@ class Images:
 
 
 def load(name: str = "MNIST", *, rows: int = 55_000, test: int = 10_000) -> Images:
-    """One of :data:`SETS`: its first ``rows`` training images, its last 5,000, and the first test images of both sets."""
+    """One of :data:`SETS`: its first ``rows`` training images, its last 5,000, and test images of both."""
     (other,) = (each for each in SETS if each != name)
     with np.load(data_folder() / f"{SETS[name]}.npz") as file:
         x, y, inside, inside_y = (_tensor(file[each]) for each in ("x_train", "y_train", "x_test", "y_test"))
@@ -114,7 +114,7 @@ def synthetic(rows: int, test: int) -> Images:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How everything on one data set is trained. All of it was chosen on held-out training images.
+    """How everything on one data set is trained: fixed beforehand, or (prior, channels) by held-out training images.
 
     Attributes:
         rows: Training images.
@@ -136,7 +136,7 @@ class Recipe:
     test: int = 10_000
     channels: tuple[int, int] = (6, 16)
     epochs: int = 12
-    noisy_epochs: int = 20
+    noisy_epochs: int = 15
     batch_size: int = 128
     learning_rate: float = 2e-3
     prior: float = 0.1
@@ -147,9 +147,9 @@ class Recipe:
     samples: int = 50
 
 
-RECIPES = {"MNIST": Recipe(), "FashionMNIST": Recipe()}
+RECIPES = {"MNIST": Recipe(), "FashionMNIST": Recipe(channels=(16, 32), epochs=10, noisy_epochs=12)}
 QUICK = Recipe(
-    rows=64, test=40, epochs=1, noisy_epochs=1, batch_size=32, members=2, variational_members=2, snapshots=3, samples=4
+    rows=64, test=100, epochs=1, noisy_epochs=1, batch_size=32, members=2, variational_members=2, snapshots=3, samples=4
 )
 
 
@@ -160,11 +160,11 @@ def lenet5(*, channels: tuple[int, int] = (6, 16), seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(1, first, 5),  # (B, 6, 24, 24)
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),  # after pooling: the same numbers, and fewer of them
             nn.Conv2d(first, second, 5),  # (B, 16, 8, 8)
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),  # (B, 256)
             nn.Linear(16 * second, 120),
             nn.ReLU(),
@@ -256,16 +256,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fit what is not yet there, and save every posterior as ``out/<set>/<method>``, for ``kn.load``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image_fits", description=main.__doc__)
     parser.add_argument("sets", nargs="*", choices=[*SETS, []], help="which sets (default: both)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the posteriors, and of fits to take up again")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the posteriors, and of fits to take up again"
+    )
     parser.add_argument("--method", default="*", help="glob of methods")
     options = parser.parse_args(arguments)
     for name in options.sets or SETS:
         recipe = RECIPES[name]
         images = load(name, rows=recipe.rows, test=recipe.test)
-        fits = ImageFits(name, images, recipe, Fits(options.out / "parts"))
+        fits = ImageFits(name, images, recipe, Fits(options.out / "fits"))
         for method in METHODS:
             if fnmatch(method, options.method):
-                fits.posterior(method).save(options.out / name / slug(method), overwrite=True)
+                fits.posterior(method).save(options.out / "posteriors" / name / slug(method), overwrite=True)
                 say(f"{name}, {method}: saved")
 
 

@@ -54,6 +54,8 @@ STUDIES = (
     "adapters",
     "adversarial",
     "guarantees",
+    "bayesian_optimisation",
+    "continual",
     "compression.lenets",
     "compression.random_labels",
     "compression.vgg_width",

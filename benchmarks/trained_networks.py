@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import one_line
-from benchmarks.image_methods import Recipe as Images
-from benchmarks.image_methods import lenet5
-from benchmarks.image_methods import load as load_images
+from benchmarks.image_fits import lenet5
+from benchmarks.image_fits import load as load_images
 from benchmarks.laplace import Batches, _laplace_torch
 from benchmarks.study import Rows, describe, page, say, table
 from benchmarks.uci_data import load, mean_and_error, scaler_of
@@ -120,7 +119,7 @@ def _digits(seed: int, quick: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def _mnist(seed: int, quick: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    images = load_images(Images(rows=10_000, test=2_000))
+    images = load_images(rows=10_000, test=2_000)
     return lenet5(seed=seed), (images.x, images.y, images.inside, images.inside_y)
 
 

@@ -147,7 +147,7 @@ def test_importing_the_library_is_clean_and_light():
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and run.stderr == "", run.stderr
     loaded = json.loads(run.stdout)
-    heavy = ("sklearn", "matplotlib", "pandas", "scipy.stats", "rich", "typer", "jinja2")
+    heavy = ("sklearn", "matplotlib", "pandas", "scipy.stats", "rich", "typer", "jinja2", "botorch", "gpytorch")
     rooms = ("knowable.interfaces", "knowable.datasets", "knowable.testing")
     assert [name for name in loaded if name in heavy or name.startswith(rooms)] == []
 

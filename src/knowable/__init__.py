@@ -105,12 +105,15 @@ from knowable.registry import METHODS, cite
 if TYPE_CHECKING:
     from knowable import datasets, tabular, testing
     from knowable.decisions import attack
+    from knowable.decisions import botorch_model as botorch
     from knowable.decisions.active import ActiveLearner
     from knowable.decisions.compress import Compressed, compress, load_compressed
     from knowable.decisions.continual import ContinualLearner
     from knowable.decisions.coreset import Coreset
     from knowable.decisions.distill import Distilled, distill
     from knowable.decisions.feature_density import FeatureDensity
+    from knowable.decisions.optimizer import Optimizer
+    from knowable.decisions.space import Choice, Integer, Real
     from knowable.evaluation import shift
     from knowable.tabular import BayesianClassifier, BayesianRegressor
 
@@ -206,6 +209,11 @@ __all__ = [
     "Compressed",
     "load_compressed",
     "ActiveLearner",
+    "Optimizer",
+    "Real",
+    "Integer",
+    "Choice",
+    "botorch",
     "ContinualLearner",
     "Coreset",
     "distill",
@@ -244,6 +252,7 @@ __all__ += ensembles.__all__
 
 _LAZY_MODULES = {
     "attack": "knowable.decisions.attack",
+    "botorch": "knowable.decisions.botorch_model",
     "datasets": "knowable.datasets",
     "shift": "knowable.evaluation.shift",
     "tabular": "knowable.tabular",
@@ -257,6 +266,10 @@ _LAZY = {
     "Compressed": "knowable.decisions.compress",
     "load_compressed": "knowable.decisions.compress",
     "ActiveLearner": "knowable.decisions.active",
+    "Optimizer": "knowable.decisions.optimizer",
+    "Real": "knowable.decisions.space",
+    "Integer": "knowable.decisions.space",
+    "Choice": "knowable.decisions.space",
     "ContinualLearner": "knowable.decisions.continual",
     "Coreset": "knowable.decisions.coreset",
     "distill": "knowable.decisions.distill",

@@ -179,3 +179,15 @@ def test_positive_targets_with_a_long_tail_are_log_normal_and_scored_in_their_ow
     assert (low > 0).all()
     found.save(tmp_path / "model")
     np.testing.assert_array_equal(kn.BayesianRegressor.load(tmp_path / "model").predict(X), found.predict(X))
+
+
+def test_a_single_network_with_learned_noise_does_not_end_at_a_network_through_all_rows():
+    """The joint mode of weights and noise has next to no noise; a tenth of the rows, kept apart, says when to stop."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(120, 3))
+    y = x[:, 0] - x[:, 1] + 0.5 * generator.normal(size=120)
+    fitted = kn.BayesianRegressor("map", random_state=0).fit(x[:80], y[:80])
+    assert "validation" in fitted.posterior_.diagnostics.message
+    prediction = fitted.predict_dist(x[80:])
+    assert 0.25 < prediction.std.mean() < 1.0  # of 40 new rows, the noise is 0.5
+    assert kn.metrics.nll(prediction, torch.from_numpy(y[80:])) < 2.0

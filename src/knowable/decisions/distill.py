@@ -63,7 +63,7 @@ def distill(
             so that these may be many more than the teacher saw.
         method: How it is trained: a method with one set of weights. None is ``MaximumLikelihood()``.
         augment: Makes other inputs of a batch of them, for each of the ``copies``.
-        copies: How many times the inputs are taken, each augmented anew.
+        copies: How many times the inputs are taken, each augmented by itself.
         samples: Draws of the teacher.
         seed: Fixes every random choice.
         progress: Show a progress bar; None shows it only on a terminal.

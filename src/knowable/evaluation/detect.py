@@ -65,23 +65,16 @@ def uncertainty_score(name: str) -> Score:
 
 
 def _max_prob(prediction: Any) -> Tensor:
-    probs, dim = _probabilities(prediction, prediction.probs, 1)
-    largest = torch.zeros_like(probs, dtype=torch.bool).scatter(dim, probs.argmax(dim, keepdim=True), True)
-    return probs.masked_fill(largest, 0.0).sum(dim)  # 1 - max has no digits where the maximum is almost 1
+    log_probs = prediction.log_mean_probs
+    largest = torch.zeros_like(log_probs, dtype=torch.bool).scatter(1, log_probs.argmax(1, keepdim=True), True)
+    return log_probs.exp().masked_fill(largest, 0.0).sum(1)  # 1 - max has no digits where the maximum is almost 1
 
 
 def _variance(prediction: Any) -> Tensor:
     if not isinstance(prediction, ClassPrediction):
         return prediction.total
-    probs, dim = _probabilities(prediction, prediction.samples, 2)
-    mean = prediction._mix(probs)
-    return prediction._mix((probs - mean).square()).sum(dim - 1)
-
-
-def _probabilities(prediction: ClassPrediction, probs: Tensor, dim: int) -> tuple[Tensor, int]:
-    """Probabilities with a dimension of all classes, and which that is; P(y = 1) becomes two classes."""
-    binary = prediction.probs.shape == prediction.labels.shape
-    return (torch.stack((1 - probs, probs), dim), dim) if binary else (probs, dim)
+    variance = prediction.probs_variance
+    return 2.0 * variance if variance.shape == prediction.labels.shape else variance.sum(1)  # of 0 as of 1
 
 
 def _log_sums(prediction: Any) -> Tensor:
@@ -192,14 +185,14 @@ class Detection:
     def standard_errors(self) -> Mapping[str, float]:
         """Standard errors of ``auroc``, ``aupr``, ``fpr95`` and ``tpr_at_fpr`` (at 5%).
 
-        By the bootstrap: points inside, outside and for validation are drawn anew 200 times, each group by itself.
+        By the bootstrap: points inside, outside and for validation are resampled 200 times, each group by itself.
         """
         generator = generator_for(0, "detection")
         groups = [each for each in (self.inside, self.outside, self.validation) if each is not None]
         found = []
         for _ in range(_RESAMPLES):
             drawn = [each[torch.randint(len(each), (len(each),), generator=generator)] for each in groups]
-            again = Detection(self.score, *drawn)
+            again = Detection(self.score, drawn[0], drawn[1], drawn[2] if len(drawn) > 2 else None)
             found.append([again.auroc, again.aupr, again.fpr95, again.tpr_at_fpr()])
         errors = torch.tensor(found, dtype=torch.float64).std(0).tolist()
         return dict(zip(("auroc", "aupr", "fpr95", "tpr_at_fpr"), errors, strict=True))
@@ -269,7 +262,7 @@ def detect(
     Example:
         >>> found = detect([0.1, 0.2, 0.3, 0.4], [0.25, 0.35, 0.5, 0.6])
         >>> found.auroc, found.fpr95
-        (0.875, 0.5)
+        (0.8125, 0.5)
     """
     function = score if callable(score) else uncertainty_score(score)
     name = score if isinstance(score, str) else getattr(score, "__name__", type(score).__name__)
@@ -278,9 +271,10 @@ def detect(
             f"score={name!r} is 0 everywhere: the posterior has one draw, so its draws cannot disagree. Use 'entropy' "
             f"or 'max_prob', or a posterior with several draws.", ModelWarning, stacklevel=2,
         )  # fmt: skip
-    found = [_scores(*each, function) for each in (("inside", inside), ("outside", outside))]
     thresholds = None if validation is None else _scores("validation", validation, function)
-    return Detection(name, *found, thresholds, function)
+    return Detection(
+        name, _scores("inside", inside, function), _scores("outside", outside, function), thresholds, function
+    )
 
 
 def _scores(name: str, given: Any, function: Score | None) -> Tensor:
@@ -322,8 +316,8 @@ def draw_histograms(axes: Axes, groups: Mapping[str, Tensor], threshold: float, 
         inside = scores.clamp(edges[0], edges[-1]).numpy()  # what lies beyond is in the first and the last bin
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": f"{name} ({len(scores):,})"}
         weights = np.full(len(inside), 1.0 / max(1, len(inside)))
-        axes.hist(inside, edges, weights=weights, histtype="stepfilled", alpha=0.35, linewidth=0, **style)
-        axes.hist(inside, edges, weights=weights, histtype="step", linewidth=1.2, color=style["color"])
+        axes.hist(inside, edges.tolist(), weights=weights, histtype="stepfilled", alpha=0.35, linewidth=0, **style)
+        axes.hist(inside, edges.tolist(), weights=weights, histtype="step", linewidth=1.2, color=style["color"])
     if edges[0] <= threshold <= edges[-1]:
         axes.axvline(threshold, color=INK, linewidth=1.0, linestyle="--", label=f"threshold {threshold:.3g}")
     axes.set(xlabel=label.replace("_", " "), ylabel="share of the points")

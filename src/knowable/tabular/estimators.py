@@ -191,8 +191,8 @@ class BayesianEstimator(BaseEstimator):
         return found
 
     def _divided(self, data: Data) -> tuple[Data, Data | None]:
-        """Rows to train on, and a tenth to stop early by where networks that were not asked for are trained."""
-        if not self._trains_networks or data.weights is not None:
+        """Rows to train on, and a tenth to stop early by, where that is needed."""
+        if not (self._trains_networks or self._has_no_useful_mode) or data.weights is not None:
             return data, None
         order = torch.randperm(data.size, generator=generator_for(self.seed_, "held out"))
         held, kept = order[: data.size // 10].sort().values, order[data.size // 10 :].sort().values
@@ -205,6 +205,13 @@ class BayesianEstimator(BaseEstimator):
     def _trains_networks(self) -> bool:
         """Whether networks are trained that were not asked for."""
         return self.method == "auto" and isinstance(vars(self).get("method_"), DeepEnsemble)
+
+    @property
+    def _has_no_useful_mode(self) -> bool:
+        """Whether the mode is searched of weights and noise together: a network through all rows, without noise."""
+        method = self.method_
+        learned = self.model_.likelihood.noise_name is not None and bool(self.model_.likelihood.params())
+        return method.family == "point" and getattr(method, "epochs", 1) is None and learned
 
     @property
     def _weights(self) -> int:

@@ -120,6 +120,15 @@ def test_half_squares_have_their_gradient(generator):
     assert torch.autograd.gradcheck(HalfSquares.apply, (factors, *values))
 
 
+def test_half_squares_take_weights_in_any_memory_format(generator):
+    kernel = torch.randn(4, 3, 2, 2, dtype=torch.float64, generator=generator)
+    last = kernel.to(memory_format=torch.channels_last).requires_grad_()
+    found = HalfSquares.apply(torch.tensor([3.0], dtype=torch.float64), last)
+    found.backward()
+    assert found.item() == pytest.approx(1.5 * kernel.square().sum().item())
+    assert torch.allclose(last.grad, 3.0 * kernel)
+
+
 def test_the_l2_term_is_the_one_of_gal_and_ghahramani():
     # (1 - p) / (2 s²) ‖kept weights‖², with kept weights m / (1 - p)
     model = one_layer(kn.Normal(0.5))

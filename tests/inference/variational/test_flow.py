@@ -36,13 +36,15 @@ def divergence(
 
 @pytest.mark.slow
 def test_a_flow_follows_a_banana_as_no_normal_can(seed):
+    # after 500 steps a flow is still on its way: over 14 seeds its KL was 0.17 to 0.29; after 1,500 it is 0.09 to 0.15,
+    # where the normal has 0.42
     problem = BananaRegression()
-    settings = {"epochs": 500, "learning_rate": 0.03, "draws": 4}
+    settings = {"epochs": 1500, "learning_rate": 0.03, "draws": 4}
     normal = kn.FullRankVI(**settings).fit(problem.model(), problem.data, seed=seed)
     flow = kn.FlowVI(**settings).fit(problem.model(), problem.data, seed=seed)
     lost = problem.divergence(normal.loc, normal.covariance)
     kl, error = divergence(problem, flow, seed)
-    assert -4 * error < kl < 0.6 * lost - 4 * error
+    assert -4 * error < kl < 0.5 * lost - 4 * error
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 import knowable as kn
+from knowable.core.chains.settings import Mixing
 from knowable.inference.sampling import sampler
+from knowable.report import verdict
 from knowable.tabular import auto
 from tests.interfaces.cli.calling import call
 from tests.interfaces.cli.conftest import FAST
@@ -132,8 +134,10 @@ def test_a_fit_that_did_not_converge_is_code_3_and_leaves_its_run(tmp_path, monk
     ("error", "code", "said"), [(0.002, 0, "Monte Carlo error that is small"), (0.02, 3, "did not converge")]
 )
 def test_chains_that_disagree_are_code_3_only_where_predictions_are_not_known(tmp_path, monkeypatch, error, code, said):
-    few = replace(auto.BUDGETS["quick"], warmup=5, gradients=400)  # some ten draws, near where each chain begins
+    few = replace(auto.BUDGETS["quick"], warmup=5, gradients=1200)  # some ten draws
     monkeypatch.setitem(auto.BUDGETS, "quick", few)
+    monkeypatch.setattr(sampler.Sampler, "network_mixing", Mixing(rhat=0.5))  # no chains are good enough
+    monkeypatch.setattr(verdict, "FAIR_RHAT", 0.5)
     monkeypatch.setattr(sampler, "prediction_error", lambda scores: error)
     path = write_csv(tmp_path / "n.csv", number_rows(60))
     result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--budget", "quick")

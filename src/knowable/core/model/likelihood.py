@@ -157,7 +157,7 @@ def no_likelihood(given: object) -> str:
     """What to say about a thing that is not a likelihood."""
     if isinstance(given, type) and issubclass(given, Likelihood):
         return f"likelihood must be an instance: write {given.__name__}() with parentheses."
-    ours = [each for each in Likelihood.__subclasses__() if each.__module__.startswith("knowable.")]
+    ours = [each for each in Likelihood.__subclasses__() if each.__module__.startswith("knowable.likelihoods.")]
     names = sorted(each.__name__ for each in ours if not isabstract(each))
     if given is None:
         return (

@@ -103,8 +103,7 @@ class Recalibrated(Posterior):
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
-        with torch.no_grad():
-            return self.recalibration(self.inner._predict(x, samples, seed, memory))
+        return self.recalibration(self.inner._predict(x, samples, seed, memory))
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 

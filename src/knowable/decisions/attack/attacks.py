@@ -82,7 +82,7 @@ def pgd(
 
     The draws are those of :meth:`~knowable.Posterior.predict`, the same at every step: the gradient is the full
     gradient of the very prediction that is made, and the attack is deterministic. With ``fresh_draws`` each step takes
-    new ones, so that it ascends the expectation over all draws (Athalye et al., 2018): for a defender who draws anew.
+    new ones, so that it ascends the expectation over all draws (Athalye et al., 2018): for defenders who make new ones.
 
     Of every row the best point on the way is returned: a wrong one if there was any, and of these the one with the
     largest error. The first start is x itself, further ones are random in the ball; every other one of these follows

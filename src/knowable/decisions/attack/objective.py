@@ -19,7 +19,7 @@ other draws too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -72,8 +72,9 @@ class Detector:
                 )
             score, ordinary = given.function, given.inside if given.validation is None else given.validation
         else:
-            score = uncertainty_score(given) if isinstance(given, str) else given
-            check_type("detector", score, type(score) if callable(score) else Detection, "a Detection or a score")
+            if not (isinstance(given, str) or callable(given)):
+                check_type("detector", given, Detection, "a Detection or a score")
+            score: Score = uncertainty_score(given) if isinstance(given, str) else cast("Score", given)
             ordinary = score_at(score, posterior, x, posterior.predict(x, samples)).detach().double().cpu()
         threshold = given.threshold if isinstance(given, Detection) else threshold_at_fpr(ordinary)
         unit = threshold - ordinary.median().item()

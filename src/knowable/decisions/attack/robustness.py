@@ -98,8 +98,8 @@ def evaluate(
     pair = (inputs, moved) if of_inputs else (before, after)
     detection = detect(*pair, score=score, validation=validation)
     wrong_before, wrong = (error_of(each, labels)[1].cpu() for each in (before, after))
-    rates = [1.0 - each.double().mean().item() for each in (wrong_before, wrong)]
-    return Robustness(*rates, detection, wrong)
+    accuracies = [1.0 - each.double().mean().item() for each in (wrong_before, wrong)]
+    return Robustness(accuracies[0], accuracies[1], detection, wrong)
 
 
 def _again(generator: torch.Generator | None) -> torch.Generator | None:

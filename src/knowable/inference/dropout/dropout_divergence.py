@@ -126,7 +126,7 @@ class HalfSquares(torch.autograd.Function):
     @staticmethod
     def forward(ctx, factors: Tensor, *values: Tensor):
         """Add up the squares of all values."""
-        squares = torch.stack([torch.linalg.vecdot(flat, flat) for flat in (value.view(-1) for value in values)])
+        squares = torch.stack([torch.linalg.vecdot(flat, flat) for flat in (value.reshape(-1) for value in values)])
         ctx.save_for_backward(factors, squares, *values)
         return 0.5 * (factors @ squares)
 
