@@ -1,13 +1,13 @@
 """LoRA adapters on a small pretrained transformer, made Bayesian: accuracy, calibration, and another domain.
 
 A GPT-2 of a million weights is pretrained on the docstrings of installed packages (the next word), and kept. Then its
-adapters (peft, rank 8 on the attention) and its head are fitted to another task: which package a sentence is from,
-eight classes, 50 sentences each, of modules that the pretraining did not read. Everything begins at the same pretrained
-weights; the backbone is frozen. Scored on other sentences of these modules, and by how well the predictive entropy
-tells them from the docstrings of Python's standard library.
+adapters (peft, rank 8 on the attention) and its head are fitted to another task: which package a docstring is from,
+eight classes, 60 docstrings each, of modules that the pretraining did not read. Everything begins at the same
+pretrained weights; the backbone is frozen. Scored on other docstrings of these modules, and by how well the predictive
+entropy tells them from those of Python's standard library.
 
 All methods have the same adapters and number of epochs, and the default prior, Normal(1.0), unless the row says another
-one. Nothing is chosen on test rows: "held-out" methods choose their one scale on 80 further sentences. Needs ``peft``
+one. Nothing is chosen on test rows: "held-out" methods choose their one scale on 80 further docstrings. Needs ``peft``
 and ``transformers``.
 """
 
@@ -46,9 +46,9 @@ PACKAGES = ("numpy", "scipy", "torch", "sklearn", "pandas", "sympy", "matplotlib
 FOLDER = Path(__file__).resolve().parent / "results" / "fits" / "adapters"
 _HEADER = ("method", "accuracy", "NLL", "ECE", "AUROC, another domain", "seeds", "CPU seconds", "peak MB")
 _NOTE = (
-    "Means ± standard errors over up to {seeds} seeds of training sentences and adapters; {test} test sentences. "
-    "ECE: 15 bins. AUROC: the probability that a sentence of the standard library has the higher predictive entropy. "
-    "Seconds: of CPU, in one thread, of fit and {draws} draws on all test sentences; a start is not counted. "
+    "Means ± standard errors over up to {seeds} seeds of training docstrings and adapters; {test} test docstrings. "
+    "ECE: 15 bins. AUROC: the probability that a docstring of the standard library has the higher predictive entropy. "
+    "Seconds: of CPU, in one thread, of fit and {draws} draws on all test docstrings; a start is not counted. "
     "Peak: memory of the process beyond that before the fit."
 )
 
@@ -61,11 +61,11 @@ class Recipe:
         width: Of the transformer.
         layers: Of the transformer.
         words: In its vocabulary.
-        length: Words of a sentence, at most.
-        steps: Of pretraining, 64 sentences each.
-        rows: Labelled sentences of each class.
+        length: Tokens of a docstring that are read, at most.
+        steps: Of pretraining, 32 docstrings each.
+        rows: Labelled docstrings of each class.
         held_out: More of them, on which some methods choose a scale.
-        test: Test sentences, and sentences of the other domain.
+        test: Test docstrings, and docstrings of the other domain.
         epochs: Of every fit.
         samples: Draws in a prediction.
     """
@@ -73,12 +73,12 @@ class Recipe:
     width: int = 128
     layers: int = 4
     words: int = 2048
-    length: int = 24
+    length: int = 48
     steps: int = 1500
-    rows: int = 50
+    rows: int = 60
     held_out: int = 10
     test: int = 320
-    epochs: int = 15
+    epochs: int = 12
     samples: int = 10
 
 
@@ -86,13 +86,14 @@ RECIPE = Recipe()
 _QUICK = Recipe(width=16, layers=1, words=300, length=8, steps=2, rows=4, held_out=2, test=20, epochs=2, samples=3)
 SEEDS = 3
 PLAIN = "LoRA, plain PyTorch"
+_FEWEST, _MOST = 12, 60  # words of a docstring: fewer say too little, more are not read
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def sentences(package: str) -> list[tuple[str, str]]:
-    """Sentences of a package's docstrings with the module each is from; each sentence once."""
+def docstrings(package: str) -> list[tuple[str, str]]:
+    """First words of a package's docstrings with the module each is from; each text once."""
     if package == "stdlib":
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     else:
@@ -103,10 +104,9 @@ def sentences(package: str) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     for file in files:
         for text in _docstrings(file):
-            for sentence in text.replace("\n", " ").split(". "):
-                words = sentence.split()
-                if 6 <= len(words) <= 40:
-                    found.setdefault(" ".join(words), file.name)
+            words = text.split()
+            if len(words) >= _FEWEST:
+                found.setdefault(" ".join(words[:_MOST]), file.name)
     return list(found.items())
 
 
@@ -120,7 +120,7 @@ def _docstrings(file: Path) -> list[str]:
 
 
 class Text:
-    """The sentences of all packages as numbers, half of the modules for pretraining and half for the task.
+    """The docstrings of all packages as numbers, half of the modules for pretraining and half for the task.
 
     Args:
         recipe: Sizes.
@@ -131,12 +131,12 @@ class Text:
         self.recipe, self.packages = recipe, packages
         self._halves: dict[bool, list[tuple[str, int]]] = {True: [], False: []}
         for label, package in enumerate(packages):
-            for text, name in sentences(package):
+            for text, name in docstrings(package):
                 self._halves[sum(name.encode()) % 2 == 0].append((text, label))
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Byte-pair encoding, learned on the sentences for pretraining."""
+        """Byte-pair encoding, learned on the docstrings for pretraining."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         made = Tokenizer(models.BPE(unk_token="[UNK]"))
@@ -155,7 +155,7 @@ class Text:
         return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
     def pretraining(self) -> dict[str, Tensor]:
-        """All sentences of the first half."""
+        """All docstrings of the first half."""
         return self.encode([text for text, _ in self._halves[True]])
 
     def task(self, seed: int) -> list[tuple[dict[str, Tensor], Tensor]]:
@@ -170,8 +170,8 @@ class Text:
 
     @cached_property
     def other_domain(self) -> dict[str, Tensor]:
-        """Sentences of the standard library."""
-        texts = [text for text, _ in sentences("stdlib")]
+        """Docstrings of the standard library."""
+        texts = [text for text, _ in docstrings("stdlib")]
         keep = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))[: self.recipe.test]
         return self.encode([texts[i] for i in keep.tolist()])
 
@@ -224,7 +224,7 @@ def pretrained(text: Text) -> dict[str, Tensor]:
 
 
 def _next_word_loss(net: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    chosen = torch.randint(len(rows["input_ids"]), (64,))
+    chosen = torch.randint(len(rows["input_ids"]), (32,))
     ids, mask = rows["input_ids"][chosen], rows["attention_mask"][chosen]
     counted = mask[:, 1:].bool()
     found = net.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1][counted]
@@ -409,7 +409,7 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     recipe = run["recipe"]
     seeds = max((len(fits) for fits in run["methods"].values()), default=0)
     note = _NOTE.format(seeds=seeds, test=recipe["test"], draws=recipe["samples"])
-    return page(run, table("LoRA adapters of a small GPT-2: which package is a sentence from?", _HEADER, lines, note))
+    return page(run, table("LoRA adapters of a small GPT-2: which package is a docstring from?", _HEADER, lines, note))
 
 
 def _cells(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -164,7 +164,7 @@ def run(*, quick: bool, only: str, rows: Rows, seeds: tuple[int, ...] = SEEDS) -
 
     Args:
         quick: A smoke run of one seed with few evaluations.
-        only: Glob of contenders.
+        only: Glob of contenders, or of rows such as ``Branin: random, 0``.
         rows: The finished rows.
         seeds: The seeds.
     """
@@ -174,7 +174,7 @@ def run(*, quick: bool, only: str, rows: Rows, seeds: tuple[int, ...] = SEEDS) -
             if quick:
                 problem = Problem(problem.function, problem.dimensions, problem.optimum, 3, 4)
             for name, contender in contenders().items():
-                if not fnmatch(name, only):
+                if not (fnmatch(name, only) or fnmatch(f"{title}: {name}, {seed}", only)):
                     continue
                 key = f"{title} {name} {seed} {quick}"
                 row = rows.get(key) or rows.add(key, _tried(contender, problem, seed))

@@ -16,7 +16,9 @@ BUILTINS = {
     "Unsupported": NotImplementedError,
     "Diverged": RuntimeError,
     "TooFewSteps": RuntimeError,
+    "CannotSave": OSError,
     "DamagedArtifact": OSError,
+    "NotSigned": OSError,
     "MissingExtra": ImportError,
 }
 DEFINED = {name: each for name, each in vars(errors).items() if inspect.isclass(each)}

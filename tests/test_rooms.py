@@ -41,6 +41,7 @@ FAMILIES = {
     "ensembles": {"point"},
     "laplace": {"point"},
     "variational": {"point"},
+    "functional": {"point", "exact", "variational"},
     "sampling": {"point", "ensembles", "laplace", "variational"},
     "dropout": {"point", "ensembles", "laplace", "variational"},
 }

@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from knowable._version import __version__
-from knowable.comparison import Comparison, compare
+from knowable.comparison import Comparison, Selection, compare, select
 from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.chains.settings import ChainStorage
@@ -26,9 +26,14 @@ from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import Data
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
+from knowable.core.model.prior import Prior
+from knowable.core.network import feature_maps as features
 from knowable.core.network.gates import Gates, gated
+from knowable.core.network.own_modules import Erf, Residual
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.functions import FunctionPosterior
 from knowable.core.posterior.mixture import Mixture
+from knowable.core.posterior.model_average import ModelAverage
 from knowable.core.posterior.normal import DiagonalNormal, FullNormal, KroneckerNormal, LowRankNormal, ProductPosterior
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
@@ -43,6 +48,7 @@ from knowable.decisions.certify import certify
 from knowable.decisions.stream_alarm import StreamAlarm
 from knowable.errors import (
     CalibrationWarning,
+    CannotSave,
     ConvergenceWarning,
     DamagedArtifact,
     Diverged,
@@ -55,6 +61,7 @@ from knowable.errors import (
     MissingExtra,
     ModelWarning,
     NeedsClasses,
+    NotSigned,
     TooFewSteps,
     UnseenCategory,
     Unsupported,
@@ -68,10 +75,11 @@ from knowable.evaluation.evaluate import Scores, evaluate
 from knowable.evaluation.pixel_plots import pixel_plot
 from knowable.evaluation.reference import ReferenceComparison, compare_to_reference
 from knowable.evaluation.sparsity_plots import sparsity_plot, weights_film, weights_plot
-from knowable.inference import dropout, ensembles, exact, laplace, point, sampling, variational
+from knowable.inference import dropout, ensembles, exact, functional, laplace, point, sampling, variational
 from knowable.inference.dropout import *
 from knowable.inference.ensembles import *
 from knowable.inference.exact import *
+from knowable.inference.functional import *
 from knowable.inference.laplace import *
 from knowable.inference.point import *
 from knowable.inference.sampling import *
@@ -97,6 +105,7 @@ from knowable.priors import (
     LaplacePrior,
     LogUniform,
     Normal,
+    NormalInverseGamma,
     ScaleMixture,
     StudentTPrior,
 )
@@ -111,6 +120,7 @@ if TYPE_CHECKING:
     from knowable.decisions.continual import ContinualLearner
     from knowable.decisions.coreset import Coreset
     from knowable.decisions.distill import Distilled, distill
+    from knowable.decisions.export import export
     from knowable.decisions.feature_density import FeatureDensity
     from knowable.decisions.optimizer import Optimizer
     from knowable.decisions.space import Choice, Integer, Real
@@ -123,6 +133,9 @@ __all__ = [
     "Data",
     "Gates",
     "gated",
+    "features",
+    "Residual",
+    "Erf",
     # likelihoods
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -137,6 +150,7 @@ __all__ = [
     "Likelihood",
     # priors
     "Normal",
+    "NormalInverseGamma",
     "LaplacePrior",
     "StudentTPrior",
     "ScaleMixture",
@@ -145,14 +159,17 @@ __all__ = [
     "BernoulliPrior",
     "EmpiricalBayes",
     "Flat",
+    "Prior",
     # posteriors and predictions
     "Posterior",
+    "FunctionPosterior",
     "Particles",
     "DiagonalNormal",
     "FullNormal",
     "KroneckerNormal",
     "LowRankNormal",
     "Mixture",
+    "ModelAverage",
     "Recalibrated",
     "ProductPosterior",
     "ChainPosterior",
@@ -181,6 +198,8 @@ __all__ = [
     "metrics",
     "compare",
     "Comparison",
+    "select",
+    "Selection",
     "compare_to_reference",
     "ReferenceComparison",
     "detect",
@@ -217,6 +236,7 @@ __all__ = [
     "ContinualLearner",
     "Coreset",
     "distill",
+    "export",
     "Distilled",
     # the rest
     "cite",
@@ -230,6 +250,7 @@ __all__ = [
     "InvalidData",
     "Unsupported",
     "Diverged",
+    "CannotSave",
     "DamagedArtifact",
     "MissingExtra",
     "TooFewSteps",
@@ -240,10 +261,12 @@ __all__ = [
     "CalibrationWarning",
     "ModelWarning",
     "NeedsClasses",
+    "NotSigned",
     "UnseenCategory",
 ]
 __all__ += point.__all__
 __all__ += exact.__all__
+__all__ += functional.__all__
 __all__ += laplace.__all__
 __all__ += variational.__all__
 __all__ += dropout.__all__
@@ -273,6 +296,7 @@ _LAZY = {
     "ContinualLearner": "knowable.decisions.continual",
     "Coreset": "knowable.decisions.coreset",
     "distill": "knowable.decisions.distill",
+    "export": "knowable.decisions.export",
     "Distilled": "knowable.decisions.distill",
 }
 

@@ -38,6 +38,14 @@ class DamagedArtifact(KnowableError, OSError):
     """A saved folder is missing files, truncated, altered, or written by a newer format."""
 
 
+class NotSigned(DamagedArtifact):
+    """An artifact has no signature, one of another key, or was altered after it was signed."""
+
+
+class CannotSave(KnowableError, OSError):
+    """The disk is full, or the place cannot be written. What was saved there before is unchanged."""
+
+
 class MissingExtra(KnowableError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
 
@@ -47,7 +55,7 @@ class KnowableWarning(UserWarning):
 
 
 class ConvergenceWarning(KnowableWarning):
-    """A fit ended before its objective had settled, or had to be restarted with a smaller step."""
+    """A fit ended before its objective had settled, had to be restarted with a smaller step, or its noise collapsed."""
 
 
 class Interrupted(KnowableWarning):

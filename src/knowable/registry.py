@@ -13,9 +13,9 @@ from importlib import resources
 
 from knowable.core.method import Method, method_name
 from knowable.errors import InvalidArgument
-from knowable.inference import dropout, ensembles, exact, laplace, point, sampling, variational
+from knowable.inference import dropout, ensembles, exact, functional, laplace, point, sampling, variational
 
-_FAMILIES = (point, exact, laplace, variational, dropout, sampling, ensembles)
+_FAMILIES = (point, exact, functional, laplace, variational, dropout, sampling, ensembles)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def test_quick_run_has_a_row_for_every_method(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sentences_are_of_docstrings_each_once():
-    found = adapters.sentences("stdlib")
+def test_docstrings_are_there_once_and_cut():
+    found = adapters.docstrings("stdlib")
     texts = [text for text, _ in found]
     assert len(texts) == len(set(texts)) > 1000
-    assert all(6 <= len(text.split()) <= 40 for text in texts)
+    assert all(12 <= len(text.split()) <= 60 for text in texts)

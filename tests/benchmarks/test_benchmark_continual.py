@@ -9,8 +9,8 @@ from benchmarks.study import Rows
 def test_quick_run_has_a_row_for_every_method():
     found = run(quick=True, only="*", rows=Rows())
     for methods in found["kinds"].values():
-        assert len(methods) == 7
-        assert [row["error"] for row in methods.values()] == [None] * 7
+        assert len(methods) == 9
+        assert [row["error"] for row in methods.values()] == [None] * 9
     assert "Split MNIST" in to_markdown(found)
 
 

@@ -33,7 +33,7 @@ def test_a_candidate_knows_its_papers_by_name_or_class():
     [
         ([], InvalidArgument, "methods is empty"),
         (3, InvalidType, "must be a list of methods"),
-        ([3], InvalidType, "such as MAP"),
+        ([3], InvalidType, "such as MeanFieldVI"),
         ([kn.MAP], InvalidType, r"write MAP\(\) with parentheses"),
         (["map", "map"], InvalidArgument, "has 'map' twice"),
         (["map", kn.MAP()], InvalidArgument, "has 'map' twice"),

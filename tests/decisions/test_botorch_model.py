@@ -38,8 +38,13 @@ METHODS = {
     "last_layer": kn.Laplace(structure="full", epochs=30),
     "kron": kn.Laplace(epochs=30),
     "exact": kn.ExactLinear(),
+    "process": kn.GaussianProcess(),
+    "sparse": kn.SparseGaussianProcess(inducing=8, epochs=30),
+    "deep_kernel": kn.DeepKernel(epochs=30),
+    "deep_process": kn.DeepGaussianProcess(inducing=8, epochs=30),
 }
-NORMAL = ("last_layer", "kron", "exact")
+LINEAR = ("last_layer", "kron", "exact")
+NORMAL = (*LINEAR, "process", "sparse", "deep_kernel")
 
 
 def data(seed=0, rows=12, outputs=1):
@@ -92,6 +97,9 @@ def test_moments_are_those_of_the_posterior(case, posteriors):
         prediction = posteriors[name].predict(x.view(-1, 2))
         torch.testing.assert_close(found.variance.flatten(), prediction.epistemic.flatten(), rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(found.mean.flatten(), prediction.mean.flatten())
+    elif name == "deep_process":  # whose functions are drawn for each set of points
+        each = [posteriors[name].predict_jointly(rows, samples=32).samples for rows in x]
+        torch.testing.assert_close(found.values, torch.stack(each))
     else:
         values = prediction.samples.view(-1, 3, 2, 1).movedim(0, 1)
         torch.testing.assert_close(found.values, values)

@@ -40,10 +40,12 @@ def told(optimizer, n=6, function=bowl):
 @pytest.mark.parametrize("acquisition", ["ucb", "logei", "lognei", "thompson"])
 def test_every_acquisition_finds_the_top_of_a_bowl(acquisition):
     """Of twelve points at random the best is on average 0.08 below it, of those that a surrogate chooses far less."""
-    optimizer = kn.Optimizer(BOX, acquisition=acquisition, noise=0.0, initial=5)
-    best = optimizer.run(bowl, 12)
-    assert best.value == bowl(best.point) == max(optimizer.values)
-    assert best.value > -0.02 and best.value > max(optimizer.values[:5])
+    optimizers = [kn.Optimizer(BOX, acquisition=acquisition, noise=0.0, initial=5, seed=seed) for seed in range(3)]
+    found = [optimizer.run(bowl, 12) for optimizer in optimizers]
+    for optimizer, best in zip(optimizers, found, strict=True):
+        assert best.value == bowl(best.point) == max(optimizer.values)
+    median, optimizer = sorted(zip(found, optimizers, strict=True), key=lambda each: each[0].value)[1]
+    assert median.value > -0.02 and median.value > max(optimizer.values[:5])
 
 
 def test_minimising_is_maximising_the_negative():

@@ -50,3 +50,15 @@ def test_predictions_are_those_of_a_gaussian_process_with_the_features_kernel():
     torch.testing.assert_close(prediction.mean.flatten(), mean, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(prediction.epistemic.flatten(), variance, rtol=1e-4, atol=1e-8)
     assert posterior.model.likelihood.noise == pytest.approx(0.05)
+
+
+def test_of_thirty_inputs_the_two_that_count_are_found(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(260, 30, generator=generator, dtype=torch.float64)
+    y = torch.sin(5 * x[:, 0]) + torch.cos(4 * x[:, 1])
+    y = (y - y[:60].mean()) / y[:60].std()
+    posterior = fit_surrogate(x[:60], y[:60], noise=0.0, seed=seed)
+    lengths = posterior.model.net[0].lengths
+    assert sorted(lengths.argsort()[:2].tolist()) == [0, 1]
+    error = posterior.predict(x[60:]).mean.flatten() - y[60:]
+    assert error.square().mean() < 0.5  # of a variance of 1

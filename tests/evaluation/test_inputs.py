@@ -39,7 +39,7 @@ def test_what_is_not_numbers_is_refused_by_name():
     for bad in ("abc", ["cat", "dog"], None, [[1.0], [1.0, 2.0]], object()):
         with pytest.raises(InvalidType, match=r"^labels must be a tensor, an array or a data frame of numbers"):
             score_tensor("labels", bad)
-    with pytest.raises(InvalidType, match="labels must hold real numbers"):
+    with pytest.raises(InvalidType, match="labels must be of real numbers"):
         score_tensor("labels", torch.zeros(2, dtype=torch.complex64))
 
 

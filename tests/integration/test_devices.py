@@ -8,6 +8,7 @@ import torch
 import knowable as kn
 from knowable.core.compiling.engine import Engine
 from knowable.core.model.data import as_data
+from knowable.core.posterior.functions import FunctionPosterior
 from knowable.core.training.loop import TrainingRun
 from knowable.core.training.objective import Objective
 from knowable.core.training.settings import TrainingSettings
@@ -20,7 +21,7 @@ from tests.simulated_device import SIMULATED, is_marked, mark, on_device, simula
 METHODS = {**SUBJECTS, "svgd": Subject(kn.SVGD(chains=3, warmup=3, batch_size=8, start="network"))}
 SOON = (
     "map", "laplace", "mean_field_vi", "natural_vi", "exact_linear", "deep_ensemble", "swag", "mc_dropout", "sgld",
-    "hmc", "nuts",
+    "hmc", "nuts", "infinite_width",
 )  # fmt: skip
 X, Y = torch.randn(32, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(32, 1)
 
@@ -40,9 +41,13 @@ def test_fit_and_prediction_are_where_the_network_is(subject: Subject):
         posterior = subject.fit(case)
         prediction = posterior.predict(x, samples=4)
         assert prediction.mean.device == SIMULATED
-        for name, value in posterior.sample(3, torch.Generator(device=SIMULATED).manual_seed(0)).items():
-            assert value.device == SIMULATED, name
-        assert all(is_marked(value) for value in posterior.mean().values())
+        generator = torch.Generator(device=SIMULATED).manual_seed(0)
+        if isinstance(posterior, FunctionPosterior):  # which has no weights
+            assert posterior.sample_functions(x, 3, generator).device == SIMULATED
+        else:
+            for name, value in posterior.sample(3, generator).items():
+                assert value.device == SIMULATED, name
+            assert all(is_marked(value) for value in posterior.mean().values())
         mean, total = prediction.mean.cpu(), prediction.total.cpu()
     # real numbers, and random ones from generators of the same seeds: the same but for the order of summation
     torch.testing.assert_close(mean, ordinary.mean, rtol=1e-4, atol=1e-4)

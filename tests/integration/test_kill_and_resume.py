@@ -112,8 +112,8 @@ def test_a_fit_killed_at_random_moments_ends_bit_for_bit_like_one_that_was_not(t
 
 
 @pytest.mark.slow
-def test_fits_killed_twenty_times_end_bit_for_bit_like_one_that_was_not(tmp_path, whole, seed):
-    _kill_and_resume(tmp_path, 20, random.Random(seed + 1), whole)
+def test_fits_killed_ten_times_end_bit_for_bit_like_one_that_was_not(tmp_path, whole, seed):
+    _kill_and_resume(tmp_path, 10, random.Random(seed + 1), whole)
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -158,8 +158,8 @@ def test_an_interrupt_from_the_keyboard_leaves_a_posterior_and_a_checkpoint(tmp_
 
 
 @pytest.mark.slow
-def test_thirty_interrupts_from_the_keyboard_leave_a_posterior_and_a_checkpoint_each(tmp_path, seed):
-    _interrupt(tmp_path, 30, random.Random(seed + 1))
+def test_fifteen_interrupts_from_the_keyboard_leave_a_posterior_and_a_checkpoint_each(tmp_path, seed):
+    _interrupt(tmp_path, 15, random.Random(seed + 1))
 
 
 def _kill_while_saving(tmp_path: Path, kills: int, chance: random.Random) -> None:
@@ -187,8 +187,8 @@ def test_a_save_killed_at_random_moments_never_leaves_a_torn_folder(tmp_path, se
 
 
 @pytest.mark.slow
-def test_forty_saves_killed_at_random_moments_never_leave_a_torn_folder(tmp_path, seed):
-    _kill_while_saving(tmp_path, 40, random.Random(seed + 1))
+def test_twenty_saves_killed_at_random_moments_never_leave_a_torn_folder(tmp_path, seed):
+    _kill_while_saving(tmp_path, 20, random.Random(seed + 1))
 
 
 def test_a_reader_beside_a_saving_process_always_finds_a_whole_posterior(tmp_path):

@@ -93,8 +93,8 @@ def test_chains_killed_at_random_moments_are_bit_for_bit_those_that_were_not(tmp
 
 
 @pytest.mark.slow
-def test_chains_killed_twenty_times_are_bit_for_bit_those_that_were_not(tmp_path, whole, seed):
-    _kill_and_resume(tmp_path, 20, random.Random(seed + 1), whole)
+def test_chains_killed_ten_times_are_bit_for_bit_those_that_were_not(tmp_path, whole, seed):
+    _kill_and_resume(tmp_path, 10, random.Random(seed + 1), whole)
 
 
 @pytest.mark.parametrize("done", [8, 104])

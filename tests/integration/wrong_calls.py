@@ -81,4 +81,4 @@ def refuses(call: Callable[[], Any], error: type[Exception], wanted: str) -> Non
     with pytest.raises(error, match=wanted) as caught:
         call()
     assert isinstance(caught.value, kn.KnowableError)
-    assert len(str(caught.value)) < 700
+    assert len(str(caught.value)) < 1000  # the longest names all methods

@@ -70,13 +70,13 @@ class Browser:
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
-    def open(self, path: Path, *, width: int = 1100, height: int = 900, mobile: bool = False) -> None:
-        """Open a file in a window of that size."""
+    def open(self, page: Path | str, *, width: int = 1100, height: int = 900, mobile: bool = False) -> None:
+        """Open a file, or an address, in a window of that size."""
         self.requests.clear()
         self.complaints.clear()
         self._loaded = False
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        address = path.resolve().as_uri()
+        address = page if isinstance(page, str) else page.resolve().as_uri()
         self.call("Page.navigate", url=address)
         self._wait(lambda: self._loaded)
         end = time.monotonic() + PATIENCE

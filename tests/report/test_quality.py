@@ -128,5 +128,11 @@ def test_outcomes_of_another_distribution_are_told(y, words: str, seed: int):
     assert "The likelihood does not suit" in notice.text and words in notice.text and "--likelihood" in notice.text
 
 
+def test_rows_of_other_groups_may_differ_whatever_the_likelihood():
+    wide = torch.linspace(-9, 9, 500, dtype=torch.float64)
+    (notice,) = residual_notices(_normal(500), wide, elsewhere="of other groups")
+    assert "Predictions do not suit rows of other groups" in notice.text and "--likelihood" not in notice.text
+
+
 def test_few_rows_are_not_judged():
     assert residual_notices(_normal(20), torch.full((20,), 9.0, dtype=torch.float64)) == ()

@@ -224,7 +224,7 @@ def test_auto_says_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch):
 def test_a_fit_that_a_time_limit_cuts_short_says_so_with_the_option():
     X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60.0)
     with pytest.warns(kn.ConvergenceWarning, match="time_limit"):
-        model = kn.BayesianRegressor(kn.MAP(), time_limit=1.5, random_state=0).fit(X, y)
+        model = kn.BayesianRegressor(kn.MeanFieldVI(epochs=10**7), time_limit=1.5, random_state=0).fit(X, y)
     assert model.posterior_.diagnostics.out_of_time
 
 
@@ -338,16 +338,17 @@ def test_networks_that_stop_early_have_a_wider_prior(weighted: bool, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["auto", "ensemble", "mfvi", "nuts", "laplace", "swag"])
-def test_a_time_limit_is_kept_within_a_fifth(method: str):
+@pytest.mark.parametrize("method", ["auto", "nuts"])  # the others are in tests/core/support/test_time_limit.py
+def test_a_time_limit_is_kept_within_a_fifth(method: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "monotonic", time.process_time)  # what runs beside the test does not count
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 6))
     y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=600)
-    began = time.monotonic()
+    began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kn.KnowableWarning)
         kn.BayesianRegressor(method, time_limit=10, random_state=0).fit(X, y)
-    assert time.monotonic() - began <= 12
+    assert time.process_time() - began <= 12
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.storage.folder import FORMAT_VERSION
 from knowable.tabular import read_table
+from tests.core.artifacts import rewrite
 from tests.tabular.cases import QUICK, mixed_frame, small_network
 
 
@@ -123,16 +125,33 @@ def test_damaged_and_newer_folders_are_told(regressor: kn.BayesianRegressor, tmp
     with pytest.raises(kn.DamagedArtifact, match="is not a saved estimator"):
         kn.BayesianRegressor.load(tmp_path)
     file = regressor.save(tmp_path / "model") / "estimator.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "format": 99}))
+    rewrite(file, format=99)
     with pytest.raises(kn.DamagedArtifact, match="has format 99"):
         kn.BayesianRegressor.load(tmp_path / "model")
-    del content["schema"]
-    file.write_text(json.dumps(content))
+    content = json.loads(file.read_text())["body"]["content"]
+    rewrite(file, format=FORMAT_VERSION, content={name: content[name] for name in content if name != "schema"})
     with pytest.raises(kn.DamagedArtifact, match="'schema'"):
         kn.BayesianRegressor.load(tmp_path / "model")
     file.write_text("{")
-    with pytest.raises(kn.DamagedArtifact, match="cannot be read"):
+    with pytest.raises(kn.DamagedArtifact, match="not readable JSON"):
+        kn.BayesianRegressor.load(tmp_path / "model")
+
+
+def test_an_estimator_of_version_0_1_is_read_and_a_newer_one_is_not(regressor: kn.BayesianRegressor, tmp_path: Path):
+    file = regressor.save(tmp_path / "model") / "estimator.json"
+    content = json.loads(file.read_text())["body"]["content"]
+    file.write_text(json.dumps({"format": 1, **content}))
+    assert kn.BayesianRegressor.load(tmp_path / "model").seed_ == regressor.seed_
+    file.write_text(json.dumps({"format": 2, **content}))
+    with pytest.raises(kn.DamagedArtifact, match="has format 2"):
+        kn.BayesianRegressor.load(tmp_path / "model")
+
+
+def test_the_posterior_of_another_estimator_is_refused(regressor: kn.BayesianRegressor, tmp_path: Path):
+    regressor.save(tmp_path / "model")
+    regressor.posterior_.seed += 1
+    regressor.posterior_.save(tmp_path / "model" / "posterior", overwrite=True)
+    with pytest.raises(kn.DamagedArtifact, match="is not the posterior of this estimator"):
         kn.BayesianRegressor.load(tmp_path / "model")
 
 

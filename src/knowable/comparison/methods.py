@@ -57,14 +57,16 @@ def as_candidates(methods: Any, resolve: Callable[[Any], Method | str]) -> tuple
     return tuple(found)
 
 
-def as_method(method: Any) -> Method:
-    """A method from its name, or itself."""
+def as_method(method: Any, argument: str = "methods") -> Method:
+    """A method from its name, or itself; errors name the ``argument``."""
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):
-        raise InvalidType(f"methods has a class in it: write {method.__name__}() with parentheses.")
+        raise InvalidType(f"{argument} has a class in it: write {method.__name__}() with parentheses.")
     if not isinstance(method, str):
-        raise InvalidType(f"methods must hold methods such as MAP() or their names, got {type(method).__name__}.")
+        raise InvalidType(
+            f"{argument} must hold methods such as MeanFieldVI() or their names, got {type(method).__name__}."
+        )
     return find_method(method).cls()
 
 

@@ -22,7 +22,7 @@ def as_text(comparison: Comparison) -> str:
     kinds = [kind for kind in comparison.scores if kind.name != FIRST and kind.name not in _NOT_SHOWN]
     header = ["", "method", FIRST, "from the best", *(kind.name for kind in kinds)]
     rows = [_cells(comparison, place, kinds) for place in comparison.ranking()]
-    lines = [title(comparison), "", *_aligned([header, *rows]), "", _NOTE, *comparison.notices]
+    lines = [title(comparison), "", *aligned([header, *rows]), "", _NOTE, *comparison.notices]
     more = [*unsettled(comparison), *lacking(comparison)]
     return "\n".join([*lines, *(f"{source}: {why}" for source, why in more)])
 
@@ -42,12 +42,12 @@ def _score(comparison: Comparison, method: str, kind: ScoreColumn) -> str:
     return shown(found.mean, found.standard_error)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: names to the left, numbers to the right."""
+def aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int] = (1,)) -> list[str]:
+    """Columns of equal width: those numbered ``left`` to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -94,17 +94,17 @@ def findings(comparison: Comparison) -> list[str]:
     said = [f"{best.method} has the lowest {label}: {with_error(best.score.mean, best.score.standard_error)}."]
     tied = [place.method for place in places if place.verdict == "tied"]
     if tied:
-        said.append(f"Within two standard errors of it: {_listed(tied)}.")
+        said.append(f"Within two standard errors of it: {listed(tied)}.")
     worse = [
         f"{place.method} by {with_error(place.difference.mean, place.difference.standard_error)}"
         for place in places
         if place.verdict == "worse"
     ]
     if worse:
-        said.append(f"Worse: {_listed(worse)}.")
+        said.append(f"Worse: {listed(worse)}.")
     unclear = [place.method for place in places if place.verdict == "unclear"]
     if unclear:
-        said.append(f"Too few folds to tell it apart from {_listed(unclear)}.")
+        said.append(f"Too few folds to tell it apart from {listed(unclear)}.")
     return said
 
 
@@ -149,7 +149,8 @@ def _folds(numbers: Sequence[int]) -> str:
     return f"fold{'s' if len(numbers) > 1 else ''} {', '.join(str(number + 1) for number in sorted(numbers))}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

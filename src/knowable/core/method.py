@@ -73,6 +73,8 @@ class Method(ABC):
     """Whether rows of the data may have weights."""
     supports_binary: ClassVar[bool] = False
     """Whether parameters may be 0 or 1 (a Bernoulli prior)."""
+    fits_network: ClassVar[bool] = True
+    """Whether the network's outputs are fitted to the targets: then they are compared with them before a fit."""
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier versions, and how they are written now."""
 
@@ -120,8 +122,8 @@ class Method(ABC):
         method = self if start is None else _with_start(self, start)
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
         posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
-        posterior.target_shape, posterior.method = job.rows.target_shape, self
-        posterior.training_rows = TrainingRows.of(job.rows)
+        posterior.target_shape, posterior.method = job.rows.shape_of_target, self
+        posterior.training_rows, posterior.citation = TrainingRows.of(job.rows), self.references
         return posterior
 
     def continued(self) -> Self:
@@ -195,7 +197,8 @@ class FitJob:
             raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
         job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
         job = job.for_method(method)
-        _warn_about(own, rows)
+        if method.fits_network:
+            _warn_about(own, rows)
         return job
 
     def for_method(self, method: Method) -> FitJob:

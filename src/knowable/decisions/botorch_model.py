@@ -18,9 +18,12 @@ from knowable.core.posterior.particles import systematic_indices
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.core.support.checks import check_count, check_type
+from knowable.core.support.cholesky import cholesky, with_jitter
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidData, MissingExtra, Unsupported
 from knowable.inference.exact.linear import LinearNormal
+from knowable.inference.functional.gaussian_process import GaussianProcessPosterior
+from knowable.inference.functional.inducing_posterior import InducingPosterior
 from knowable.inference.laplace.posteriors import LaplacePosterior
 from knowable.likelihoods import Gaussian
 
@@ -28,7 +31,8 @@ try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which a dependency still uses
         from botorch.acquisition.objective import ScalarizedPosteriorTransform
-        from botorch.models.model import FantasizeMixin, Model
+        from botorch.models.model import FantasizeMixin
+        from botorch.models.model import Model as BoTorchModel
         from botorch.posteriors.ensemble import EnsemblePosterior
         from botorch.posteriors.gpytorch import GPyTorchPosterior
         from botorch.sampling.get_sampler import GetSampler
@@ -37,18 +41,19 @@ try:
 except ImportError:
     raise MissingExtra("Bayesian optimisation needs BoTorch: pip install 'knowable[bo]'.") from None
 
-__all__ = ["DrawsModel", "LinearisedModel", "as_model"]
+__all__ = ["DrawsModel", "FunctionsModel", "LinearisedModel", "as_model"]
 
 _MOST_WEIGHTS = 3_000  # for a joint covariance: its root is a matrix of them
-_JITTER, _MOST_JITTER = 1e-10, 1e-2  # of the mean variance
+_MOST_JITTER = 1e-2  # of the mean variance
 
 
 def as_model(posterior: Posterior, *, samples: int = 128) -> Any:
     """A BoTorch model of the function that a posterior describes.
 
     ``Laplace`` (linearised) and ``ExactLinear`` posteriors of up to 3,000 weights with Gaussian noise become a
-    :class:`LinearisedModel`, normal over any points together; all others a :class:`DrawsModel`, whose draws are
-    functions with common weights.
+    :class:`LinearisedModel`, normal over any points together; Gaussian processes (all but the deep ones) a
+    :class:`FunctionsModel`, which is that too. All others become a :class:`DrawsModel`, whose draws are functions with
+    common weights.
 
     Args:
         posterior: A posterior whose predictions are numbers, of a network that takes rows ``(rows, d)``.
@@ -77,10 +82,15 @@ def as_model(posterior: Posterior, *, samples: int = 128) -> Any:
         assert isinstance(posterior, NormalPosterior)
         if posterior.normal.layout.size <= _MOST_WEIGHTS:
             return LinearisedModel(posterior)
+    normal = isinstance(posterior, GaussianProcessPosterior) or (
+        isinstance(posterior, InducingPosterior) and len(posterior.layers) == 1
+    )
+    if normal and isinstance(posterior.model.likelihood, Gaussian):
+        return FunctionsModel(posterior)  # type: ignore[arg-type]
     return DrawsModel(posterior, samples)
 
 
-class _PosteriorModel(Model):
+class _PosteriorModel(BoTorchModel):
     """What both models share.
 
     Args:
@@ -173,8 +183,8 @@ class DrawsModel(_PosteriorModel):
         Returns:
             An ensemble of values ``(..., draws, q, outputs)``.
         """
-        rows, count = self._rows(X), X.shape[:-1]
-        prediction = self._prediction(rows.to(self.source.model.dtype))
+        count = X.shape[:-1]
+        prediction = self._prediction(X)
         values = prediction.samples
         draws = len(values)
         values = values.reshape(draws, *count, -1).movedim(0, -3).to(X)
@@ -195,11 +205,16 @@ class DrawsModel(_PosteriorModel):
             values, posterior_transform = posterior_transform.evaluate(values).unsqueeze(-1), None
         return _selected(DrawsPosterior(values, prediction.log_weights.exp()), posterior_transform)
 
-    def _prediction(self, rows: Tensor) -> RegressionPrediction:
+    def _prediction(self, X: Tensor) -> RegressionPrediction:
         """The prediction of joint draws, which can be differentiated in the points."""
-        source = self.source
+        source, rows = self.source, self._rows(X).to(self.source.model.dtype)
         with torch.set_grad_enabled(rows.requires_grad):
-            params, outputs, log_weights = source._outputs_of_draws(rows, self.samples, source.seed, None)
+            if isinstance(source, InducingPosterior):  # its functions are drawn again for each set of points
+                values = source.draws_of(source.seen(rows).view(*X.shape[:-1], -1), self.samples, source.seed)
+                outputs = values.reshape(self.samples, len(rows), -1).to(rows)
+                params, _, log_weights = source._outputs_of_draws(None, self.samples, source.seed, None)
+            else:
+                params, outputs, log_weights = source._outputs_of_draws(rows, self.samples, source.seed, None)
             own = source.model.likelihood_params(params)
             found = source.model.likelihood.predict(outputs, own, log_weights)  # type: ignore[arg-type]
         if not isinstance(found, RegressionPrediction):
@@ -219,37 +234,14 @@ class DrawsModel(_PosteriorModel):
 # --- normal functions ----------------------------------------------------------------------------------------------
 
 
-class LinearisedModel(_PosteriorModel, FantasizeMixin):
-    r"""A BoTorch model of a network that is linear, or linearised, in normal weights.
+class _NormalModel(_PosteriorModel):
+    """What models share whose functions are normal over any points together."""
 
-    .. math:: f(X) \sim \mathcal{N}\big(f(X, m),\; J(X) \Sigma J(X)^\top\big)
+    _noise: Tensor  # variances of the outputs' noise
 
-    jointly over points and outputs, in double precision. New observations are conditioned on in closed form.
-
-    Args:
-        source: A ``Laplace`` (linearised) or ``ExactLinear`` posterior with Gaussian noise.
-    """
-
-    def __init__(self, source: NormalPosterior):
-        super().__init__(source)
-        model, normal = source.model, source.normal
-        self.likelihood: Any = None  # BoTorch asks whether it is one of its own
-        covariance = normal.covariance_matrix().double()
-        self._root = _cholesky(covariance)  # (D, D): weights are m + root z with z standard normal
-        self._layout: Layout = normal.layout
-        self._params: Any = _double(model.network_params(source.mean()))
-        self._buffers_of_net: Any = _double(source.buffers)
-        self._layers: Any = None
-        own = model.likelihood_params(source.points)
-        like = torch.zeros((), dtype=torch.float64, device=model.device)
-        self._noise = model.likelihood.noise_scale(_double(own), like=like).double().square()  # type: ignore[attr-defined]
-        self._known: Tensor | None = None  # W, (..., n m, D): z has covariance I - WᵀW after observations
-        self._shift: Tensor | None = None  # (..., D): mean of z after them
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Of the observations that it was conditioned on; else empty."""
-        return torch.Size() if self._shift is None else self._shift.shape[:-1]
+    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Means ``(..., q, m)`` and covariance ``(..., q m, q m)`` of the function."""
+        raise NotImplementedError
 
     def posterior(  # type: ignore[override]
         self,
@@ -276,12 +268,50 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
         if output_indices is not None:
             kept = torch.arange(q * outputs, device=X.device).view(q, outputs)[:, output_indices].flatten()
             mean, covariance = mean[..., output_indices], covariance[..., kept, :][..., kept]
-        covariance = with_jitter(covariance).to(X)
+        covariance = with_jitter(covariance, most=_MOST_JITTER)[0].to(X)
         if mean.shape[-1] == 1:
             normal = MultivariateNormal(mean.squeeze(-1).to(X), covariance)
         else:
             normal = MultitaskMultivariateNormal(mean.to(X), covariance)
         return _selected(GPyTorchPosterior(normal), posterior_transform)
+
+    def _noise_at(self, mean: Tensor, noise: bool | Tensor) -> Tensor:
+        """Variances ``(..., q m)``."""
+        variance = noise.double() if isinstance(noise, Tensor) else self._noise
+        return variance.expand(torch.broadcast_shapes(variance.shape, mean.shape)).flatten(-2)
+
+
+class LinearisedModel(_NormalModel, FantasizeMixin):
+    r"""A BoTorch model of a network that is linear, or linearised, in normal weights.
+
+    .. math:: f(X) \sim \mathcal{N}\big(f(X, m),\; J(X) \Sigma J(X)^\top\big)
+
+    jointly over points and outputs, in double precision. New observations are conditioned on in closed form.
+
+    Args:
+        source: A ``Laplace`` (linearised) or ``ExactLinear`` posterior with Gaussian noise.
+    """
+
+    def __init__(self, source: NormalPosterior):
+        super().__init__(source)
+        model, normal = source.model, source.normal
+        self.likelihood: Any = None  # BoTorch asks whether it is one of its own
+        covariance = normal.covariance_matrix().double()
+        self._root = cholesky(covariance, most=_MOST_JITTER)[0]  # (D, D): weights are m + root z with z standard normal
+        self._layout: Layout = normal.layout
+        self._params: Any = _double(model.network_params(source.mean()))
+        self._buffers_of_net: Any = _double(source.buffers)
+        self._layers: Any = None
+        own = model.likelihood_params(source.points)
+        like = torch.zeros((), dtype=torch.float64, device=model.device)
+        self._noise = model.likelihood.noise_scale(_double(own), like=like).double().square()  # type: ignore[attr-defined]
+        self._known: Tensor | None = None  # W, (..., n m, D): z has covariance I - WᵀW after observations
+        self._shift: Tensor | None = None  # (..., D): mean of z after them
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Of the observations that it was conditioned on; else empty."""
+        return torch.Size() if self._shift is None else self._shift.shape[:-1]
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, *, noise: Tensor | None = None, **_: Any) -> Any:
         r"""The model after further observations, exact for the (linearised) network.
@@ -297,7 +327,7 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
             raise InvalidData(f"Y must have shape (..., {mean.shape[-2]}, {mean.shape[-1]}), got {tuple(Y.shape)}.")
         left = self._left(white)
         total = left @ white.mT + self._noise_at(mean, True if noise is None else noise).diag_embed()
-        factor = _cholesky(total)
+        factor = cholesky(total, most=_MOST_JITTER)[0]
         residual = (Y.double() - mean).flatten(-2)  # (..., n m)
         solved = torch.cholesky_solve(residual.unsqueeze(-1), factor)
         gain = (left.mT @ solved).squeeze(-1)
@@ -346,29 +376,37 @@ class LinearisedModel(_PosteriorModel, FantasizeMixin):
         """J root times the covariance of z, ``(..., q m, D)``."""
         return white if self._known is None else white - white @ self._known.mT @ self._known
 
-    def _noise_at(self, mean: Tensor, noise: bool | Tensor) -> Tensor:
-        """Variances ``(..., q m)``."""
-        variance = noise.double() if isinstance(noise, Tensor) else self._noise
-        return variance.expand(torch.broadcast_shapes(variance.shape, mean.shape)).flatten(-2)
-
-
-def with_jitter(covariance: Tensor) -> Tensor:
-    """A covariance with so much added to its diagonal that its Cholesky factor exists."""
-    size = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-12)[..., None, None].detach()
-    unit = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    covariance = (covariance + covariance.mT) / 2
-    jitter = _JITTER
-    while jitter <= _MOST_JITTER:
-        found = covariance + jitter * size * unit
-        if not torch.linalg.cholesky_ex(found.detach()).info.any():
-            return found
-        jitter *= 10
-    raise InvalidData("The covariance of the function at these points has no Cholesky factor. Are the points finite?")
-
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    return torch.linalg.cholesky(with_jitter(matrix))
-
 
 def _double(params: Params) -> Params:
     return {name: value.double() if value.is_floating_point() else value for name, value in params.items()}
+
+
+class FunctionsModel(_NormalModel):
+    """A BoTorch model of a Gaussian process: exact, sparse, or on the features of a network; in double precision.
+
+    Args:
+        source: Its posterior, with Gaussian noise.
+    """
+
+    def __init__(self, source: GaussianProcessPosterior | InducingPosterior):
+        super().__init__(source)
+        own = source.model.likelihood_params(source.points)
+        like = torch.zeros((), dtype=torch.float64, device=source.model.device)
+        self._noise = source.model.likelihood.noise_scale(_double(own), like=like).double().square()  # type: ignore[attr-defined]
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        seen = self.source.seen(self._rows(X).to(self.source.model.dtype))
+        mean, covariance = self.source.joint_of(seen.view(*X.shape[:-1], -1))  # (..., q, m) and (..., m, q, q)
+        self._outputs = mean.shape[-1]
+        whole = covariance.movedim(-3, -1).diag_embed().transpose(-2, -3)  # (..., q, m, q, m)
+        size = X.shape[-2] * self._outputs
+        return mean, whole.reshape(*X.shape[:-2], size, size)
+
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+        """Not offered."""
+        raise Unsupported(
+            f"A {type(self.source).__name__} cannot be conditioned on further points here. Fit it again with them, or "
+            f"use Laplace or ExactLinear with Gaussian noise."
+        )
+
+    fantasize = condition_on_observations

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.data import as_input
+from knowable.core.model.row_hashes import row_hashes
 from knowable.core.posterior.posterior import Posterior
-from knowable.core.posterior.training_rows import row_hashes
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
+from knowable.core.storage.files import Files
 from knowable.core.support.randomness import derive_seed
 from knowable.errors import InvalidArgument, Unsupported
 from knowable.evaluation.calibration import CoverageCurve, ReliabilityCurve
@@ -219,7 +220,7 @@ class Certificate:
         """Write a folder with the certificate and its posterior, which ``knowable.load`` reads; it has no code.
 
         Args:
-            path: The folder.
+            path: The folder; a name that ends in ``.knowable`` is that of a single file.
             overwrite: Replace a certificate that was saved there before.
         """
         from knowable.decisions.certificate_saving import save_certificate
@@ -227,12 +228,12 @@ class Certificate:
         return save_certificate(self, path, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior]) -> Certificate:
+    def load(cls, path: str | os.PathLike[str] | Files, load_posterior: Callable[[Files], Posterior]) -> Certificate:
         """Read a certificate; ``knowable.load`` is the door.
 
         Args:
-            path: The folder.
-            load_posterior: Reads the posterior in the folder that it is given.
+            path: The folder or file.
+            load_posterior: Reads the posterior from the files that it is given.
         """
         from knowable.decisions.certificate_saving import read_certificate
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.saving import foreign
+from knowable.core.storage.files import Files, as_path, destination, saving
 from knowable.core.storage.folder import (
     MANIFEST,
-    as_path,
     check_place,
     manifest_hash,
     read_folder,
@@ -37,8 +38,14 @@ _CURVES = {"classes": ReliabilityCurve, "numbers": CoverageCurve}
 
 
 def save_certificate(certificate: Certificate, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write a certificate to a folder, atomically: the posterior goes first, under a name made of its hash."""
-    folder = as_path(path)
+    """Write a certificate to a folder or a single file, atomically."""
+    with destination(path, overwrite=overwrite) as folder, saving(as_path(path)):
+        _write(certificate, folder, overwrite=overwrite)
+    return as_path(path)
+
+
+def _write(certificate: Certificate, folder: Path, *, overwrite: bool) -> None:
+    """The posterior goes first, under a name made of its hash."""
     check_place(folder, KIND, _is_part)
     if not overwrite:
         refuse_existing(folder, MANIFEST)
@@ -72,16 +79,17 @@ def save_certificate(certificate: Certificate, path: str | os.PathLike[str], *, 
     for entry in folder.iterdir():
         if _is_part(entry.name) and entry.name != name:
             shutil.rmtree(entry, ignore_errors=True)
-    return folder
 
 
 def read_certificate(
-    path: str | os.PathLike[str], load_posterior: Callable[[Path], Posterior], guarantee: type[Guarantee]
+    path: str | os.PathLike[str] | Files, load_posterior: Callable[[Files], Posterior], guarantee: type[Guarantee]
 ) -> dict[str, Any]:
     """The fields of a certificate; ``load_posterior`` reads the posterior in the folder that it is given."""
     content, tensors = read_folder(path, KIND)
     try:
-        inside = Path(path) / Path(content["posterior"]).name
+        if not _POSTERIOR.fullmatch(content["posterior"]):
+            raise DamagedArtifact(f"{path} has its posterior in {content['posterior'][:80]!r}, which is not its own.")
+        inside = Files.at(path).folder(content["posterior"])
         if manifest_hash(inside) != content["posterior_hash"]:
             raise DamagedArtifact(f"{inside} is not the posterior that this certificate is about.")
         curve = _CURVES[content["kind"]]
@@ -100,8 +108,13 @@ def read_certificate(
         )
     except KnowableError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+    except Exception as error:  # whatever a manifest that nobody of ours wrote leads to
+        raise foreign(path, error) from error
+
+
+def certified_hash(path: str | os.PathLike[str] | Files) -> str:
+    """The hash of the posterior that a certificate is about."""
+    return str(read_folder(path, KIND)[0].get("posterior_hash"))
 
 
 def _plain_fields(certificate: Certificate) -> dict[str, Any]:

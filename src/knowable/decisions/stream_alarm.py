@@ -88,6 +88,11 @@ class StreamAlarm:
         """Wealth after each row of the stream, ``(seen,)``; infinite where it is too large for a number."""
         return torch.tensor(self._history, dtype=torch.float64).exp()
 
+    @property
+    def log_wealth(self) -> float:
+        """Logarithm of the wealth now, 0 at first; the alarm is raised at -log delta."""
+        return self._history[-1] if self._history else 0.0
+
     def update(self, scores: Prediction | Array) -> bool:
         """Take the next rows of the stream, in their order.
 

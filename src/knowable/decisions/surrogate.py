@@ -18,6 +18,7 @@ from knowable.priors import Normal
 
 _PAIRS, _MOST_PAIRS = 256, 1_000  # of a cosine and a sine: as many as values, within these bounds
 _FREEDOM = 5.0  # degrees of freedom of the frequencies: those of a Matérn 5/2 kernel
+_MANY = 6  # inputs, of more than which few will count
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1.0  # standard deviation, in units of that of the values
 
 
@@ -53,7 +54,8 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
     r"""The exact posterior of a linear model on random Fourier features, whose scales maximise the evidence.
 
     Length scales, signal and noise maximise :math:`\log p(y \mid \ell, s, \sigma) + \log p(\ell)`, with the log-normal
-    prior of Hvarfner et al. (2024) on length scales, which grow with the square root of the dimension.
+    prior of Hvarfner et al. (2024) on length scales, whose mode grows with the square root of the dimension; beyond six
+    inputs it grows faster, since of many inputs few count, and those of which the values say nothing should not.
 
     Args:
         x: Inputs between 0 and 1, ``(N, d)``.
@@ -73,7 +75,7 @@ def fit_surrogate(x: Tensor, y: Tensor, *, noise: float | None = None, seed: int
 def best_scales(features: FourierFeatures, x: Tensor, y: Tensor, noise: float | None) -> tuple[Tensor, float, float]:
     """Length scales ``(d,)``, signal and noise of the largest evidence, the best of several starts."""
     d, rows = x.shape[1], torch.eye(len(x), dtype=torch.float64)
-    middle = math.sqrt(2.0) + 0.5 * math.log(d)  # of the logarithm of the length scales, whose mode is the prior's
+    mode = math.sqrt(2.0) - 3.0 + 0.5 * math.log(d) + math.log(max(d, _MANY) / _MANY)  # logarithm of a length scale
     fixed = None if noise is None else math.log(min(max(noise, _LEAST_NOISE), _MOST_NOISE))
 
     def loss(flat: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ def best_scales(features: FourierFeatures, x: Tensor, y: Tensor, noise: float | 
         factor = torch.linalg.cholesky(phi @ phi.T + (2 * log_noise).exp() * rows)
         solved = torch.linalg.solve_triangular(factor, y.unsqueeze(1), upper=False)
         evidence = -0.5 * solved.square().sum() - factor.diagonal().log().sum()
-        prior = -0.5 * ((flat[:d] - middle) / math.sqrt(3.0)).square().sum() - flat[:d].sum() - 2.0 * flat[d].square()
+        prior = -0.5 * ((flat[:d] - mode) / math.sqrt(3.0)).square().sum() - 2.0 * flat[d].square()
         prior = prior - 0.5 * ((log_noise + 4.0) / 2.0).square()
         return -(evidence + prior)
 

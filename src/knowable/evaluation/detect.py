@@ -128,17 +128,17 @@ class Detection:
 
     @cached_property
     def auroc(self) -> float:
-        """Probability that a point outside scores higher than one inside, see :func:`knowable.metrics.auroc`."""
+        """Probability that a point outside scores higher than one inside."""
         return auroc(self.inside, self.outside)
 
     @cached_property
     def aupr(self) -> float:
-        """Average precision of finding the points outside, see :func:`knowable.metrics.aupr`."""
+        """Average precision of finding the points outside."""
         return aupr(self.inside, self.outside)
 
     @cached_property
     def fpr95(self) -> float:
-        """Share of points inside that are flagged where 95% outside are found, see :func:`knowable.metrics.fpr95`."""
+        """Share of points inside that are flagged where 95% outside are found."""
         return fpr95(self.inside, self.outside)
 
     @property

@@ -18,6 +18,7 @@ from knowable.core.prediction.prediction import (
     as_numbers,
     joined_log_weights,
     log_mixed,
+    outcome_shape,
     refuse_where,
     sum_over_event,
 )
@@ -123,7 +124,9 @@ class BernoulliPrediction(ClassPrediction):
         return self._log_mix(sum_over_event(bernoulli_log_prob(y, self.logits), batch_dims=2))
 
     def shaped(self, target_shape: tuple[int, ...] | None) -> BernoulliPrediction:
-        if target_shape is None or target_shape == self.logits.shape[2:]:
+        here = self.logits.shape[2:]
+        target_shape = here if target_shape is None else outcome_shape(here, target_shape)
+        if target_shape == here:
             return self
         mean = None if self.mean_logits is None else self.mean_logits.reshape(len(self), *target_shape)
         return BernoulliPrediction(self.logits.reshape(-1, len(self), *target_shape), self.log_weights, mean)

@@ -7,6 +7,7 @@ from knowable.priors.flat import Flat
 from knowable.priors.horseshoe import Horseshoe
 from knowable.priors.laplace import LaplacePrior
 from knowable.priors.log_uniform import LogUniform
+from knowable.priors.normal_inverse_gamma import NormalInverseGamma
 from knowable.priors.scale_mixture import ScaleMixture
 from knowable.priors.student_t import StudentTPrior
 
@@ -15,6 +16,8 @@ __all__ = [
     "Normal",
     "LaplacePrior",
     "StudentTPrior",
+    # of weights and noise together
+    "NormalInverseGamma",
     # sparse
     "ScaleMixture",
     "Horseshoe",

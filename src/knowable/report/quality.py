@@ -88,11 +88,17 @@ def quality_notices(scores: Scores, baseline: Scores) -> tuple[Notice, ...]:
     return tuple(found)
 
 
-def residual_notices(prediction: Prediction, y: Tensor) -> tuple[Notice, ...]:
+def residual_notices(prediction: Prediction, y: Tensor, *, elsewhere: str = "") -> tuple[Notice, ...]:
     """Whether the outcomes are spread as the likelihood says, by the Kolmogorov-Smirnov test of their PIT values.
 
     The probability integral transform of an outcome is the predicted probability of a smaller one; they are uniform
     where the predictive distribution is right (Dawid, 1984). Of counts a random point of the jump is taken.
+
+    Args:
+        prediction: Of the rows held out.
+        y: Their outcomes.
+        elsewhere: How these rows differ from those in training by design (``"of other groups"``): then that may be the
+            reason, and not the likelihood.
     """
     if not isinstance(prediction, RegressionPrediction) or len(prediction) < _FEWEST_RESIDUALS:
         return ()
@@ -112,6 +118,12 @@ def residual_notices(prediction: Prediction, y: Tensor) -> tuple[Notice, ...]:
         if abs(middle - 0.5) > 0.1
         else "the spread of the residuals has another shape than predicted"
     )  # fmt: skip
+    if elsewhere:
+        text = (
+            f"Predictions do not suit rows {elsewhere}: {how}. These differ from the training rows in ways that the "
+            f"inputs do not tell; expect the same of new ones."
+        )
+        return (Notice("Residuals", text),)
     text = f"The likelihood does not suit the target: {how}. Try another one with likelihood= (--likelihood)"
     names = "student_t for outliers, log_normal for positive targets, negative_binomial or zero_inflated for counts"
     return (Notice("Residuals", f"{text}: {names}."),)

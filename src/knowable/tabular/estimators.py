@@ -267,7 +267,12 @@ class BayesianEstimator(BaseEstimator):
                 raise InvalidData(f"X has 0 samples (rows), {type(self).__name__} needs at least one.")
             return table
         any_type: Any = {"dtype": None, "ensure_all_finite": "allow-nan"}
-        array = check_array(X, **any_type, estimator=self, input_name="X")
+        try:
+            array = check_array(X, **any_type, estimator=self, input_name="X")
+        except ValueError as error:
+            if "inhomogeneous" not in str(error):
+                raise
+            raise InvalidData("X must be a table, but its rows have different lengths.") from None
         validate_data(self, array, skip_check_array=True, reset=reset)
         names = [f"x{k}" for k in range(array.shape[1])] if reset else self.input_names_
         return read_table({name: array[:, k] for k, name in enumerate(names)})
@@ -344,7 +349,7 @@ class BayesianEstimator(BaseEstimator):
         """Write a folder that :meth:`load` reads: the schema as JSON and the posterior, without code in it.
 
         Args:
-            path: The folder.
+            path: The folder; a name that ends in ``.knowable`` is that of a single file with the same content.
             overwrite: Replace an estimator that was saved there before.
         """
         check_is_fitted(self, "posterior_")
@@ -352,13 +357,13 @@ class BayesianEstimator(BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], network: nn.Module | None = None) -> Any:
-        """Read a folder written by :meth:`save`.
+        """Read what :meth:`save` wrote; ``knowable.load`` does so too.
 
         Args:
-            path: The folder.
+            path: The folder or file.
             network: The network it was fitted with, if that was one of your own that is not made of plain layers.
         """
-        return saving.load_estimator(cls, path, network)
+        return saving.load_estimator([cls], path, network)
 
 
 def can_update(estimator: BayesianEstimator) -> bool:

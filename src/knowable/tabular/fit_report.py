@@ -52,6 +52,7 @@ class FittedRun:
     outcomes: Outcomes  # moments of the outcomes of the training rows
     seconds: float
     held_out: bool = True  # whether the rows to score were held out of the fit
+    elsewhere: str = ""  # how these rows differ from those in training by design: other groups, later times
     notices: tuple[Notice, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()  # more ``(name, value)`` pairs for the head of the page
     delivered: BayesianEstimator | None = None  # the same fitted to all rows after the scores, which the run keeps
@@ -174,7 +175,7 @@ def all_notices(run: FittedRun) -> tuple[Notice, ...]:
             Notice("Scores", "No rows were held out: scores are on the training rows and too good to be true.")
         )
     found += quality.quality_notices(run.scores, run.baseline)
-    found += quality.residual_notices(run.prediction, run.y)
+    found += quality.residual_notices(run.prediction, run.y, elsewhere=run.elsewhere)
     return tuple({notice.text: notice for notice in found}.values())
 
 

@@ -15,6 +15,7 @@ from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.priors import Normal
 
 _NARROWEST, _WIDEST = 16, 128
+_MOST_NUMBERS = 2**25  # of a saved network
 _EMBEDDED_FROM = 8  # categories
 _DEEP_FROM = 5_000  # rows
 _GAIN = math.sqrt(2.0)
@@ -176,10 +177,19 @@ def network_from_json(saved: Mapping[str, Any] | None) -> nn.Module | None:
         return None
     try:
         dtype = {"float32": torch.float32, "float64": torch.float64}[saved["dtype"]]
+        sizes = [saved[name] for name in ("inputs", "outputs", "width", "depth")]
+        embedded = [number for pair in saved["embedded"] for number in pair]
+        whole = all(type(each) is int and each >= 0 for each in (*sizes, *embedded))
+        if (
+            not whole
+            or sum(sizes) * (saved["width"] + 16) > _MOST_NUMBERS
+            or max(embedded, default=0) > saved["inputs"]
+        ):
+            raise ValueError("it is larger than any that is made for a table")
         return ResidualMLP(
             saved["inputs"], saved["outputs"], width=saved["width"], depth=saved["depth"],
             embedded=[(first, last) for first, last in saved["embedded"]], skip=saved.get("skip", False),
             gain=saved.get("gain", False), activation=saved.get("activation", "tanh"),
         ).to(dtype)  # fmt: skip
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise DamagedArtifact(f"The saved network cannot be made: {error!r}. Pass network= instead.") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DamagedArtifact(f"The saved network cannot be made: {error!r:.300}. Pass network= instead.") from None

@@ -12,7 +12,7 @@ from sklearn.utils.metaestimators import available_if
 from knowable.core.method import Method
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.prediction.prediction import RegressionPrediction
-from knowable.errors import Unsupported
+from knowable.errors import InvalidData, Unsupported
 from knowable.inference.ensembles import DeepEnsemble
 from knowable.inference.exact import ExactLinear
 from knowable.inference.laplace import Laplace
@@ -138,7 +138,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _checked_target(self, y: Any) -> np.ndarray:
         number: Any = np.float64
-        found = check_array(y, ensure_2d=False, dtype=number, input_name="y", estimator=self)
+        if getattr(getattr(y, "dtype", None), "kind", "") in ("m", "M"):
+            raise InvalidData(f"y holds dates ({y.dtype}), not numbers. Pass it in days: (y - y.min()).dt.days.")
+        try:
+            found = check_array(y, ensure_2d=False, dtype=number, input_name="y", estimator=self)
+        except ValueError as error:
+            if "convert string" not in str(error):
+                raise
+            raise InvalidData(f"y holds text, not numbers. Labels are for BayesianClassifier. ({error})") from None
         return found if found.ndim < 3 else found.reshape(len(found), -1)
 
     def _learn_targets(self, y: np.ndarray, names: tuple[str, ...], classes: Any = None) -> Targets:

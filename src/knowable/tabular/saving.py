@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,18 @@ from torch import nn
 from knowable.core.method import Method
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.prior import Prior
-from knowable.core.posterior.saving import build_object, describe_object
-from knowable.core.storage.folder import as_path, refuse_existing
-from knowable.core.support.files import check_folder, write_atomically
-from knowable.errors import DamagedArtifact, InvalidArgument
-from knowable.loading import load
+from knowable.core.posterior.saving import build_object, describe_object, load_posterior
+from knowable.core.storage.files import Files, as_path, destination, whole_folder
+from knowable.core.storage.folder import (
+    FORMAT_VERSION,
+    SIGNATURE,
+    manifest_hash,
+    read_document,
+    refuse_existing,
+    write_document,
+)
+from knowable.core.support.files import check_folder
+from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError
 from knowable.registry import METHODS, find_method
 from knowable.tabular.auto import Choice
 from knowable.tabular.networks import network_from_json, network_to_json
@@ -28,20 +34,13 @@ from knowable.tabular.schema import Schema
 if TYPE_CHECKING:
     from knowable.tabular.estimators import BayesianEstimator
 
-FORMAT = 1
-DESCRIPTION, POSTERIOR = "estimator.json", "posterior"
+DESCRIPTION, POSTERIOR, KIND = "estimator.json", "posterior", "estimator"
 _PLAIN = ("budget", "time_limit", "samples", "precision", "verbose")
 
 
 def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write a fitted estimator to a folder, the posterior first."""
-    folder = as_path(path)
-    check_folder(folder, ours=_is_ours)
-    if not overwrite:
-        refuse_existing(folder, DESCRIPTION)
-    estimator.posterior_.save(folder / POSTERIOR, overwrite=True)
+    """Write a fitted estimator to a folder or a single file, atomically."""
     content = {
-        "format": FORMAT,
         "estimator": type(estimator).__name__,
         "schema": estimator.schema_.to_json(),
         "network": network_to_json(estimator.model_.net),
@@ -51,21 +50,31 @@ def save_estimator(estimator: BayesianEstimator, path: str | os.PathLike[str], *
         "choice": {"method": _describe_method(estimator.method_), "why": estimator.choice_.why},
         "settings": _describe_settings(estimator),
     }
-    write_atomically(folder / DESCRIPTION, json.dumps(content, indent=1))
-    return folder
+    with destination(path, overwrite=overwrite) as folder:
+        check_folder(folder, ours=_is_ours)
+        if not overwrite:
+            refuse_existing(folder, DESCRIPTION)
+        with whole_folder(folder) as new:
+            estimator.posterior_.save(new / POSTERIOR)
+            own = manifest_hash(new / POSTERIOR)
+            write_document(new / DESCRIPTION, KIND, {"posterior": own, "content": content})
+    return as_path(path)
 
 
-def load_estimator(cls: type, path: str | os.PathLike[str], network: nn.Module | None) -> Any:
-    """Read an estimator of the class ``cls``."""
+def load_estimator(
+    known: Sequence[type], path: str | os.PathLike[str] | Files, network: nn.Module | None
+) -> BayesianEstimator:
+    """Read an estimator, which must be of one of the ``known`` classes."""
     import numpy as np
 
-    file = as_path(path) / DESCRIPTION
+    files = Files.at(path)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] > FORMAT:
-            raise DamagedArtifact(f"{file} has format {content['format']}, newer than {FORMAT}. Upgrade knowable.")
-        if content["estimator"] != cls.__name__:
-            raise InvalidArgument(f"{file.parent} holds a {content['estimator']}: write {content['estimator']}.load.")
+        content, own = _read_description(files)
+        cls: Any = next((each for each in known if each.__name__ == content["estimator"]), None)
+        if cls is None:
+            raise InvalidArgument(f"{files} holds a {content['estimator']}: write {content['estimator']}.load.")
+        if own is not None and manifest_hash(files.folder(POSTERIOR)) != own:
+            raise DamagedArtifact(f"{files.folder(POSTERIOR)} is not the posterior of this estimator.")
         estimator = cls(**_build_settings(content["settings"], network))
         estimator.schema_ = Schema.from_json(content["schema"])
         estimator.input_names_ = tuple(content["inputs"])
@@ -76,17 +85,30 @@ def load_estimator(cls: type, path: str | os.PathLike[str], network: nn.Module |
         estimator.method_ = _build_method(content["choice"]["method"])
         estimator.choice_ = Choice(estimator.method_, content["choice"]["why"])
         made = network_from_json(content["network"]) if network is None else network
-        estimator.posterior_ = load(file.parent / POSTERIOR, made)
+        estimator.posterior_ = load_posterior(files.folder(POSTERIOR), made)
         estimator.model_ = estimator.posterior_.model
         return estimator
-    except FileNotFoundError:
-        raise DamagedArtifact(f"{file.parent} is not a saved estimator: it has no {DESCRIPTION}.") from None
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DamagedArtifact(f"{file} cannot be read: {error!r}. Save it again.") from None
+    except KnowableError:
+        raise
+    except Exception as error:  # whatever a description that nobody of ours wrote leads to
+        raise DamagedArtifact(f"{files}/{DESCRIPTION} cannot be read: {error!r:.300}. Save it again.") from error
+
+
+def _read_description(files: Files) -> tuple[dict[str, Any], str | None]:
+    """What an estimator says of itself, and the hash of its posterior where it says that."""
+    if not files.has(DESCRIPTION):
+        raise DamagedArtifact(f"{files} is not a saved estimator: it has no {DESCRIPTION}.")
+    found = files.read_json(DESCRIPTION)
+    if "body" in found:
+        body = read_document(files, DESCRIPTION)
+        return body["content"], str(body["posterior"])
+    if found["format"] != 1:  # that of version 0.1, which had no hash
+        raise DamagedArtifact(f"{files} has format {found['format']}, newer than {FORMAT_VERSION}. Upgrade knowable.")
+    return found, None
 
 
 def _is_ours(entry: str) -> bool:
-    return entry == POSTERIOR or entry.lstrip(".").startswith(DESCRIPTION.partition(".")[0])
+    return entry in (POSTERIOR, SIGNATURE) or entry.lstrip(".").startswith(DESCRIPTION.partition(".")[0])
 
 
 def _describe_settings(estimator: BayesianEstimator) -> dict[str, Any]:

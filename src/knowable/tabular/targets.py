@@ -84,6 +84,12 @@ class NumberTargets:
             return transformed(prediction, self.transform, means, scales)
         return restored(prediction, means, scales)
 
+    def restore_values(self, values: torch.Tensor) -> torch.Tensor:
+        """Numbers of the network's, such as the ends of an interval, in the user's units."""
+        means, scales = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.scales))
+        found = values.double() * scales + means
+        return {"log": torch.exp, "logit": torch.sigmoid}.get(self.transform, torch.clone)(found)
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {"task": "regression", **asdict(self)}

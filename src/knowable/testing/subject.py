@@ -14,6 +14,7 @@ from torch import Tensor
 from knowable.core.compiling.engine import Engine
 from knowable.core.method import Method
 from knowable.core.network.params import Params
+from knowable.core.posterior.functions import FunctionPosterior
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint
 from knowable.testing.networks import NETWORKS, NetworkCase, network_case
@@ -28,7 +29,7 @@ class Subject:
 
     Args:
         method: The method with settings that make a fit quick: a few steps, in batches of 8 rows if it has batches.
-        refuses: Networks (names of :data:`knowable.testing.networks.NETWORKS`) that it cannot do. It must then raise
+        refuses: Networks (names of ``knowable.testing.networks.NETWORKS``) that it cannot do. It must then raise
             ``Unsupported``; all the others it must fit.
         seeded: Whether the seed makes a difference. One that says no must give the same result for every seed.
         iterates: Whether a fit takes steps, so that it can be interrupted and resumed.
@@ -132,11 +133,26 @@ def expect_same_params(first: Params, second: Params, what: str) -> None:
         expect(torch.equal(value, second[name]), f"{what}: {name} differs by up to {_distance(value, second[name])}.")
 
 
+def moments(posterior: Posterior, x: Tensor) -> Params:
+    """What a fit found: mean and standard deviation of every parameter; of functions, those of their values at x."""
+    if not isinstance(posterior, FunctionPosterior):
+        return {**posterior.mean(), **{f"std of {name}": value for name, value in posterior.std().items()}}
+    prediction = posterior.predict(x, samples=5, generator=torch.Generator().manual_seed(5))
+    return {"functions": prediction.samples, "total": prediction.total, **dict(sorted(posterior.points.items()))}
+
+
+def some_draws(posterior: Posterior, x: Tensor, count: int, seed: int) -> Params:
+    """Draws of the parameters; of functions, their values at x."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(posterior, FunctionPosterior):
+        return {"functions": posterior.sample_functions(x, count, generator)}
+    return posterior.sample(count, generator)
+
+
 def expect_same_posterior(first: Posterior, second: Posterior, x: Tensor, what: str) -> None:
     """Fail unless two posteriors have the same moments, draws and predictions to the last bit."""
-    expect_same_params(first.mean(), second.mean(), f"{what}: mean()")
-    expect_same_params(first.std(), second.std(), f"{what}: std()")
-    draws = [each.sample(3, torch.Generator().manual_seed(5)) for each in (first, second)]
+    expect_same_params(moments(first, x), moments(second, x), f"{what}: mean() and std()")
+    draws = [some_draws(each, x, 3, seed=5) for each in (first, second)]
     expect_same_params(draws[0], draws[1], f"{what}: sample()")
     predictions = [each.predict(x, samples=5) for each in (first, second)]
     expect(

@@ -147,7 +147,7 @@ def test_a_prior_needs_only_a_density():
     assert prior.hyperparams(value) == {}
     assert prior.bind({}) is prior
     assert prior.log_hyperprior({}) == 0.0
-    with pytest.raises(Unsupported, match="is improper and cannot be sampled"):
+    with pytest.raises(Unsupported, match="does not define sample"):
         prior.sample((2,), like=value)
     assert PriorByName(prior, {"w": value}).log_prob({"w": value}) == -2.0
 

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from knowable.core.posterior.saving import _LAYERS, build, describe
+import knowable as kn
+from knowable.core.posterior.structure import _LAYERS, build, describe
 from knowable.errors import DamagedArtifact
 from tests.core.cases import Tied, mlp
 
 _ARGUMENTS = {
     "Linear": (3, 2), "Bilinear": (3, 2, 4), "Embedding": (5, 3), "PixelShuffle": (2,), "ZeroPad2d": (1,),
     "LayerNorm": (3,), "RMSNorm": (3,), "GroupNorm": (2, 4), "Softmax": (1,), "LogSoftmax": (1,),
+    "Polynomial": (3,), "Fourier": (5,), "RBF": (torch.zeros(4, 2),),
 }  # fmt: skip
 
 
@@ -41,7 +43,8 @@ def _assert_same(first: nn.Module, second: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", sorted(_LAYERS))
 def test_every_layer_on_the_list_is_built_again(name):
-    layer = getattr(nn, name)(*_arguments(name))
+    home = next(each for each in (nn, kn, kn.features) if hasattr(each, name))
+    layer = getattr(home, name)(*_arguments(name))
     _assert_same(layer, _again(layer))
 
 
@@ -185,13 +188,13 @@ def test_a_description_that_is_none_is_refused(description):
 
 
 def test_a_description_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("knowable.core.posterior.saving._MOST_MODULES", 10)
+    monkeypatch.setattr("knowable.core.posterior.structure._MOST_MODULES", 10)
     relu = {"layer": "ReLU", "arguments": {}}
     with pytest.raises(DamagedArtifact, match="too many layers"):
         build({"layer": "Sequential", "children": {str(k): relu for k in range(20)}})
     deep: dict = relu
     for _ in range(5_000):
         deep = {"layer": "Sequential", "children": {"0": deep}}
-    monkeypatch.setattr("knowable.core.posterior.saving._MOST_MODULES", 10**6)
+    monkeypatch.setattr("knowable.core.posterior.structure._MOST_MODULES", 10**6)
     with pytest.raises(DamagedArtifact, match="cannot be built"):
         build(deep)

@@ -37,6 +37,17 @@ def test_weights_are_normalised_and_equal_by_default():
     assert len(_mixture()) == 3
 
 
+def test_outcomes_have_the_shape_that_members_agree_on_and_their_training_rows_are_known():
+    x, y = linear_data(20)
+    model = linear_model(noise=0.5)
+    first, second = (kn.ExactLinear().fit(model, (x[rows], y[rows, 0])) for rows in (slice(10), slice(10, 20)))
+    mixture = kn.Mixture(model, [first, second])
+    assert mixture.predict(x).mean.shape == (20,)
+    with pytest.raises(kn.InvalidData, match="20 of the 20 rows of held_out"):
+        mixture.recalibrated((x, y))
+    assert kn.Mixture(model, [first, diagonal_posterior(model)]).predict(x).mean.shape == (20, 1)
+
+
 def test_mean_and_spread_follow_the_laws_of_total_expectation_and_variance():
     mixture, weights = _mixture(), LOG_WEIGHTS.exp().tolist()
     means, spreads = [m.mean() for m in mixture.members], [m.std() for m in mixture.members]

@@ -103,7 +103,7 @@ def test_the_plan_keeps_what_it_counts_within_the_memory(memory):
     posterior = diagonal_posterior(kn.Model(mlp(8, 2, width=64), kn.Gaussian(0.1)))
     x, draws = torch.zeros(500, 8), 16
     footprint = predicting._Footprint(posterior, x)
-    plan = predicting._Budget(posterior, x, draws, memory)
+    plan = predicting.Budget(posterior, x, draws, memory)
     result = draws * len(x) * footprint.output
     weights = (draws if plan.keep else plan.block) * footprint.draw
     together = min(plan.block, DRAWS_AT_ONCE) if plan.vectorise else 1

@@ -83,6 +83,22 @@ def test_batch_statistics_and_point_estimates_come_along(generator, tmp_path):
     assert torch.equal(loaded.predict(held_out[0]).probs, recalibrated.predict(held_out[0]).probs)
 
 
+def test_where_no_map_is_clearly_better_predictions_stay(generator, tmp_path):
+    x, y = linear_data(40, generator=generator)
+    posterior = kn.ExactLinear().fit(linear_model(noise=0.1), (x, y.squeeze(1)))
+    x = linear_data(200, generator=generator)[0]
+    prediction = posterior.predict(x)
+    levels = (torch.randperm(200, generator=generator) + 0.5) / 200
+    y = prediction.mean + prediction.std * torch.special.ndtri(levels).to(prediction.mean)  # calibrated to the row
+    recalibrated = posterior.recalibrated((x, y))
+    assert "none: no map was clearly better on 200 rows" in repr(recalibrated)
+    assert torch.equal(recalibrated.predict(x).mean, prediction.mean)
+    loaded = kn.load(recalibrated.save(tmp_path / "posterior"))
+    assert torch.equal(loaded.predict(x).std, prediction.std)
+    with pytest.warns(kn.CalibrationWarning, match="takes 50 or more to say whether predictions should change"):
+        posterior.recalibrated((x[:30], y[:30]))
+
+
 def test_pixels_are_recalibrated(generator):
     net = nn.Conv2d(1, 2, 3, padding=1)
     posterior = diagonal_posterior(kn.Model(net, kn.Categorical()), generator)

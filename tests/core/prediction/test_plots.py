@@ -111,6 +111,67 @@ def test_axes_of_the_users_are_drawn_in(numbers, classes):
         assert plot(axes) is figure and axes.has_data()
 
 
+# --- predictions from the prior --------------------------------------------------------------------------------------
+
+
+def prior_of(likelihood, inputs: int, outputs: int = 1, rows: int = 30):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, inputs, generator=generator)
+    net = nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
+    return x, kn.Model(net, likelihood).prior_predict(x, samples=40, generator=generator)
+
+
+def test_functions_of_the_prior_are_lines_along_one_input():
+    x, prediction = prior_of(kn.Gaussian(0.3), 1)
+    figure = prediction.plot(y=x)  # it knows its inputs
+    axes, order = figure.axes[0], x.flatten().argsort()
+    assert labels_of(figure) == ["outcomes, 90%", "functions drawn from the prior", "mean", "observed"]
+    for line, function in zip(axes.lines, prediction.samples[:20], strict=False):
+        np.testing.assert_allclose(line.get_ydata(), function.flatten()[order].numpy())
+    np.testing.assert_allclose(axes.lines[20].get_ydata(), prediction.mean.flatten()[order].numpy(), rtol=1e-5)
+    low, high = prediction.interval(0.9)
+    band = axes.collections[0].get_paths()[0].get_extents()
+    np.testing.assert_allclose([band.y0, band.y1], [low.min(), high.max()], rtol=1e-5)
+
+
+def test_probabilities_of_the_prior_are_lines_along_one_input():
+    x, prediction = prior_of(kn.Categorical(), 1, 3)
+    figure, order = prediction.plot(), x.flatten().argsort()
+    assert [axes.get_ylabel() for axes in figure.axes] == [f"probability of class {k}" for k in range(3)]
+    np.testing.assert_allclose(figure.axes[2].lines[4].get_ydata(), prediction.samples[4, order, 2].numpy(), rtol=1e-5)
+    assert len(prior_of(kn.Bernoulli(), 1)[1].plot().axes) == 1
+    with pytest.raises(kn.InvalidArgument, match="this prediction has 3 classes"):
+        prediction.plot(ax=Figure().add_subplot())
+
+
+def test_data_of_the_prior_over_many_inputs_lie_beside_the_observed():
+    """Of each draw the outcomes, sorted: with the noise, here so large that nothing else counts."""
+    _, prediction = prior_of(kn.Gaussian(1e4), 3, rows=4_000)
+    figure = prediction.plot(y=torch.arange(4_000.0))
+    values, shares = figure.axes[0].lines[0].get_data()
+    assert np.std(values) == pytest.approx(1e4, rel=0.06) and shares[-1] == 1.0
+    np.testing.assert_array_equal(figure.axes[0].lines[20].get_xdata(), np.arange(4_000))
+    assert labels_of(figure) == ["data drawn from the prior", "observed"]
+
+
+def test_confidence_of_the_prior_stands_beside_its_average():
+    _, prediction = prior_of(kn.Categorical(), 3, 4)
+    average, each = prediction.plot().axes
+    assert average.get_xlabel() == "probability"
+    np.testing.assert_allclose(each.lines[7].get_xdata(), prediction.samples[7].amax(1).sort().values, rtol=1e-5)
+
+
+def test_every_kind_of_prior_prediction_has_a_plot():
+    for likelihood in (kn.StudentT(), kn.Poisson(), kn.HeteroscedasticGaussian()):
+        for inputs in (1, 3):
+            assert prior_of(likelihood, inputs, 2)[1].plot().axes
+    x = torch.linspace(-1, 1, 9).unsqueeze(1)
+    joint = kn.Joint({"a": kn.Gaussian(0.1), "b": kn.Categorical()})
+    heads = {"a": lambda out: out[:, :1], "b": lambda out: out[:, 1:]}
+    both = kn.Model(nn.Linear(1, 4), joint, output=heads).prior_predict(x)
+    assert "functions drawn from the prior" in labels_of(both["a"].plot()) and len(both["b"].plot().axes) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

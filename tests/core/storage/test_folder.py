@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from knowable.core.storage import folder as storage
+from knowable.core.storage.files import MOST_JSON_BYTES, Extent
 from knowable.core.storage.folder import (
     FORMAT_VERSION,
     MANIFEST,
@@ -25,6 +26,7 @@ from knowable.core.storage.folder import (
     write_folder,
 )
 from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
+from tests.core.artifacts import rewrite
 from tests.core.cases import same_params
 
 CONTENT = {"name": "Größe", "numbers": [1, 2.5, 1e-300, -0.1], "nothing": None, "nested": {"b": [True], "a": {}}}
@@ -46,12 +48,7 @@ def _tensors_file(folder: Path) -> Path:
 
 
 def _rewrite_manifest(folder: Path, **changes: Any) -> None:
-    """A manifest with other entries and a hash that fits them: None removes an entry."""
-    body = json.loads((folder / MANIFEST).read_text())["body"]
-    body = {key: value for key, value in {**body, **changes}.items() if value is not None}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    document = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
-    (folder / MANIFEST).write_text(json.dumps(document))
+    rewrite(folder / MANIFEST, **changes)
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------
@@ -183,9 +180,9 @@ def test_a_manifest_that_is_something_else_is_refused(text, folder):
 
 
 def test_a_manifest_too_large_to_be_one_is_refused_without_reading_it(folder, monkeypatch):
-    os.truncate(folder / MANIFEST, storage._MOST_MANIFEST_BYTES + 1)  # sparse: takes no room
-    monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("it was read"))
-    with pytest.raises(DamagedArtifact, match=r"is too large to be a manifest \([\d,]+ bytes\)"):
+    os.truncate(folder / MANIFEST, MOST_JSON_BYTES + 1)  # sparse: takes no room
+    monkeypatch.setattr(Extent, "read_into", lambda *arguments: pytest.fail("it was read"))
+    with pytest.raises(DamagedArtifact, match=r"is too large to be a manifest.json \([\d,]+ bytes\)"):
         _read(folder)
 
 
@@ -259,7 +256,7 @@ class _Crash(Exception):
 
 CRASHES = [
     ("save_file", 1),
-    ("_hash_file", 1),
+    ("block_hashes", 1),
     *((f"os.{name}", call) for name in ("replace", "fsync") for call in (1, 2)),
 ]
 

@@ -419,12 +419,13 @@ METHODS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_a_fit_keeps_its_limit_within_a_fifth(method: Method, generator: torch.Generator):
-    x, y = linear_data(400, generator=generator)
+def test_a_fit_keeps_its_limit_within_a_fifth(method: Method, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "monotonic", time.process_time)  # what runs beside the test does not count
+    x, y = linear_data(400, generator=torch.Generator().manual_seed(0))
     model = kn.Model(mlp(width=40).double(), kn.Gaussian())
-    seconds, began = 8.0, time.monotonic()
+    seconds, began = 6.0, time.process_time()
     with warnings.catch_warnings(), time_limit(seconds):
         warnings.simplefilter("ignore", kn.KnowableWarning)
         posterior = method.fit(model, (x, y))
-    assert time.monotonic() - began <= 1.2 * seconds
+    assert time.process_time() - began <= 1.2 * seconds
     assert torch.isfinite(posterior.predict(x).mean).all()

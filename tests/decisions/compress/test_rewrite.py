@@ -227,7 +227,8 @@ def test_the_rewritten_network_is_right_for_many_masks(name, generator):
         net, x = make(name, generator=generator)
         share = float(torch.rand((), generator=generator))
         pruned(net, random_masks(net, share, generator=generator))
-        _same(net, rewrite(net, x, carry=float(torch.rand((), generator=generator)) < 0.5).net, x)
+        merged = float(torch.rand((), generator=generator)) < 0.5
+        _same(net, rewrite(net, x, merge_constants=merged).net, x)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

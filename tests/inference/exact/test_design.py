@@ -7,7 +7,7 @@ from torch.func import functional_call, jacrev
 
 import knowable as kn
 from knowable.core.network.params import Layout
-from knowable.inference.exact.linear import Design
+from knowable.inference.exact.design import Design
 
 CONVOLUTION = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(9, 1))
 
@@ -50,13 +50,13 @@ def test_design_is_computed_in_double_precision(seed):
 def test_columns_in_blocks_are_the_same_columns(seed, monkeypatch):
     design, x = design_of(kn.Model(nn.Linear(5, 2).double(), kn.Gaussian(0.1))), torch.randn(4, 5, dtype=torch.float64)
     whole = design(x)[1]
-    monkeypatch.setattr("knowable.inference.exact.linear._BLOCK", 5)
+    monkeypatch.setattr("knowable.inference.exact.design._BLOCK", 5)
     torch.testing.assert_close(design(x)[1], whole, rtol=1e-12, atol=1e-12)
 
 
 def test_chunks_are_all_rows_in_order(monkeypatch):
     design, x = design_of(kn.Model(nn.Linear(3, 2), kn.Gaussian(0.1))), torch.randn(11, 3)
-    monkeypatch.setattr("knowable.inference.exact.linear._CHUNK_VALUES", 2 * 8 * 3)  # three rows of 2 x 8
+    monkeypatch.setattr("knowable.inference.exact.design._CHUNK_VALUES", 2 * 8 * 3)  # three rows of 2 x 8
     chunks = list(design.chunks(x))
     assert [len(chunk) for chunk in chunks] == [3, 3, 3, 2]
     assert torch.equal(torch.cat(chunks), x)

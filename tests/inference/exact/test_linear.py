@@ -33,6 +33,27 @@ def test_posterior_is_the_closed_form(seed, d):
     assert posterior.diagnostics.converged
 
 
+def test_posterior_prediction_and_evidence_are_those_of_scipy(seed):
+    problem, new = LinearGaussian.make(n=40, d=6, seed=seed, noise=0.4), np.random.default_rng(seed).normal(size=(5, 6))
+    posterior = kn.ExactLinear().fit(problem.model(), problem.data)
+    rows, there = (np.column_stack([each, np.ones(len(each))]) for each in (problem.x, new))
+    y = problem.y[:, 0].numpy()
+    precision = np.eye(7) + rows.T @ rows / 0.16
+    covariance = scipy.linalg.solve(precision, np.eye(7), assume_a="pos")
+    mean = covariance @ rows.T @ y / 0.16
+    near = {"rtol": 0, "atol": 1e-8}
+    np.testing.assert_allclose(problem.as_flat(posterior.mean()), mean, **near)
+    np.testing.assert_allclose(posterior.covariance, covariance, **near)
+    evidence = scipy.stats.multivariate_normal.logpdf(y, cov=rows @ rows.T + 0.16 * np.eye(40))
+    np.testing.assert_allclose(float(posterior.log_evidence), evidence, **near)
+    prediction = posterior.predict(torch.from_numpy(new))
+    spread = np.sqrt(np.einsum("nd,de,ne->n", there, covariance, there) + 0.16)
+    np.testing.assert_allclose(prediction.mean[:, 0], there @ mean, **near)
+    np.testing.assert_allclose(prediction.std[:, 0], spread, **near)
+    density = scipy.stats.norm.logpdf(0.3, there @ mean, spread)
+    np.testing.assert_allclose(prediction.log_prob(torch.full((5, 1), 0.3, dtype=torch.float64)), density, **near)
+
+
 @pytest.mark.filterwarnings("ignore:The targets are:knowable.errors.ModelWarning")
 def test_float32_network_is_solved_in_double_precision(seed):
     # one weight of precision ~ 1e8 beside one of ~ 1: float32 normal equations would lose the second
@@ -259,8 +280,8 @@ def test_loader_and_chunks_give_the_same_sums(seed, monkeypatch):
     problem = LinearGaussian.make(seed=seed)
     whole = kn.ExactLinear().fit(problem.model(), problem.data)
     loader = DataLoader(TensorDataset(*problem.data), batch_size=7, shuffle=True)
-    monkeypatch.setattr("knowable.inference.exact.linear._CHUNK_VALUES", 12)  # 3 rows of 4 columns at a time
-    monkeypatch.setattr("knowable.inference.exact.linear._BLOCK", 3)  # columns in blocks that do not divide them
+    monkeypatch.setattr("knowable.inference.exact.design._CHUNK_VALUES", 12)  # 3 rows of 4 columns at a time
+    monkeypatch.setattr("knowable.inference.exact.design._BLOCK", 3)  # columns in blocks that do not divide them
     for data in (problem.data, loader):
         parts = kn.ExactLinear().fit(problem.model(), data)
         torch.testing.assert_close(parts.mean(), whole.mean(), **TIGHT)

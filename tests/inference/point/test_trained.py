@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import knowable as kn
 from knowable.core.method import FitJob
+from knowable.errors import WorseThanNetwork
 from knowable.inference.point.own_parameters import integral_over, most_probable
 from knowable.inference.point.trained import TrainedWeights, given_point
 from knowable.testing import network_case
@@ -166,3 +167,31 @@ def test_pixels_of_few_images_are_as_many_outcomes_as_rows_of_a_table():
     assert scales[0] == pytest.approx(scales[1], rel=1e-6)
     nlls = [fit.diagnostics["nll"] for fit in fits]
     assert nlls[0] == pytest.approx(nlls[1] * size**2, rel=1e-6)
+
+
+def through_all_rows(seed):
+    """A network that goes through all training rows, and other rows of the same kind."""
+    torch.manual_seed(seed)
+    x = torch.randn(100, 3)
+    y = torch.sin(x[:, :1]) + 0.5 * torch.randn(100, 1)
+    net = nn.Sequential(nn.Linear(3, 300), nn.Tanh(), nn.Linear(300, 1))
+    with torch.no_grad():
+        hidden = net[1](net[0](x[:50])).double()
+        net[2].weight.copy_(torch.linalg.lstsq(hidden, y[:50].double(), driver="gelsd").solution.T)
+        net[2].bias.zero_()
+    return net, (x[:50], y[:50]), (x[50:], y[50:])
+
+
+def test_a_posterior_that_predicts_worse_than_a_guess_is_warned_of(seed):
+    """The evidence explains such training rows by a noise that is far wider than the targets."""
+    net, rows, _ = through_all_rows(seed)
+    with pytest.warns(WorseThanNetwork, match="worse than a guess"):
+        kn.Laplace().fit(kn.Model(net, kn.Gaussian()), rows, start="network", seed=seed)
+
+
+def test_the_noise_of_a_trained_network_is_that_of_held_out_rows(seed):
+    net, rows, held_out = through_all_rows(seed)
+    job = FitJob.of(kn.Laplace(), kn.Model(net, kn.Gaussian()), rows, held_out, seed, False, None, None)
+    noise = given_point(job, "network").mean()["likelihood.log_noise"].exp()
+    errors = (net(held_out[0]) - held_out[1]).detach()
+    assert noise.item() == pytest.approx(errors.square().mean().sqrt().item(), rel=0.1)  # its prior says a little too

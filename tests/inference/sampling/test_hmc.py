@@ -265,9 +265,15 @@ def test_parameters_of_any_shape_are_drawn(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mass", ["identity", "diagonal", "dense"])
-@pytest.mark.parametrize("density", [correlated_gaussian(50), banana(), funnel(scale=1.0)], ids=lambda d: d.name)
-def test_every_metric_draws_every_density(mass, density, seed):
+@pytest.mark.parametrize(
+    ("mass", "density"),
+    [
+        ("identity", banana()), ("identity", funnel(scale=1.0)), ("diagonal", correlated_gaussian(50)),
+        ("diagonal", funnel(scale=1.0)), ("dense", correlated_gaussian(50)), ("dense", banana()),
+    ],
+    ids=lambda each: getattr(each, "name", each),
+)  # fmt: skip
+def test_every_metric_draws_two_densities(mass, density, seed):
     expect_moments(sample(HMC(mass=mass), density, seed=seed), density)
 
 

@@ -19,15 +19,9 @@ def test_a_transition_leaves_the_density_as_it_is(density, seed):
     expect_invariance(kn.NUTS(step_size=0.3, mass="identity", max_depth=5).kernel(len(density.mean)), density, seed)
 
 
-@pytest.mark.parametrize(
-    "density",
-    [
-        pytest.param(correlated_gaussian(10), marks=pytest.mark.slow),
-        pytest.param(bimodal(), marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-    ],
-    ids=lambda d: d.name,
-)
-def test_draws_have_the_moments_of_the_density(density, seed):
+@pytest.mark.slow
+def test_draws_have_the_moments_of_the_density(seed):
+    density = correlated_gaussian(10)
     samples = kn.NUTS(chains=8).sample(density.log_density, density.start(), seed=seed, engine=TRACED)
     expect_moments(samples, density)
 

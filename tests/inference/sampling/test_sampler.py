@@ -445,3 +445,14 @@ def test_of_very_many_coordinates_some_are_monitored():
     assert coordinate_monitor(50)(positions[..., :50]).shape == (2, 3, 50)
     found.zero_()
     assert positions.abs().min() > 0, "a copy, for positions may be let go"
+
+
+def test_a_parameter_with_which_the_density_does_not_change_is_named():
+    """It is no distribution: chains would wander for ever."""
+
+    def log_density(params):
+        return -0.5 * params["x"].square().sum()
+
+    start = {"x": torch.zeros(2), "unused": torch.zeros(1)}
+    with pytest.warns(kn.errors.ModelWarning, match="does not change with unused near init_params"):
+        kn.Metropolis(chains=2, draws=4, warmup=4, steps=1).sample(log_density, start)

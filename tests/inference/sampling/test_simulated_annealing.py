@@ -100,8 +100,11 @@ def test_draws_have_the_moments_of_the_density(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("density", [bimodal(), correlated_gaussian(50)], ids=lambda each: each.name)
-@pytest.mark.parametrize("moves", ["hmc", "metropolis"])
+@pytest.mark.parametrize(
+    ("moves", "density"),
+    [("hmc", correlated_gaussian(50)), ("metropolis", bimodal())],
+    ids=lambda each: getattr(each, "name", each),
+)
 def test_draws_of_both_moves_have_the_moments_of_the_density(moves, density, seed):
     samples = SimulatedAnnealing(moves=moves).sample(density.log_density, density.start(), seed=seed, engine=TRACED)
     expect_moments(samples, density)

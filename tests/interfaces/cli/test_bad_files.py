@@ -140,3 +140,11 @@ def test_other_units_at_prediction_are_noticed(runs):
     rows = [{**row, "dose": f"{1000 * float(row['dose'] or 1):.1f}"} for row in read_csv(runs / "numbers.csv")]
     result = call("predict", runs / "numbers", write_csv(runs / "milli.csv", rows))
     assert result.exit_code == 2 and "'dose'" in result.stderr and "other units" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_without_a_target_the_columns_are_named(command, tmp_path):
+    (tmp_path / "data.csv").write_text(text(), encoding="utf-8")
+    result = call(command, tmp_path / "data.csv", "--out", tmp_path / "run")
+    assert result.exit_code == 2 and not (tmp_path / "run").exists()
+    assert "--target is missing" in result.stderr and "data.csv are a, b, y" in result.stderr

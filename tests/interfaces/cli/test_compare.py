@@ -8,7 +8,7 @@ import pytest
 from tests.interfaces.cli.calling import call
 from tests.interfaces.cli.tables import number_rows, write_csv
 
-QUICK = ("--target", "response", "--methods", "map,laplace", "--cv", "2", "--budget", "10")
+QUICK = ("--target", "response", "--methods", "map,laplace", "--cv", "2", "--budget", "60")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """``knowable fit``: from a file to a run."""
 
 import csv
+import gzip
 import json
 import math
 import signal
@@ -106,7 +107,8 @@ def test_the_configuration_of_a_run_repeats_it(runs):
 def test_quiet_prints_nothing_and_the_folder_is_named_after_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "trial.csv", number_rows(50))
-    result = call("fit", "trial.csv", "-t", "response", "-q", "--method", "map", "--budget", "quick")
+    (tmp_path / "trial.csv.gz").write_bytes(gzip.compress((tmp_path / "trial.csv").read_bytes()))
+    result = call("fit", "trial.csv.gz", "-t", "response", "-q", "--method", "map", "--budget", "quick")
     assert result.exit_code in (0, 3)
     assert result.stdout == "" and (tmp_path / "trial-run" / "config.json").is_file()
 
@@ -149,7 +151,7 @@ def test_chains_that_disagree_are_code_3_only_where_predictions_are_not_known(tm
 
 def test_a_fit_that_its_time_limit_ends_is_good_and_says_that_it_had_not_settled(tmp_path):
     path = write_csv(tmp_path / "n.csv", number_rows(60))
-    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "mfvi", "--time-limit", "3")
+    result = call("fit", path, "-t", "response", "-o", tmp_path / "run", "--method", "flow_vi", "--time-limit", "2")
     assert result.exit_code == 0, result.stderr
     assert "time limit" in result.stderr and "ended before it converged" in result.stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["made"]["converged"] is False

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidArgument
 
 _NUMBERS_AT_ONCE = 2**19  # numbers ranked and transformed together: they stay in the cache
@@ -116,7 +117,7 @@ def share_between_chains(draws: Tensor) -> float:
 
 def _by_quantity(function: Callable[[Tensor], Tensor], draws: Tensor | np.ndarray) -> Tensor:
     """Apply a function to blocks of quantities ``(M, chains, draws)``, in double precision."""
-    draws = torch.as_tensor(draws)
+    draws = to_tensor(draws, "draws")
     if draws.dim() < 2:
         raise InvalidArgument(f"draws must have shape (chains, draws, ...), got {tuple(draws.shape)}.")
     chains, count, *shape = draws.shape

@@ -138,7 +138,7 @@ class ModelTarget(Target):
         start = model.params()
         super().__init__(Layout.of({name: start[name] for name in model.random_names}), temperature)
         self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
-        self._prior = NormalDensity.of(model, self.layout)
+        self.normal_prior = NormalDensity.of(model, self.layout)  # None where the prior is another one
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
         self.data = data
         self._rows: dict[int, list[Batch]] = {}
@@ -181,8 +181,8 @@ class ModelTarget(Target):
         value, gradient = self.function.operations("gradient", position, *batch)
         scale = self.size / len(batch[0])
         value, gradient = value * scale, gradient * scale
-        if self._prior is not None:
-            value, gradient = self._prior.added(position, value, gradient)
+        if self.normal_prior is not None:
+            value, gradient = self.normal_prior.added(position, value, gradient)
         return value / self.temperature, gradient / self.temperature
 
     def _block_gradient(self, block: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor]:
@@ -195,13 +195,13 @@ class ModelTarget(Target):
         scale = self._stands_for if batch is None else self.size / len(batch[0])
         if scale != 1.0:
             value, gradient = value.mul_(scale), gradient.mul_(scale)
-        return (value, gradient) if self._prior is None else self._prior.add_to(block, value, gradient)
+        return (value, gradient) if self.normal_prior is None else self.normal_prior.add_to(block, value, gradient)
 
     def _block_value(self, block: Tensor) -> Tensor:
         value = sum(self.function.value(block, *rows) for rows in self.rows(len(block)))
         assert isinstance(value, Tensor)
         value = value * self._stands_for
-        return value if self._prior is None else value + self._prior.value(block)
+        return value if self.normal_prior is None else value + self.normal_prior.value(block)
 
     def rows(self, chains: int) -> list[Batch]:
         """All rows, with their weights if they have any, cut so that ``chains`` chains on one piece fit in memory."""
@@ -219,7 +219,7 @@ class ModelTarget(Target):
         params = {**self.points, **self.layout.views(flat)}
         output = self.model.forward(params, x, buffers=self.buffers)
         total = self.model.score(output, y, params, weights).sum()
-        if self._prior is not None:
+        if self.normal_prior is not None:
             return total
         return total + (len(x) / self.size) * self.model.log_prior(params)
 

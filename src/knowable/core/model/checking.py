@@ -50,8 +50,9 @@ def cast_inputs(x: Tensor, model: Model) -> Tensor:
         cast = _all_cast(x, model.dtype)
         try:
             model.network.probe(cast, params, buffers)
-        except InvalidData:
-            if "embedding" in str(refused) or not isinstance(x, Tensor):  # an index out of range, and not its kind
+        except InvalidData as again:
+            takes_whole = "embedding" in str(refused) or "takes whole numbers" in str(again)
+            if takes_whole or not isinstance(x, Tensor):  # an index out of range or a shape, and not its kind
                 raise refused from None
             raise
         return cast

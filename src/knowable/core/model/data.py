@@ -33,21 +33,21 @@ from knowable.core.model.stream import (
     Batch,
     Stream,
     TargetName,
+    TargetShape,
     in_order,
     length_of,
     pair_of,
     sampler_of,
+    shape_of,
 )
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
+from knowable.core.support.tensors import check_rows
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
-
-TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
-"""Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
 _FEWEST, _CHUNK_BYTES = 128, 16 * 2**20  # rows per batch where no gradient is needed, and their size
 _PARTS, _PART_ROWS = 16, 64  # of an estimate on some of the rows: how many parts, and the rows of each, at least
@@ -164,6 +164,11 @@ class Data:
         return -(-self.size // self._stream.rows_of_batches) if count is None else count
 
     @property
+    def shape_of_target(self) -> TargetShape:
+        """``target_shape``; of a loader, that of the batches it has given."""
+        return self.target_shape if self.in_memory else self._stream.target_shape
+
+    @property
     def first(self) -> Batch:
         """The first rows. The next epoch of a loader begins with this batch and does not read it again."""
         return next(iter(self)) if self.in_memory else self._stream.first
@@ -178,6 +183,11 @@ class Data:
             return None
         x, y, *weights = found
         return Data((x, y), len(x), weights[0] if weights else None, at_once=len(self.first[0]))
+
+    def keep_at_most(self, size: int) -> None:
+        """Keep only so many bytes of a loader's rows, for a fit that needs no more of them than their hashes."""
+        if not self.in_memory:
+            self._stream.limit = min(self._stream.limit, size)
 
     @property
     def held(self) -> Data | None:
@@ -215,11 +225,11 @@ class Data:
         return tuple(torch.cat(each)[:most] for each in zip(*found, strict=True))
 
     def some_batches(self, batch_size: int, most: int, *, seed: int) -> list[Batch]:
-        """At most so many batches of an epoch; of a loader that was read, of its size and from the rows kept."""
-        kept = self.kept if not self.in_memory and self._stream.was_read else None
+        """At most so many batches of an epoch; of a loader, of its size and from the rows kept."""
+        kept = None if self.in_memory else self.kept
         if kept is None:
             return list(islice(self.batches(batch_size, seed=seed), most))
-        batches = list(kept)  # its own ones, where all rows were kept
+        batches = list(kept)  # its own ones, where all rows were kept of a loader that does not shuffle
         chosen = torch.randperm(len(batches), generator=generator_for(seed, "batches"))[:most]
         return [batches[number] for number in sorted(chosen.tolist())]
 
@@ -316,14 +326,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
     counted = None if model is None else model.likelihood.counted(y)
     if model is not None and counted is not None and not counted.any():
         raise InvalidData(f"No target of {name} counts: all are missing or ignored ({model.likelihood!r}).")
-    return Data((x, y), x.shape[0], target_shape=_target_shape(targets_of(data[1], model)), at_once=batch_size)
-
-
-def _target_shape(y: Tensor) -> TargetShape:
-    """Shape of one target, by name where there are several."""
-    if isinstance(y, Tensor):
-        return tuple(y.shape[1:])
-    return {name: tuple(each.shape[1:]) for name, each in y.tree.items()}
+    return Data((x, y), x.shape[0], target_shape=shape_of(targets_of(data[1], model)), at_once=batch_size)
 
 
 def as_input(x: Any, model: Model, *, name: str = "x") -> Tensor:
@@ -427,7 +430,8 @@ def _two(data: Any, name: str) -> tuple[Any, Any]:
 
 def _size_found(source: Any) -> int:
     if isinstance(source, tuple):
-        return len(as_rows(source[0], "x"))
+        x = as_rows(source[0], "x")
+        return len(check_rows(x, "x") if isinstance(x, Tensor) else x)
     if isinstance(source, DataLoader):
         return _size_of(source, "data")
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):

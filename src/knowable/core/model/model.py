@@ -18,8 +18,10 @@ from knowable.core.network.inputs import as_rows
 from knowable.core.network.network import DRAWS_AT_ONCE, Network, check_module, full_dtype
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, expand_params, index_params, select_names, stack_params
+from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count, check_generator, readable
+from knowable.core.support.tensors import check_rows
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop
@@ -256,9 +258,12 @@ class Model:
         self.check_params(params)
         x = (x if isinstance(x, Tensor) else as_rows(x)).to(self.device)
         y = self.likelihood.rows_of(y).to(self.device)
-        output = self.forward(
-            params, x.to(self.dtype) if x.is_floating_point() else x, buffers=buffers or self._buffers
-        )
+        x = x.to(self.dtype) if x.is_floating_point() else x
+        try:
+            output = self.forward(params, x, buffers=buffers or self._buffers)
+        except RuntimeError:
+            self.probe(check_rows(x, "x"))  # says what is wrong with x, if it is that
+            raise
         return self.score(output, y, params)
 
     def check_params(self, params: Params) -> None:
@@ -352,6 +357,9 @@ class Model:
             x: Inputs, one row each.
             samples: Number of draws from the prior. Parameters that are not random keep their start values.
             generator: Makes the draws repeatable.
+
+        Returns:
+            The prediction; its ``plot()`` shows functions drawn from the prior.
         """
         check_count("samples", samples)
         check_generator(generator)
@@ -364,7 +372,10 @@ class Model:
                 for rows in x.split(_ROWS_AT_ONCE)
             ]
             weights = torch.zeros(samples, dtype=self.dtype, device=self.device).log_softmax(0)
-            return self.likelihood.predict(torch.cat(blocks, dim=1), self.likelihood_params(stack), weights)
+            found = self.likelihood.predict(torch.cat(blocks, dim=1), self.likelihood_params(stack), weights)
+        for part in found.heads.values() if isinstance(found, JointPrediction) else [found]:
+            part.prior_inputs = x  # for its plot
+        return found
 
     def prior_draws(self, samples: int, *, generator: torch.Generator | None = None) -> Params:
         """A stack of ``samples`` draws of the random parameters from the prior; the others at their start values."""

@@ -6,12 +6,15 @@ holds as points have no spread to move within, so they stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from knowable.core.model.joint_normal import IndependentNormal, JointNormal
 from knowable.core.model.prior import JointPrior, Normal, Prior
-from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.network.params import Buffers, Layout, Params, with_prefix, without_prefix
 from knowable.errors import InvalidArgument
 
 
@@ -23,6 +26,8 @@ class PosteriorPrior(JointPrior):
         fixed: Parameters that stay at their values.
         buffers: Buffers the next fit starts from.
     """
+
+    kind = "posterior"
 
     def __init__(self, normal: JointNormal, *, fixed: Params, buffers: Buffers):
         self.normal, self.fixed, self.buffers = normal, dict(fixed), buffers
@@ -92,6 +97,23 @@ class PosteriorPrior(JointPrior):
                     f"prior has shape {tuple(known[name].shape)} for {name!r}, the network {tuple(value.shape)}."
                 )
         return {name: known[name].to(value).clone() for name, value in params.items()}
+
+    def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        means = self.normal.means
+        tensors = {
+            **with_prefix("loc.", means),
+            **with_prefix("fixed.", self.fixed),
+            **with_prefix("buffers.", self.buffers),
+            **self.normal.tensors(),
+        }
+        return {"posterior": self.normal.kind, "order": list(means)}, tensors
+
+    @classmethod
+    def from_description(cls, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> PosteriorPrior:
+        loc, fixed, buffers = (without_prefix(part, tensors) for part in ("loc.", "fixed.", "buffers."))
+        loc = {name: loc[name] for name in about.get("order") or loc}
+        normal = JointNormal.kinds[about["posterior"]].from_tensors(loc, dict(tensors))
+        return cls(normal, fixed=fixed, buffers=buffers)
 
     def __repr__(self) -> str:
         return f"PosteriorPrior({self.normal.kind} normal, {self.normal.layout.size:,} parameters)"

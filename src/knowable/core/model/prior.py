@@ -29,11 +29,16 @@ class Prior(ABC):
     """A distribution over the elements of a tensor, independent and identical.
 
     Concrete priors are frozen dataclasses whose fields are plain numbers (they are written to JSON by name) and define
-    :meth:`log_prob`. Where a closed form exists they also define :meth:`kl_from_normal` and :meth:`normal_moments`.
+    :meth:`log_prob`; for draws from it, such as those of ``model.prior_predict``, also :meth:`sample`. Where a closed
+    form exists they define :meth:`kl_from_normal` and :meth:`normal_moments`.
+
+    Attributes:
+        proper: Whether it integrates to one; an improper prior has no evidence and no draws.
+        binary: Whether its values are 0 and 1, and nothing between.
     """
 
-    proper: ClassVar[bool] = True  # whether it integrates to one; an improper prior has no evidence and no draws
-    binary: ClassVar[bool] = False  # whether its values are 0 and 1, and nothing between
+    proper: ClassVar[bool] = True
+    binary: ClassVar[bool] = False
 
     @abstractmethod
     def log_prob(self, value: Tensor) -> Tensor:
@@ -41,6 +46,10 @@ class Prior(ABC):
 
     def sample(self, shape: Iterable[int], *, generator: torch.Generator | None = None, like: Tensor) -> Tensor:
         """Draw a tensor of ``shape`` with the dtype and device of ``like``."""
+        if self.proper:
+            raise Unsupported(
+                f"{type(self).__name__} does not define sample(shape, generator=..., like=...): define it."
+            )
         raise Unsupported(f"{self!r} is improper and cannot be sampled. Use a proper prior such as Normal(1.0).")
 
     def kl_from_normal(self, loc: Tensor, scale: Tensor) -> Tensor | None:
@@ -75,6 +84,23 @@ class Prior(ABC):
 
 class JointPrior(ABC):
     """A distribution over a model's parameters as a whole."""
+
+    kind: ClassVar[str]  # name in saved artifacts
+    kinds: ClassVar[dict[str, type[JointPrior]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in cls.__dict__:
+            JointPrior.kinds[cls.kind] = cls
+
+    def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Plain values and tensors from which :meth:`from_description` makes it again."""
+        raise InvalidArgument(f"A model whose prior is {self!r} cannot be saved.")
+
+    @classmethod
+    def from_description(cls, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> JointPrior:
+        """The inverse of :meth:`described`."""
+        raise Unsupported(f"{cls.__name__} cannot be loaded.")
 
     @abstractmethod
     def log_prob(self, params: Params) -> Tensor:

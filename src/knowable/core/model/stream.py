@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from knowable.core.model.checking import checked_pair
+from knowable.core.model.checking import checked_pair, targets_of
+from knowable.core.model.row_hashes import row_hashes
 from knowable.core.model.row_weights import weights_of_classes
 from knowable.core.network.inputs import as_rows, tupled
 from knowable.core.support.randomness import generator_for
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, ...]
 """``(x, y)``, or ``(x, y, weights)`` where rows have weights."""
+
+TargetShape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+"""Shape of one target as the user gave it, by name where there are several; None where it is not known."""
 
 TargetName = str | Sequence[str] | None
 """Where batches are dicts: which entry is the target, or which are."""
@@ -53,9 +57,11 @@ class Stream:
     ):
         self.loader, self.size, self.model, self.name = loader, size, model, name
         self.class_weights, self.target = class_weights, target
+        self.target_shape: TargetShape = None  # known from the first batch on
         self._first: Batch | None = None
         self._waiting: Iterator[Batch] | None = None  # has given the first batch, and no other
         self._kept: KeptRows | None = None
+        self.limit = LIMIT  # bytes of rows that are kept
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -109,7 +115,8 @@ class Stream:
         """A pass, of which rows are kept if there was no whole one before."""
         mine = None
         if not self.was_read:
-            mine = self._kept = KeptRows(generator_for(seed, "kept rows"))
+            generator = generator_for(seed, "kept rows")
+            mine = self._kept = KeptRows(generator, self.limit, shuffled=shuffles(self.loader))
         length = length_of(self.loader)
         for number, batch in enumerate(batches, 1):
             if self._first is None:
@@ -132,10 +139,19 @@ class Stream:
             if self.model is None:
                 yield as_rows(x), as_rows(y, "y")
                 continue
+            if self.target_shape is None:
+                self.target_shape = shape_of(targets_of(y, self.model))
             x, y = checked_pair(x, y, self.model, self.name)
             yield (
                 (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
             )
+
+
+def shape_of(y: Tensor) -> TargetShape:
+    """Shape of one target, by name where there are several."""
+    if isinstance(y, Tensor):
+        return tuple(y.shape[1:])
+    return {name: tuple(each.shape[1:]) for name, each in y.tree.items()}
 
 
 def _copied(batch: Batch) -> Batch:
@@ -143,18 +159,20 @@ def _copied(batch: Batch) -> Batch:
 
 
 class KeptRows:
-    """All rows of a pass, or as many of them as have 64 MB, chosen at random without replacement.
+    """All rows of a pass, or as many of them as have ``limit`` bytes, chosen at random without replacement.
 
     Every row gets a random key. Where the rows with keys above the threshold take more than the limit, the threshold
     rises to the median of their keys. What is kept are thus the rows with the largest keys, whatever their order was.
     """
 
-    def __init__(self, generator: torch.Generator):
+    def __init__(self, generator: torch.Generator, limit: int, *, shuffled: bool = False):
+        self.limit = limit
         self.seen = 0  # rows that passed by
         self.whole = False  # whether the pass went to its end
-        self._generator, self._threshold, self._bytes = generator, -1.0, 0
+        self._generator, self._threshold, self._bytes, self._shuffled = generator, -1.0, 0, shuffled
         self._batches: list[Batch] = []
         self._keys: list[Tensor] = []
+        self._joined = False  # into one batch
 
     def __len__(self) -> int:
         return sum(map(len, self._keys))
@@ -163,8 +181,9 @@ class KeptRows:
         """Keep some rows of a batch: copies, which do not change with the loader's own memory."""
         keys = torch.rand(len(batch[0]), generator=self._generator, dtype=torch.float64)
         self.seen += len(keys)
+        self._joined = False
         self._add(batch, keys)
-        while self._bytes > LIMIT and len(self) > 1:
+        while self._bytes > self.limit and len(self) > 1:
             self._threshold = torch.cat(self._keys).median().item()
             before = list(zip(self._batches, self._keys, strict=True))
             self._batches, self._keys, self._bytes = [], [], 0
@@ -180,13 +199,21 @@ class KeptRows:
             self._bytes += sum(each.numel() * each.element_size() for each in tree_leaves(own))
 
     def joined(self) -> Batch | None:
-        """The rows as one batch, in the order in which they came; None where their shapes differ between batches."""
-        if len(self._batches) > 1:
+        """The rows as one batch, None where their shapes differ between batches.
+
+        They are in the order in which they came; those of a loader that shuffles in one that depends on the rows alone.
+        A resumed fit keeps them in another pass, and yet in the same order.
+        """
+        if self._batches and not self._joined:
             shapes = [[each.shape[1:] for each in tree_leaves(batch)] for batch in self._batches]
             if any(each != shapes[0] for each in shapes):
                 return None
-            self._batches = [tuple(torch.cat(each) for each in zip(*self._batches, strict=True))]
-            self._keys = [torch.cat(self._keys)]
+            whole = tuple(torch.cat(each) for each in zip(*self._batches, strict=True))
+            keys = torch.cat(self._keys)
+            if self._shuffled:
+                order = row_hashes(*whole[:2]).argsort()
+                whole, keys = tuple(each.index_select(0, order.to(each.device)) for each in whole), keys[order]
+            self._batches, self._keys, self._joined = [whole], [keys], True
         return self._batches[0] if self._batches else None
 
     @property
@@ -240,6 +267,13 @@ def in_order(loader: Any) -> Any:
         return loader
     rows = sorted(sampler_of(loader))
     return DataLoader(loader.dataset, loader.batch_size or CHUNK, sampler=rows, collate_fn=loader.collate_fn)
+
+
+def shuffles(loader: Any) -> bool:
+    """Whether the rows come in another order in each epoch, as far as that can be told."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    return not isinstance(sampler_of(loader), SequentialSampler)
 
 
 def sampler_of(loader: DataLoader) -> Any:

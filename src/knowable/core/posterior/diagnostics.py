@@ -80,7 +80,13 @@ class Diagnostics(Mapping[str, float]):
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Diagnostics:
-        """Back from plain values."""
+        """Back from plain values; TypeError if they are of other kinds."""
+        if not isinstance(saved["terms"], dict) or not all(isinstance(each, dict) for each in saved["history"]):
+            raise TypeError("diagnostics must have terms and a history by name")
+        numbers = [*saved["terms"].values(), saved["seconds"], *(n for each in saved["history"] for n in each.values())]
+        texts = [saved["method"], saved["message"], *saved["notes"]]
+        if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(t, str) for t in texts):
+            raise TypeError("diagnostics must be numbers and texts")
         return cls(**{**saved, "notes": tuple(saved["notes"])})
 
     def __repr__(self) -> str:

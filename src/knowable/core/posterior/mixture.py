@@ -24,7 +24,8 @@ class Mixture(Posterior):
     r"""Several posteriors with weights: :math:`q(\theta) = \sum_k w_k\, q_k(\theta)`.
 
     A draw first chooses a member by its weight, then draws from it. A prediction is the mixture of the members'
-    predictions, each made in the member's own way and with its own buffers.
+    predictions, each made in the member's own way and with its own buffers; outcomes have the shape that the members
+    agree on, and the training rows of all members are its own.
 
     Args:
         model: The model.
@@ -42,6 +43,11 @@ class Mixture(Posterior):
         self.members = [_of_model(member, model, self.points) for member in members]
         log_weights = None if log_weights is None else log_weights.to(model.dtype)
         self.log_weights = normalised_log_weights(log_weights, len(members), model)
+        shapes = [member.target_shape for member in members]
+        self.target_shape = shapes[0] if all(each == shapes[0] for each in shapes) else None
+        for member in members:
+            if member.training_rows is not None:
+                self.training_rows = member.training_rows.joined(self.training_rows)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CACHED = 2**24  # bytes of activations that a processor keeps near: convolutions of more rows take twice the time
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
@@ -53,15 +54,27 @@ def rows_to_differentiate(posterior: Posterior, x: Tensor, samples: int) -> int:
 
 
 def predict_outputs(
-    posterior: Posterior, x: Tensor, samples: int, seed: int, memory: int | None
+    posterior: Posterior,
+    x: Tensor,
+    samples: int,
+    seed: int,
+    memory: int | None,
+    *,
+    only: tuple[int, int] | None = None,
+    budget: Budget | None = None,
 ) -> tuple[Tensor, Params, Tensor]:
-    """Network outputs ``(K, rows, ...)`` for K draws, the draws' likelihood parameters, and their log weights."""
+    """Network outputs ``(K, rows, ...)`` for K draws, the draws' likelihood parameters, and their log weights.
+
+    ``only`` are the numbers of the first draw and of the one behind the last, where not all are wanted. ``budget`` is
+    one made for rows of the same shape, which saves to measure what a row takes.
+    """
     draws, log_weights = posterior.draws_for_prediction(samples, seed)
-    budget = _Budget(posterior, x, draws, memory)
+    first, last = only or (0, draws)
+    budget = budget or Budget(posterior, x, draws, memory)
     outputs: Tensor | None = None
     own: list[Params] = []
-    for start in range(0, draws, budget.block):
-        stop = min(start + budget.block, draws)
+    for start in range(first, last, budget.block):
+        stop = min(start + budget.block, last)
         stack = draws_of_block(posterior, start, stop, samples, seed, keep=budget.keep)
         own.append({name: value.clone() for name, value in stack.items() if name.startswith("likelihood.")})
         network = posterior.model.network_params(stack)
@@ -69,15 +82,15 @@ def predict_outputs(
             rows = x[row : row + budget.rows]
             out = posterior.run_draws(network, rows, first=start, seed=seed, vectorise=budget.vectorise)
             if outputs is None:
-                outputs = out.new_empty((draws, len(x), *out.shape[2:]))
-            outputs[start : start + budget.block, row : row + budget.rows] = out
+                outputs = out.new_empty((last - first, len(x), *out.shape[2:]))
+            outputs[start - first : stop - first, row : row + budget.rows] = out
     assert outputs is not None
-    return outputs, {name: torch.cat([each[name] for each in own]) for name in own[0]}, log_weights
+    return outputs, {name: torch.cat([each[name] for each in own]) for name in own[0]}, log_weights[first:last]
 
 
 def bytes_to_export(posterior: Posterior, x: Tensor | None, draws: int, memory: int) -> int:
     """Bytes of draws, and of an outcome and the log likelihoods of each; refuse a ``memory`` that is too small."""
-    parameters = sum(value.numel() * value.element_size() for value in posterior.mean().values())
+    parameters = sum(value.numel() * value.element_size() for value in posterior.model.params().values())
     each = parameters if x is None else parameters + 2 * len(x) * _Footprint(posterior, x).output
     if draws * each > memory // 2:
         raise InvalidArgument(
@@ -89,7 +102,7 @@ def bytes_to_export(posterior: Posterior, x: Tensor | None, draws: int, memory: 
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
     """Refuse a ``memory`` limit of which the outputs of ``draws`` draws alone would take more than half."""
-    _check_result(len(x) * draws * _Footprint(posterior, x).output, draws, len(x), memory)
+    _check_result(len(x) * draws * _bytes_of_output(posterior, x), draws, len(x), memory)
 
 
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
@@ -103,7 +116,7 @@ def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
 
 def rows_that_fit(posterior: Posterior, x: Tensor, samples: int, memory: int | None) -> int:
     """How many rows a prediction may have so that its result takes at most half of the memory."""
-    per_row = _Footprint(posterior, x).output * samples
+    per_row = _bytes_of_output(posterior, x) * samples
     return max(1, (memory or free_memory(posterior.model.device)) // (2 * per_row))
 
 
@@ -130,7 +143,7 @@ def _drawn(posterior: Posterior, start: int, stop: int, samples: int, seed: int)
     return {**draws, **posterior.buffer_block(start, stop, samples, seed)}
 
 
-class _Budget:
+class Budget:
     """Sizes of the blocks of draws and of rows with which a prediction stays within its memory limit."""
 
     def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
@@ -144,14 +157,16 @@ class _Budget:
         every = sum(value.numel() for value in posterior.model.net.parameters())
         self.vectorise = footprint.random <= max(_VECTORISE_BELOW, _OR_SHARE * every)
         together = min(self.block, DRAWS_AT_ONCE) if self.vectorise else 1
-        self.rows = max(1, int(left // 2 // (footprint.working + (together - 1) * footprint.own)))
+        each = footprint.working + (together - 1) * footprint.own
+        most = min(left // 2, _CACHED) if posterior.model.device.type == "cpu" else left // 2
+        self.rows = max(1, int(most // each))
 
 
 class _Footprint:
     """Bytes per row: a draw's output with its copies, all activations, those of each draw alone; and of a draw."""
 
     def __init__(self, posterior: Posterior, x: Tensor):
-        params, network, buffers = posterior.mean(), posterior.model.network, posterior.buffers
+        params, network, buffers = posterior.model.params(), posterior.model.network, posterior.buffers
         random = {name: value for name, value in params.items() if name not in posterior.points}
         all_params, rows = posterior.model.network_params(params), x[:2]
         varying = {name: value for name, value in all_params.items() if name in random}
@@ -163,6 +178,12 @@ class _Footprint:
         self.output = max(1, copies * output.numel() * output.element_size() // len(rows))
         self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
         self.random = sum(value.numel() for value in random.values())
+
+
+def _bytes_of_output(posterior: Posterior, x: Tensor) -> int:
+    """Bytes of a row's output with its copies."""
+    output = posterior.model.probe(x)
+    return max(1, posterior.model.likelihood.copies * output.numel() * output.element_size() // len(output))
 
 
 def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Params, index_params, number_of_draws, with_prefix, without_prefix
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.storage.tensor_file import Unchecked
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument
 
@@ -41,15 +42,35 @@ class Particles(Posterior):
         **common: Any,
     ):
         super().__init__(model, **common)
-        self.stack = {name: stack[name].detach() for name in model.random_names if name in stack}
+        self._stack = {name: stack[name].detach() for name in model.random_names if name in stack}
+        self._unchecked: Unchecked | None = None
         count = number_of_draws(stack)
         self.log_weights = normalised_log_weights(log_weights, count, model)
         self.buffer_stack = {name: value.detach() for name, value in (buffer_stack or {}).items()}
+        for name, value in self._stack.items():
+            if len(value) != count:
+                raise InvalidArgument(f"stack has {len(value)} of {name!r} and {count} of others: as many are needed.")
         if any(len(value) != count for value in self.buffer_stack.values()):
             raise InvalidArgument(f"buffer_stack must have a leading dimension of {count}, one entry for each atom.")
 
+    @property
+    def stack(self) -> Params:
+        """The random parameters of all atoms, each with a leading dimension K."""
+        if self._unchecked is not None:
+            self._unchecked.check_all()
+            self._unchecked = None
+        return self._stack
+
+    @stack.setter
+    def stack(self, stack: Params) -> None:
+        self._stack, self._unchecked = stack, None
+
+    def check_when_used(self, unchecked: Unchecked | None) -> None:
+        """Take over atoms in mapped memory: each is read, and compared with its hash, when it is drawn."""
+        self._unchecked = unchecked
+
     def __len__(self) -> int:
-        return number_of_draws(self.stack)
+        return number_of_draws(self._stack)
 
     @property
     def weights(self) -> Tensor:
@@ -62,9 +83,11 @@ class Particles(Posterior):
 
     def _atoms(self, index: Tensor) -> Params:
         """Some of the atoms, in the model's dtype and on its device: they may be stored otherwise, and elsewhere."""
-        kept = index.to(next(iter(self.stack.values())).device)
+        kept = index.to(next(iter(self._stack.values())).device)
+        if self._unchecked is not None:
+            self._unchecked.check_rows(kept)
         like = {"dtype": self.model.dtype, "device": self.model.device}
-        return {name: value.to(**like) for name, value in index_params(self.stack, kept).items()}
+        return {name: value.to(**like) for name, value in index_params(self._stack, kept).items()}
 
     def _mean_random(self) -> Params:
         weights = self.weights.to(self.model.dtype)

@@ -22,6 +22,7 @@ from knowable.core.posterior.monte_carlo import bytes_to_export, draws_of_block,
 from knowable.core.posterior.saving import FAMILIES, save_posterior
 from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.prediction.prediction import Prediction
+from knowable.core.storage.tensor_file import Unchecked
 from knowable.core.support.checks import arguments_named, check_count, check_generator, parse_memory
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, Unsupported
@@ -47,6 +48,7 @@ class Posterior(ABC):
         target_shape: Shape of one target of the data that was fitted, which predictions have too: ``()`` for y of shape
             ``(N,)``, by name where there are several. None, the network's own shape, where the data came from a loader.
         method: The method that fitted it; None where it was loaded or made by hand.
+        citation: Keys of the papers behind the method, which ``knowable cite`` prints.
         training_rows: Hashes of the rows that were fitted, by which held-out data are checked; None if not known.
     """
 
@@ -78,6 +80,7 @@ class Posterior(ABC):
         self.seed = seed
         self.target_shape: Any = None
         self.method: Any = None
+        self.citation: tuple[str, ...] = ()
         self.training_rows: TrainingRows | None = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
 
@@ -103,6 +106,11 @@ class Posterior(ABC):
     @abstractmethod
     def _from_tensors(cls, model: Model, tensors: dict[str, Tensor], **common: Any) -> Posterior:
         """The inverse of :meth:`_tensors` and :meth:`_settings`; ``common`` goes to ``__init__``."""
+
+    def check_when_used(self, unchecked: Unchecked | None) -> None:
+        """Take over tensors in mapped memory; a family that uses them bit by bit checks them bit by bit."""
+        if unchecked is not None:
+            unchecked.check_all()
 
     def _settings(self) -> dict[str, Any]:
         """Plain values that are saved beside the tensors, and come back as arguments of :meth:`_from_tensors`."""
@@ -279,7 +287,8 @@ class Posterior(ABC):
         Args:
             held_out: Rows that were not used for training, of the same kind as these. Training rows are refused.
             method: For classes ``"temperature"``, ``"vector"`` or ``"isotonic"``, for numbers ``"scale"``. ``"auto"``:
-                ``"scale"``; for classes ``"temperature"``, or ``"vector"`` if that is clearly better.
+                ``"scale"``, for classes ``"temperature"`` or ``"vector"``, and none of them where predictions do not
+                become clearly better: by cross-validation, by more than a standard error.
             samples: Number of posterior draws with which it is fitted.
 
         Raises:
@@ -344,7 +353,7 @@ class Posterior(ABC):
         """Write a folder of safetensors and JSON that ``knowable.load`` reads; it never contains code.
 
         Args:
-            path: The folder.
+            path: The folder; a name that ends in ``.knowable`` is that of a single file with the same content.
             overwrite: Replace a posterior that was saved there before.
             frozen: ``"stored"``: the frozen parameters are saved too, once. ``"reference"``: only their hashes are, and
                 loading needs the network that has them, ``kn.load(path, net)``, and checks them.

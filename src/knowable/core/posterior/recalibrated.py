@@ -70,6 +70,7 @@ class Recalibrated(Posterior):
         found = fitted(posterior._predict(x, samples, posterior.seed, None), y, method)
         _warn(found)
         made, own = cls(model, posterior, found), TrainingRows.of(data)
+        made.citation = posterior.citation
         made.training_rows = posterior.training_rows if own is None else own.joined(posterior.training_rows)
         return made
 
@@ -142,9 +143,10 @@ def _warn(found: Recalibration) -> None:
     change = found.nll_after - found.nll_before
     said = []
     if found.outcomes < FEWEST[found.method]:
+        how = "whether" if found.method == "none" else f"how, by method={found.method!r},"
         said.append(
-            f"held_out has {found.outcomes} outcomes: it takes {FEWEST[found.method]} or more to say how predictions "
-            f"should change by method={found.method!r}."
+            f"held_out has {found.outcomes} outcomes: it takes {FEWEST[found.method]} or more to say {how} predictions "
+            f"should change."
         )
     if change > 2 * found.standard_error:
         said.append(

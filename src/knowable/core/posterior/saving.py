@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import Likelihood
 from knowable.core.model.model import Model
 from knowable.core.model.posterior_prior import PosteriorPrior
@@ -23,11 +21,14 @@ from knowable.core.network.network import copy_module
 from knowable.core.network.outputs import Output, as_said
 from knowable.core.network.params import Buffers, Params, with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
+from knowable.core.posterior.structure import build, describe
 from knowable.core.posterior.training_rows import TrainingRows
-from knowable.core.storage.folder import read_folder, tensor_fingerprint, write_folder
+from knowable.core.storage.files import Files, as_path, destination
+from knowable.core.storage.folder import read_mapped, tensor_fingerprint, write_folder
+from knowable.core.storage.tensor_file import Unchecked
 from knowable.core.support.checks import check_choice
 from knowable.core.support.randomness import own_randomness
-from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError, NeedsClasses
+from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType, KnowableError, NeedsClasses, Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.posterior.posterior import Posterior
@@ -44,7 +45,30 @@ FROZEN = ("stored", "reference")
 def save_posterior(
     posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False, frozen: str = "stored"
 ) -> Path:
-    """Write ``posterior`` to a folder, atomically."""
+    """Write ``posterior`` to a folder or a single file, atomically."""
+    content, tensors = describe_whole(posterior, frozen=frozen)
+    with destination(path, overwrite=overwrite) as folder:
+        write_folder(folder, KIND, content, tensors, overwrite=overwrite)
+    own = own_classes(posterior.model)
+    if own:
+        warnings.warn(
+            f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
+            f"code: in a new process load it with knowable.load(path, classes=[{', '.join(own)}]).",
+            NeedsClasses,
+            stacklevel=3,
+        )
+    if content.get("output") == _FUNCTION:
+        warnings.warn(
+            "The model's output is a function, and an artifact contains no code: load it with "
+            "knowable.load(path, net, output=function).",
+            NeedsClasses,
+            stacklevel=3,
+        )
+    return as_path(path)
+
+
+def describe_whole(posterior: Posterior, *, frozen: str = "stored") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What an artifact holds: of the posterior, of its model and of its network, as JSON and tensors by name."""
     check_choice("frozen", frozen, FROZEN)
     model = posterior.model
     held, hashes = model.frozen_params(), {}
@@ -60,6 +84,7 @@ def save_posterior(
     prior, prior_tensors = _describe_prior(model.prior)
     content = {
         **describe_posterior(posterior),
+        **({"citation": list(posterior.citation)} if posterior.citation else {}),
         "network": {
             "class": type(model.net).__name__,
             "structure": describe(model.net),
@@ -77,23 +102,7 @@ def save_posterior(
     tensors |= with_prefix("prior.", prior_tensors)
     if posterior.training_rows is not None:
         tensors |= with_prefix("training_rows.", posterior.training_rows.tensors())
-    folder = write_folder(path, KIND, content, tensors, overwrite=overwrite)
-    own = sorted({cls.__name__ for cls in classes_of(model) if not _is_knowables(cls)})
-    if own:
-        warnings.warn(
-            f"The posterior has parts that are not knowable's own ({', '.join(own)}), and an artifact contains no "
-            f"code: in a new process load it with knowable.load(path, classes=[{', '.join(own)}]).",
-            NeedsClasses,
-            stacklevel=3,
-        )
-    if content.get("output") == _FUNCTION:
-        warnings.warn(
-            "The model's output is a function, and an artifact contains no code: load it with "
-            "knowable.load(path, net, output=function).",
-            NeedsClasses,
-            stacklevel=3,
-        )
-    return folder
+    return content, tensors
 
 
 def _hash(value: Tensor) -> str:
@@ -113,25 +122,73 @@ def _describe_output(output: Output | None) -> dict[str, Any]:
 
 
 def load_posterior(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Files,
     net: nn.Module | None = None,
     classes: Iterable[type] = (),
     output: Callable[[Any], Tensor] | None = None,
 ) -> Posterior:
     """Read a posterior; ``net`` is needed if the network was not made of plain ``torch.nn`` layers."""
     classes = _checked_classes(classes)
-    content, tensors = read_folder(path, KIND)
+    content, tensors, unchecked = read_mapped(path, KIND, _may_be_mapped)
     try:
-        model = _load_model(content, tensors, net, classes, output)
-        here = {name: value.to(model.device) for name, value in tensors.items()}
-        own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
-        posterior = build_posterior(model, content, own, points=points, buffers=buffers)
-        posterior.training_rows = TrainingRows.from_tensors(without_prefix("training_rows.", tensors))
-        return posterior
+        return build_whole(content, tensors, net, classes, output, unchecked)
     except KnowableError:
         raise
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+    except Exception as error:  # whatever a manifest that nobody of ours wrote leads to
+        raise foreign(path, error) from error
+
+
+def _may_be_mapped(content: dict[str, Any], name: str) -> bool:
+    """Whether a tensor is the draws of a chain, of which a prediction uses a few."""
+    return content.get("family") == "chains" and name.startswith("posterior.stack.")
+
+
+def foreign(path: Any, error: Exception) -> DamagedArtifact:
+    """The error of an artifact whose content makes no sense."""
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {what[:300]}.")
+
+
+def _check_draw(posterior: Posterior) -> None:
+    """Refuse tensors that do not make weights of the model: now, and not in a prediction."""
+    buffers = {name: value.shape for name, value in posterior.model.buffers().items()}
+    if any(buffers.get(name) != value.shape for name, value in posterior.buffers.items()):
+        raise DamagedArtifact("The saved buffers are not those of the network.")
+    try:
+        draw = posterior.sample(1, generator=torch.Generator(posterior.model.device).manual_seed(0))
+    except Unsupported:  # a posterior over functions
+        return
+    for name, value in posterior.model.params().items():
+        if name not in draw or draw[name].shape != (1, *value.shape):
+            found = tuple(draw[name].shape[1:]) if name in draw else "missing"
+            raise DamagedArtifact(
+                f"A draw of {name!r} must have shape {tuple(value.shape)}; what was saved is {found}."
+            )
+        if not bool(draw[name].isfinite().all()):
+            raise DamagedArtifact(f"A draw of {name!r} is not finite: the saved numbers are not those of a posterior.")
+
+
+def build_whole(
+    content: dict[str, Any],
+    tensors: dict[str, Tensor],
+    net: nn.Module | None = None,
+    classes: Sequence[type] = (),
+    output: Callable[[Any], Tensor] | None = None,
+    unchecked: Unchecked | None = None,
+) -> Posterior:
+    """The inverse of :func:`describe_whole`; tensors may be mapped from a file whose hash is not checked yet."""
+    model = _load_model(content, tensors, net, classes, output)
+    if unchecked is not None and model.device.type != "cpu":  # all of it is moved, hence used
+        unchecked.check_all()
+        unchecked = None
+    here = {name: value.to(model.device) for name, value in tensors.items()}
+    own, points, buffers = (without_prefix(part, here) for part in ("posterior.", "point.", "buffer."))
+    posterior = build_posterior(model, content, own, points=points, buffers=buffers)
+    posterior.training_rows = TrainingRows.from_tensors(without_prefix("training_rows.", tensors))
+    posterior.citation = tuple(str(key) for key in content.get("citation", ()))
+    posterior.check_when_used(unchecked)
+    _check_draw(posterior)
+    return posterior
 
 
 def describe_posterior(posterior: Posterior) -> dict[str, Any]:
@@ -153,6 +210,8 @@ def build_posterior(
     """The inverse of :func:`describe_posterior`, with the posterior's own ``tensors``."""
     evidence = description["log_evidence"]
     shape = description.get("target_shape")
+    if type(description["seed"]) is not int or description["seed"] < 0:
+        raise DamagedArtifact(f"The seed of the saved posterior is {str(description['seed'])[:80]!r}, which is none.")
     posterior = FAMILIES[description["family"]]._from_tensors(
         model,
         tensors,
@@ -225,6 +284,11 @@ def classes_of(model: Model) -> list[type]:
     return [type(each) for each in found]
 
 
+def own_classes(model: Model) -> list[str]:
+    """Names of those that are not knowable's, which a new process has to be given."""
+    return sorted({cls.__name__ for cls in classes_of(model) if not _is_knowables(cls)})
+
+
 def _is_knowables(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "knowable"
 
@@ -261,7 +325,8 @@ def _load_model(
                 f"used once: pass it, with the same structure, as load(path, net=...)."
             )
         with own_randomness(0):
-            net = build(structure).to(_dtype(content["dtype"]))
+            net = build(structure, stored=sum(value.numel() for value in tensors.values()))
+            net = net.to(_dtype(content["dtype"]))
         for name, dtype in content.get("dtypes", {}).items():
             net.get_parameter(name).data = net.get_parameter(name).data.to(_dtype(dtype))
     _check_network(net, content)
@@ -307,6 +372,9 @@ def _with_values(net: nn.Module, values: Params) -> nn.Module:
     All of its parameters require a gradient: the artifact says what is frozen.
     """
     every = dict(net.named_parameters())
+    for name, value in values.items():
+        if name not in every or every[name].shape != value.shape:
+            raise DamagedArtifact(f"The saved frozen parameter {name!r} is not one of the network's.")
     same = all(torch.equal(every[name].detach().cpu(), value) for name, value in values.items())
     if same and all(value.requires_grad for value in every.values()):
         return net
@@ -328,6 +396,8 @@ def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
     if not isinstance(net, nn.Module):
         raise InvalidType(f"net must be a torch.nn.Module, got {type(net).__name__}.")
     saved = {name: tuple(shape) for name, shape in content["network"]["parameters"].items()}
+    if not all(type(size) is int for shape in saved.values() for size in shape):
+        raise DamagedArtifact("The saved shapes of the network's parameters are not made of whole numbers.")
     own = {name: tuple(value.shape) for name, value in net.named_parameters()}
     for name in [*saved, *own]:
         if own.get(name) != saved.get(name):
@@ -348,109 +418,16 @@ def _check_network(net: nn.Module, content: dict[str, Any]) -> None:
 def _describe_prior(prior: JointPrior) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if isinstance(prior, PriorByName):
         return {"globs": {glob: describe_object(each) for glob, each in prior.globs.items()}}, {}
-    if isinstance(prior, PosteriorPrior):
-        means = prior.normal.means
-        tensors = {
-            **with_prefix("loc.", means),
-            **with_prefix("fixed.", prior.fixed),
-            **with_prefix("buffers.", prior.buffers),
-            **prior.normal.tensors(),
-        }
-        return {"posterior": prior.normal.kind, "order": list(means)}, tensors
-    raise InvalidArgument(f"A model whose prior is {prior!r} cannot be saved.")
+    about, tensors = prior.described()
+    return ({} if isinstance(prior, PosteriorPrior) else {"joint": prior.kind}) | about, tensors
 
 
 def _build_prior(description: Mapping[str, Any], tensors: dict[str, Tensor], classes: Sequence[type]) -> Any:
-    if "globs" in description:
-        return {glob: build_object(each, Prior, classes) for glob, each in description["globs"].items()}
-    loc, fixed, buffers = (without_prefix(part, tensors) for part in ("loc.", "fixed.", "buffers."))
-    loc = {name: loc[name] for name in description.get("order") or loc}
-    normal = JointNormal.kinds[description["posterior"]].from_tensors(loc, dict(tensors))
-    return PosteriorPrior(normal, fixed=fixed, buffers=buffers)
+    kind = description.get("joint", PosteriorPrior.kind if "posterior" in description else None)
+    if kind is not None:
+        return JointPrior.kinds[kind].from_description(description, tensors)
+    return {glob: build_object(each, Prior, classes) for glob, each in description["globs"].items()}
 
 
 def _subclasses(base: type) -> set[type]:
     return {base} | {each for direct in base.__subclasses__() for each in _subclasses(direct)}
-
-
-# --- a network's structure as JSON, so that a posterior can be loaded without its network's source -------------------
-#
-# Only layers on this list are ever instantiated, with plain numbers, strings and booleans; anything else is not
-# described, and loading then asks for the network.
-
-_LAYERS = frozenset(
-    {
-        *("Linear", "Bilinear", "Identity", "Flatten", "Embedding", "Upsample", "ZeroPad2d", "PixelShuffle"),
-        *(f"{kind}{n}d" for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "BatchNorm") for n in (1, 2, 3)),
-        *(f"Adaptive{kind}Pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)),
-        *("LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d"),
-        *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"),
-        *("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Tanh", "Sigmoid"),
-        *("Softplus", "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Softmax", "LogSoftmax", "LogSigmoid"),
-    }
-)
-_LEFT_OUT = ("device", "dtype", "inplace", "_weight", "_freeze", "min_value", "max_value", "args", "kwargs")
-_MOST_MODULES = 100_000
-
-
-def describe(net: nn.Module) -> dict[str, Any] | None:
-    """The structure of ``net``, or None if it has a part that cannot be described (tied weights are such a part)."""
-    tensors = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
-    if len({id(value) for _, value in tensors}) < len(tensors):
-        return None
-    return _describe(net)
-
-
-def _describe(net: nn.Module) -> dict[str, Any] | None:
-    name = type(net).__name__
-    changed = "forward" in vars(net) or net._forward_hooks or net._forward_pre_hooks
-    if type(net) is not getattr(nn, name, None) or changed:
-        return None
-    if name == "Sequential":
-        children = {key: None if child is None else _describe(child) for key, child in net._modules.items()}
-        return None if None in children.values() else {"layer": name, "children": children}
-    if name not in _LAYERS:
-        return None
-    try:
-        names = [*inspect.signature(type(net).__init__).parameters][1:]
-        arguments = {key: _argument(net, key) for key in names if key not in _LEFT_OUT}
-    except AttributeError:
-        return None
-    return {"layer": name, "arguments": arguments} if all(_plain(value) for value in arguments.values()) else None
-
-
-def build(description: dict[str, Any]) -> nn.Module:
-    """The network of a description, with weights not yet filled in."""
-    try:
-        return _build(description, [0])
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise DamagedArtifact(f"The saved network structure cannot be built: {error}. Pass net= instead.") from None
-
-
-def _build(description: dict[str, Any], count: list[int]) -> nn.Module:
-    count[0] += 1
-    if count[0] > _MOST_MODULES:
-        raise ValueError("too many layers")
-    name = description["layer"]
-    if name == "Sequential":
-        container = nn.Sequential()
-        for key, child in description["children"].items():
-            container.add_module(key, _build(child, count))
-        return container
-    if name not in _LAYERS:
-        raise ValueError(f"{name!r} is not a known layer")
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
-    return getattr(nn, name)(**arguments)
-
-
-def _argument(net: nn.Module, name: str) -> Any:
-    value = getattr(net, name)
-    if name == "bias":
-        return value is not None
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_plain(each) for each in value)
-    return value is None or isinstance(value, bool | int | float | str)

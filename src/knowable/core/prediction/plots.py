@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from knowable.core.network.inputs import Inputs
 from knowable.core.prediction.map_plots import is_image, plot_maps
 from knowable.core.support.checks import check_number
 from knowable.core.support.figure import COLOURS, GRID, INK, MUTED, figure_style, new_figure
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 NOISE_BAND, MODEL_BAND, MEAN, DATA = "#c1e2f7", "#f0a878", "#0b3d62", "#333333"
 """Colours of the two bands, of the mean and of the data, here and in reports."""
-_MOST_OUTPUTS = 6  # panels beside each other
+MOST_OUTPUTS = 6
+"""Panels beside each other."""
 _SHOWN_ROWS = 10  # of a classification without labels
 _SHOWN_CLASSES = 7  # with a colour of their own
 _BINS = 10  # of confidence
@@ -32,7 +34,7 @@ _POINTS_BELOW = 400  # rows, up to which a point is solid
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class Numbers:
     """One output of a regression prediction in double precision, each ``(rows,)``."""
 
     mean: Tensor
@@ -47,14 +49,10 @@ def plot_numbers(prediction: RegressionPrediction, x: Any, y: Any, ax: Axes | No
     level = check_number("level", level, above=0.0, below=1.0)
     if ax is None and is_image(prediction.mean):
         return plot_maps(prediction, y)
-    along = _one_input(x, len(prediction))
-    outputs = _outputs(prediction, y, level)
-    if len(outputs) > _MOST_OUTPUTS:
-        raise Unsupported(f"A plot shows at most {_MOST_OUTPUTS} outputs, and this prediction has {len(outputs)}.")
-    if ax is not None and len(outputs) > 1:
-        raise InvalidArgument(f"ax is one plot, and this prediction has {len(outputs)} outputs. Leave ax out.")
+    along = one_input(x, len(prediction))
+    outputs = outputs_of(prediction, y, level, ax)
 
-    def one(axes: Axes, output: _Numbers) -> None:
+    def one(axes: Axes, output: Numbers) -> None:
         if along is not None:
             _band(axes, along, output, level)
         elif output.y is not None:
@@ -62,7 +60,7 @@ def plot_numbers(prediction: RegressionPrediction, x: Any, y: Any, ax: Axes | No
         else:
             _sorted(axes, output, level)
 
-    return _drawn(ax, [lambda axes, each=each: one(axes, each) for each in outputs])
+    return drawn(ax, [lambda axes, each=each: one(axes, each) for each in outputs])
 
 
 def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure:
@@ -74,7 +72,7 @@ def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure
         if probs[0].numel() != 1 and probs.dim() != 2:
             raise Unsupported("Rows of several labels have no plot of their own. Pass y for a reliability diagram.")
         table = torch.stack([1 - probs.flatten(), probs.flatten()], 1) if probs[0].numel() == 1 else probs
-        return _drawn(ax, [lambda axes: _bars(axes, table, prediction)])
+        return drawn(ax, [lambda axes: draw_bars(axes, table, prediction)])
     labels = prediction.labels.detach().cpu()
     confidence = torch.maximum(probs, 1 - probs) if probs.shape == labels.shape else probs.amax(1)
     observed = to_tensor(y, "y").cpu()
@@ -84,7 +82,7 @@ def plot_classes(prediction: ClassPrediction, y: Any, ax: Axes | None) -> Figure
     counted = prediction.counted(observed)
     if counted is not None:
         right, confidence = right[counted.flatten()], confidence[counted.flatten()]
-    return _drawn(ax, [lambda axes: draw_reliability(axes, confidence, right.double())])
+    return drawn(ax, [lambda axes: draw_reliability(axes, confidence, right.double())])
 
 
 def binned(confidence: Tensor, right: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -103,9 +101,9 @@ def binned(confidence: Tensor, right: Tensor, edges: Tensor) -> tuple[Tensor, Te
 # --- what is drawn ---------------------------------------------------------------------------------------------------
 
 
-def _one_input(x: Any, rows: int) -> Tensor | None:
+def one_input(x: Any, rows: int) -> Tensor | None:
     """The input along which to draw; None where there is none, or several."""
-    if x is None:
+    if x is None or isinstance(x, Inputs):
         return None
     found = to_tensor(x, "x").detach().double().cpu()
     if found.dim() == 0 or len(found) != rows:
@@ -113,7 +111,14 @@ def _one_input(x: Any, rows: int) -> Tensor | None:
     return found.flatten() if found.numel() == rows else None
 
 
-def _outputs(prediction: RegressionPrediction, y: Any, level: float) -> list[_Numbers]:
+def outputs_of(prediction: RegressionPrediction, y: Any, level: float, ax: Axes | None) -> list[Numbers]:
+    """What is drawn of each output."""
+    count = prediction.mean[0].numel()
+    if count > MOST_OUTPUTS:
+        raise Unsupported(f"A plot shows at most {MOST_OUTPUTS} outputs, and this prediction has {count}.")
+    if ax is not None and count > 1:
+        raise InvalidArgument(f"ax is one plot, and this prediction has {count} outputs. Leave ax out.")
+
     def columns(value: Tensor) -> Tensor:
         return value.detach().double().cpu().reshape(len(prediction), -1).T
 
@@ -121,11 +126,14 @@ def _outputs(prediction: RegressionPrediction, y: Any, level: float) -> list[_Nu
     low, high = (columns(side) for side in prediction.interval(level))
     mean = columns(prediction.mean)
     observed = [None] * len(mean) if y is None else columns(prediction._aligned(y))
-    return [_Numbers(*each) for each in zip(mean, low, high, reach, observed, strict=True)]
+    return [Numbers(*each) for each in zip(mean, low, high, reach, observed, strict=True)]
 
 
-def _drawn(ax: Axes | None, plots: list[Callable[[Any], None]]) -> Figure:
-    """The plots beside each other in a figure of their own, or the only one in the user's axes."""
+def drawn(ax: Axes | None, plots: list[Callable[[Any], None]], titles: Sequence[str] | None = None) -> Figure:
+    """The plots beside each other in a figure of their own, or the only one in the user's axes.
+
+    Several have the titles "output 0", "output 1" and so on, if no others are given.
+    """
     if ax is not None:
         with figure_style():
             plots[0](ax)
@@ -136,7 +144,7 @@ def _drawn(ax: Axes | None, plots: list[Callable[[Any], None]]) -> Figure:
             axes = figure.add_subplot(1, len(plots), number + 1)
             plot(axes)
             if len(plots) > 1:
-                axes.set_title(f"output {number}", loc="left", color=INK)
+                axes.set_title(titles[number] if titles else f"output {number}", loc="left", color=INK)
             handles, labels = axes.get_legend_handles_labels()
             if number == 0 and labels:
                 columns = len(labels) if len(plots) > 1 else 2 if len(labels) == 4 else min(3, len(labels))
@@ -145,7 +153,7 @@ def _drawn(ax: Axes | None, plots: list[Callable[[Any], None]]) -> Figure:
     return new_figure(5.8 if len(plots) == 1 else 3.6 * len(plots), 3.9, draw)
 
 
-def _band(axes: Axes, x: Tensor, output: _Numbers, level: float) -> None:
+def _band(axes: Axes, x: Tensor, output: Numbers, level: float) -> None:
     order = x.argsort()
     at, mean, reach = x[order], output.mean[order], output.reach[order]
     low, high = output.low[order], output.high[order]
@@ -158,12 +166,12 @@ def _band(axes: Axes, x: Tensor, output: _Numbers, level: float) -> None:
     axes.set(xlabel="x", ylabel="y")
 
 
-def _against(axes: Axes, output: _Numbers, level: float) -> None:
+def _against(axes: Axes, output: Numbers, level: float) -> None:
     assert output.y is not None
     known = ~output.y.isnan()
     if not known.all():
         parts = (output.mean, output.low, output.high, output.reach, output.y)
-        output = _Numbers(*(each[known] for each in parts))
+        output = Numbers(*(each[known] for each in parts))
         assert output.y is not None
     inside = (output.y >= output.low) & (output.y <= output.high)
     ends = [
@@ -183,7 +191,7 @@ def _against(axes: Axes, output: _Numbers, level: float) -> None:
     axes.set(xlabel="observed", ylabel=f"predicted, with {level:.0%} intervals")
 
 
-def _sorted(axes: Axes, output: _Numbers, level: float) -> None:
+def _sorted(axes: Axes, output: Numbers, level: float) -> None:
     order = output.mean.argsort()
     mean, place = output.mean[order], torch.arange(len(order))
     axes.vlines(place, output.low[order], output.high[order], color=COLOURS[5], lw=1, label=f"total, {level:.0%}")
@@ -194,7 +202,8 @@ def _sorted(axes: Axes, output: _Numbers, level: float) -> None:
     axes.set(xlabel="rows, sorted by predicted mean", ylabel="predicted y")
 
 
-def _bars(axes: Axes, probs: Tensor, prediction: ClassPrediction) -> None:
+def draw_bars(axes: Axes, probs: Tensor, prediction: ClassPrediction) -> None:
+    """Probabilities of the first rows."""
     rows, classes = min(_SHOWN_ROWS, len(probs)), probs.shape[1]
     kept = list(range(classes))
     if classes > _SHOWN_CLASSES + 1:

@@ -8,6 +8,7 @@ of total variance; classification splits the entropy into expected entropy and m
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.map_plots import is_image
 from knowable.core.prediction.mixing import Components, JoinedComponents, ShapedComponents
 from knowable.core.prediction.plots import plot_classes, plot_numbers
+from knowable.core.prediction.prior_plots import plot_prior_classes, plot_prior_numbers
 from knowable.core.support.checks import check_count, check_generator, check_number
 from knowable.core.support.tensors import to_tensor
 from knowable.errors import InvalidData, Unsupported
@@ -30,6 +33,17 @@ if TYPE_CHECKING:
 _MIXED_AT_ONCE = 4_000_000  # values
 
 
+def outcome_shape(here: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of outcomes like ``target``, of outputs of shape ``here``: of images of another size, theirs."""
+    if math.prod(here) == math.prod(target):
+        return tuple(target)
+    sizes = [size for size in here if size != 1]
+    if len(sizes) != sum(size != 1 for size in target):
+        return tuple(here)
+    left = iter(sizes)
+    return tuple(1 if size == 1 else next(left) for size in target)
+
+
 class Prediction(ABC):
     """The predictive distribution of the outcome at each input.
 
@@ -37,10 +51,12 @@ class Prediction(ABC):
         samples: What each posterior draw predicts, ``(K, batch, ...)``: the expected outcome (regression) or the class
             probabilities (classification). For draws of the outcome itself see :meth:`draw`.
         log_weights: Normalised log weights of the draws, ``(K,)``.
+        prior_inputs: Of a prediction from the prior the inputs it was made at, else None.
     """
 
     samples: Tensor
     log_weights: Tensor
+    prior_inputs: Any = None
 
     @property
     @abstractmethod
@@ -104,7 +120,8 @@ class Prediction(ABC):
         """
         weights = self.log_weights.view((-1,) + (1,) * (log_values.dim() - 1)).to(log_values.dtype)
         rows = max(1, _MIXED_AT_ONCE // max(1, log_values[:, :1].numel()))
-        each = log_values.split(rows, 1)
+        at_once = torch.compiler.is_exporting()  # a program for any number of rows cannot go through them in parts
+        each = (log_values,) if at_once else log_values.split(rows, 1)
         return torch.cat([torch.logsumexp((part if of is None else of(part)) + weights, 0) for part in each])
 
 
@@ -216,7 +233,8 @@ class RegressionPrediction(Prediction):
 
     def shaped(self, target_shape: tuple[int, ...] | None) -> RegressionPrediction:
         here = self.components.mean.shape[2:]
-        if target_shape is None or target_shape == here:
+        target_shape = here if target_shape is None else outcome_shape(here, target_shape)
+        if target_shape == here:
             return self
         rows = self.components.mean.shape[1]
         within = None if self.within is None else self.within.reshape(-1, rows, *target_shape)
@@ -232,6 +250,10 @@ class RegressionPrediction(Prediction):
         predicted against observed, where ``y`` is given; or the rows sorted by their means. Several outputs have a plot
         each. Of images there are maps of the first rows: means, and the square roots of the two parts of the variance.
 
+        A prediction from the prior knows its inputs. Along one input it shows functions drawn from the prior, with the
+        interval of outcomes. Of several inputs it shows how the outcomes of each draw are distributed over the rows:
+        with ``y``, a prior predictive check.
+
         Args:
             x: Inputs that were predicted at, in any order; None, or inputs of several columns, for the other plots.
             y: What was observed there.
@@ -244,6 +266,8 @@ class RegressionPrediction(Prediction):
         Raises:
             MissingExtra: If matplotlib is not installed.
         """
+        if self.prior_inputs is not None and not is_image(self.mean):
+            return plot_prior_numbers(self, self.prior_inputs if x is None else x, y, ax, level)
         return plot_numbers(self, x, y, ax, level)
 
     def _aligned(self, y: Tensor) -> Tensor:
@@ -350,8 +374,11 @@ class ClassPrediction(Prediction):
         standard errors. Of images whose pixels have labels there are maps of the first rows: labels, and the two parts
         of the entropy.
 
+        A prediction from the prior has, along one input, the probabilities of functions drawn from the prior, in a plot
+        for each class. Of several inputs it shows beside the probabilities how sure each drawn function is.
+
         Args:
-            x: Not used: a plot of numbers has it here.
+            x: Inputs of a prediction from the prior, which knows them; not used otherwise.
             y: Labels that were observed.
             ax: Axes of matplotlib to draw in; None makes a new figure.
 
@@ -361,6 +388,8 @@ class ClassPrediction(Prediction):
         Raises:
             MissingExtra: If matplotlib is not installed.
         """
+        if self.prior_inputs is not None and y is None and self.labels[0].numel() == 1:
+            return plot_prior_classes(self, self.prior_inputs if x is None else x, ax)
         return plot_classes(self, y, ax)
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidData, Unsupported
 
 FOR_CLASSES, FOR_NUMBERS = ("temperature", "vector", "isotonic"), ("scale",)
-FEWEST = {"temperature": 50, "scale": 50, "vector": 100, "isotonic": 500}
+FEWEST = {"none": 50, "temperature": 50, "scale": 50, "vector": 100, "isotonic": 500}
 """How many labels or numbers a method needs to be of use."""
 FOLDS = 5  # of the cross-validation
 _VALUES_AT_ONCE = 500_000
@@ -54,7 +54,8 @@ class Recalibration:
     """A fitted map of predictions.
 
     Attributes:
-        method: ``"temperature"``, ``"vector"``, ``"isotonic"`` or ``"scale"``.
+        method: ``"temperature"``, ``"vector"``, ``"isotonic"`` or ``"scale"``; ``"none"`` leaves predictions as they
+            are, which ``"auto"`` chooses where no map is clearly better.
         values: Its parameters: ``temperature``; ``slope`` and ``shift`` of each class; ``knots`` and ``heights`` of the
             step functions; ``scale``.
         rows: How many held-out rows it was fitted to.
@@ -74,6 +75,8 @@ class Recalibration:
 
     def __call__(self, prediction: Any) -> Any:
         """The prediction recalibrated."""
+        if self.method == "none":
+            return prediction
         values = {name: value.to(prediction.samples.device) for name, value in self.values.items()}
         if self.method == "scale":
             return _stretched(prediction, values["scale"].to(prediction.components.mean.dtype))
@@ -86,6 +89,8 @@ class Recalibration:
         return prediction.with_log_probs(torch.cat(parts, 1).view(shape).movedim(-1, 2))
 
     def __repr__(self) -> str:
+        if self.method == "none":
+            return f"none: no map was clearly better on {self.rows:,} rows, NLL {self.nll_before:.4g}"
         names = {"temperature", "scale"} & self.values.keys()
         numbers = "".join(f"={', '.join(f'{v:.4g}' for v in self.values[name].flatten()[:4])}" for name in names)
         more = ", ..." if names and self.values[self.method].numel() > 4 else ""
@@ -102,8 +107,9 @@ def fitted(prediction: Prediction, y: Tensor, method: str = "auto") -> Recalibra
     Args:
         prediction: The prediction of held-out rows.
         y: Their outcomes, as the likelihood takes them.
-        method: ``"auto"`` is ``"scale"`` for numbers. For classes it is ``"temperature"``, or ``"vector"`` if that is
-            better by more than a standard error on rows that it was not fitted to.
+        method: ``"auto"`` compares ``"none"`` with ``"scale"`` for numbers, and with ``"temperature"`` and ``"vector"``
+            for classes, by the negative log likelihood of rows that they were not fitted to. It takes the simplest one
+            that is within a standard error, of the paired difference, of the best.
 
     Raises:
         Unsupported: If the method is not for this kind of prediction, with the reason.
@@ -119,12 +125,8 @@ def fitted(prediction: Prediction, y: Tensor, method: str = "auto") -> Recalibra
     else:
         raise Unsupported(_WHY_NOT.get(method, f"method={method!r} is for numbers. For classes: {', '.join(known)}."))
     before = problem.nll(None)
-    best = _fitted(problem, tried[0], before)
-    for name in tried[1:]:
-        other = _fitted(problem, name, before)
-        gain, error = problem.mean_and_error(best[1] - other[1])
-        best = other if gain > error else best
-    (name, values), after = best
+    fits = [_fitted(problem, name) for name in tried]
+    (name, values), after = _chosen([(("none", {}), before), *fits], problem) if method == "auto" else fits[0]
     change, error = problem.mean_and_error(after - before)
     start = problem.mean_and_error(before)[0]
     rows = len(problem.row.unique())
@@ -141,7 +143,21 @@ _WHY_NOT = {
 }
 
 
-def _fitted(problem: Any, method: str, before: Tensor) -> tuple[tuple[str, Values], Tensor]:
+Fit = tuple[tuple[str, Values], Tensor]
+"""A map by its name and its parameters, and the loss of each outcome."""
+
+
+def _chosen(fits: list[Fit], problem: _Problem) -> Fit:
+    """The first of the maps, from the simplest on, that is within a standard error of the best."""
+    best = min(fits, key=lambda fit: problem.mean_and_error(fit[1])[0])
+    for fit in fits:
+        worse, error = problem.mean_and_error(fit[1] - best[1])
+        if not worse > error:  # also where a single row has no error
+            return fit
+    return best
+
+
+def _fitted(problem: Any, method: str) -> Fit:
     """The map fitted to all rows, and the loss of each outcome where it was fitted to other rows."""
     whole = problem.fit(method, None, None)
     rows = problem.row.unique()
@@ -150,7 +166,7 @@ def _fitted(problem: Any, method: str, before: Tensor) -> tuple[tuple[str, Value
         return (method, problem.values(method, whole)), problem.nll((method, whole))
     fold_of_row = torch.zeros(int(problem.row.max()) + 1, dtype=torch.int64)
     fold_of_row[rows] = torch.randperm(len(rows), generator=generator_for(0, "folds")) % folds
-    fold, after = fold_of_row[problem.row], torch.empty_like(before)
+    fold, after = fold_of_row[problem.row], torch.empty(len(problem.row), dtype=torch.float64)
     for k in range(folds):
         out = fold == k
         after[out] = problem.nll((method, problem.fit(method, ~out, whole)))[out]

@@ -3,7 +3,7 @@
 The manifest is the commit point. Tensors go to a file named by their hash, are flushed to disk, and only then is the
 manifest put in place by an atomic rename; whoever reads at any moment, even after a kill, finds the old folder or the
 new one. Reading checks both hashes, so a flipped bit, a truncated file or a newer format is an error and not a wrong
-answer.
+answer. The format is described in ``artifact.schema.json`` beside this file, and in docs/reference/artifact_format.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Callable
@@ -18,24 +19,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
+import safetensors
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from knowable._version import __version__
+from knowable.core.storage.files import Files, as_path, parse_json, saving
+from knowable.core.storage.tensor_file import Unchecked, block_hashes, read_tensors
 from knowable.core.support.checks import check_number
 from knowable.core.support.files import check_folder, flush, write_atomically
-from knowable.errors import DamagedArtifact, InvalidArgument, InvalidType
+from knowable.errors import CannotSave, DamagedArtifact, InvalidArgument, InvalidType
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
+FORMAT_VERSION = 2
+MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _PARTIAL = re.compile(  # the last two: of earlier versions, and safetensors' own
     r"\.manifest\.[0-9]+\.partial\.json|tensors\.[0-9]+\.partial|manifest\.json\.[0-9]+\.partial|\.tmp\w{6}"
 )
 _TRIES = 20
-_MOST_MANIFEST_BYTES = 256 * 1024 * 1024
-_ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
 
 
 def write_folder(
@@ -55,71 +59,65 @@ def write_folder(
     check_place(folder, kind, parts)
     if not overwrite:
         refuse_existing(folder, MANIFEST)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensor_file = _write_tensors(folder, tensors)
-    body = {"format": FORMAT_VERSION, "kind": kind, "tensors": tensor_file, "content": content}
-    _write_manifest(folder, body)
-    for stale in folder.iterdir():
-        if (_TENSORS.fullmatch(stale.name) and stale.name != tensor_file["name"]) or _PARTIAL.fullmatch(stale.name):
-            stale.unlink(missing_ok=True)
+    with saving(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tensor_file = _write_tensors(folder, tensors)
+        write_document(folder / MANIFEST, kind, {"tensors": tensor_file, "content": content})
+        for stale in folder.iterdir():
+            old = _TENSORS.fullmatch(stale.name) and stale.name != tensor_file["name"]
+            if old or _PARTIAL.fullmatch(stale.name) or stale.name == SIGNATURE:
+                stale.unlink(missing_ok=True)
     return folder
 
 
-def read_folder(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_folder(path: str | os.PathLike[str] | Files, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a folder written by :func:`write_folder`, or raise :class:`DamagedArtifact` saying what is wrong with it."""
-    folder = as_path(path)
+    content, tensors, _ = read_mapped(path, kind, lambda content, name: False)
+    return content, tensors
+
+
+def read_mapped(
+    path: str | os.PathLike[str] | Files, kind: str, lazily: Callable[[dict[str, Any], str], bool]
+) -> tuple[dict[str, Any], dict[str, Tensor], Unchecked | None]:
+    """Like :func:`read_folder`; large tensors that are read ``lazily``, by content and name, are mapped, not read."""
+    files = Files.at(path)
     for _ in range(_TRIES):
-        body = _read_manifest(folder)
+        body = _read_manifest(files)
         try:
-            return _read_content(folder, kind, body)
+            return _read_content(files, kind, body, lazily)
         except (OSError, DamagedArtifact):
-            if _read_manifest(folder) == body:  # else another process saved while we were reading: read again
+            if _read_manifest(files) == body:  # else another process saved while we were reading: read again
                 raise
-    raise DamagedArtifact(f"{folder} was rewritten by another process during every attempt to read it.")
+    raise DamagedArtifact(f"{files} was rewritten by another process during every attempt to read it.")
 
 
-def _read_content(folder: Path, kind: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_content(
+    files: Files, kind: str, body: dict[str, Any], lazily: Callable[[dict[str, Any], str], bool]
+) -> tuple[dict[str, Any], dict[str, Tensor], Unchecked | None]:
+    content, entry = body["content"], body["tensors"]
     if body["kind"] != kind:
-        raise DamagedArtifact(f"{folder} holds a {body['kind']}, not a {kind}.")
-    entry = body["tensors"]
-    file = folder / Path(entry["name"]).name
-    if not file.is_file():
-        raise DamagedArtifact(f"{folder} is incomplete: {file.name} is missing. Save it again.")
-    if file.stat().st_size != entry["bytes"] or _hash_file(file) != entry["sha256"]:
-        raise DamagedArtifact(
-            f"{file} was altered or truncated after it was saved: its hash does not match the manifest."
-        )
-    try:
-        return body["content"], {name: _aligned(value) for name, value in load_file(file).items()}
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise DamagedArtifact(f"{file} cannot be read as safetensors: {error}") from None
+        raise DamagedArtifact(f"{files} holds a {body['kind']}, not a {kind}.")
+    if not _TENSORS.fullmatch(entry["name"]):
+        raise DamagedArtifact(f"{files} is incomplete: {entry['name'][:80]!r} is not the name of a file of tensors.")
+    tensors, unchecked = read_tensors(files.open(entry["name"]), entry, lambda name: lazily(content, name))
+    return content, tensors, unchecked
 
 
-def _aligned(value: Tensor) -> Tensor:
-    """The tensor where torch would have put it: the last bits of a product may depend on the place in memory."""
-    return value if value.data_ptr() % _ALIGNMENT == 0 else value.clone()
-
-
-def kind_of(path: str | os.PathLike[str]) -> str:
+def kind_of(path: str | os.PathLike[str] | Files) -> str:
     """What was saved at ``path``: the ``kind`` it was written with."""
-    return _read_manifest(as_path(path))["kind"]
+    return _read_manifest(Files.at(path))["kind"]
 
 
-def manifest_hash(path: str | os.PathLike[str]) -> str:
-    """A hash of everything that was saved at ``path``."""
-    return hashlib.sha256(_canonical(_read_manifest(as_path(path))).encode()).hexdigest()
+def manifest_hash(path: str | os.PathLike[str] | Files) -> str:
+    """A hash of what was saved at ``path``, the same whichever version wrote it."""
+    body = _read_manifest(Files.at(path))
+    tensors = {name: body["tensors"][name] for name in ("name", "sha256", "bytes")}
+    return _hash_of({"format": 1, "kind": body["kind"], "tensors": tensors, "content": body["content"]})
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether something was saved at ``path``."""
+    """Whether something was saved in the folder ``path``."""
     return (Path(path) / MANIFEST).is_file()
-
-
-def as_path(path: str | os.PathLike[str]) -> Path:
-    """A path, or an error if it is not one."""
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidType(f"path must be the name of a folder, got {type(path).__name__} {path!r}.")
-    return Path(path)
 
 
 def check_place(path: str | os.PathLike[str], kind: str, parts: Callable[[str], bool] = lambda entry: False) -> None:
@@ -127,11 +125,13 @@ def check_place(path: str | os.PathLike[str], kind: str, parts: Callable[[str], 
     folder = as_path(path)
     check_folder(
         folder,
-        ours=lambda name: bool(name == MANIFEST or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name) or parts(name)),
+        ours=lambda name: bool(
+            name in (MANIFEST, SIGNATURE) or _TENSORS.fullmatch(name) or _PARTIAL.fullmatch(name) or parts(name)
+        ),
     )
     if is_folder(folder):
         try:
-            found = _read_manifest(folder)["kind"]
+            found = kind_of(folder)
         except DamagedArtifact:
             found = "damaged or foreign manifest"
         if found != kind:
@@ -152,12 +152,21 @@ def refuse_existing(folder: Path, name: str) -> None:
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     partial = folder / f"tensors.{os.getpid()}.partial"
-    save_file(_each_in_its_own_memory(tensors), partial)
-    digest, size = _hash_file(partial), partial.stat().st_size
-    flush(partial)
-    name = f"tensors-{digest[:16]}.safetensors"
-    os.replace(partial, folder / name)
-    return {"name": name, "sha256": digest, "bytes": size}
+    try:
+        save_file(_each_in_its_own_memory(tensors), partial)
+        flush(partial)
+        written = Files(folder).open(partial.name)
+        digest, blocks = written.sha256(), block_hashes(written)
+        name = f"tensors-{digest[:16]}.safetensors"
+        os.replace(partial, folder / name)
+    except SafetensorError as error:
+        partial.unlink(missing_ok=True)
+        raise CannotSave(f"{folder} cannot be saved: {error}. What was saved there before is unchanged.") from None
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    entry = {"name": name, "sha256": digest, "bytes": written.size}
+    return entry if blocks is None else {**entry, "blocks": blocks}
 
 
 def _each_in_its_own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -171,49 +180,78 @@ def _each_in_its_own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
+# --- documents: JSON with its hash, its format, and what wrote it ----------------------------------------------------
+
+
+def write_document(file: Path, kind: str, parts: dict[str, Any]) -> None:
+    """Write a file of JSON, atomically; an older signature beside it, which is of other content, goes."""
+    versions = {
+        "knowable": __version__,
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+    }
+    body = {"format": FORMAT_VERSION, "kind": kind, "versions": versions, **parts}
     try:
-        text = _canonical(body)
+        text = json.dumps({"sha256": _hash_of(body), "body": body}, indent=1)
+        parse_json(text.encode())  # what cannot be read is not written
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"This cannot be saved: {error}.") from None
-    document = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
-    write_atomically(folder / MANIFEST, json.dumps(document, indent=1))
-    flush(folder)
+    write_atomically(file, text)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not folder.exists():
-        raise DamagedArtifact(f"There is no folder {str(folder)!r} (in {Path.cwd()}).")
-    if not file.is_file():
-        raise DamagedArtifact(f"{folder} is not a saved folder: it has no {MANIFEST}.")
-    if file.stat().st_size > _MOST_MANIFEST_BYTES:
-        raise DamagedArtifact(f"{file} is too large to be a manifest ({file.stat().st_size:,} bytes).")
+def read_document(files: Files, name: str) -> dict[str, Any]:
+    """The body of a file that :func:`write_document`, of this version or of an earlier one, wrote."""
     try:
-        document = json.loads(file.read_bytes())
+        document = parse_json(files.read(name))
         body, digest = document["body"], document["sha256"]
-        version = body["format"]
-        for part, keys in ((body, ("kind", "tensors", "content")), (body["tensors"], ("name", "sha256", "bytes"))):
-            if not part.keys() >= set(keys):
-                raise KeyError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DamagedArtifact(f"{file} is not a readable manifest. Save it again.") from None
-    if isinstance(version, int) and version > FORMAT_VERSION:
+        version, _ = body["format"], body["kind"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedArtifact(f"{files}/{name} is not a readable manifest. Save it again.") from None
+    if type(version) is int and version > FORMAT_VERSION:
         raise DamagedArtifact(
-            f"{folder} has format {version}; this version of knowable reads up to {FORMAT_VERSION}. Upgrade knowable."
+            f"{files} has format {version}; this version of knowable reads up to {FORMAT_VERSION}. Upgrade knowable."
         )
-    if hashlib.sha256(_canonical(body).encode()).hexdigest() != digest:
-        raise DamagedArtifact(f"{file} was altered after it was saved: its hash does not match its content.")
+    if _hash_of(body) != digest:
+        raise DamagedArtifact(f"{files}/{name} was altered after it was saved: its hash does not match its content.")
+    if type(version) is not int or version < 1 or not isinstance(body["kind"], str) or len(body["kind"]) > 80:
+        raise DamagedArtifact(f"{files}/{name} is not a readable manifest: its format is {str(version)[:40]}.")
+    for earlier in range(version, FORMAT_VERSION):
+        body = _UPGRADES[earlier](body)
     return body
 
 
-def _canonical(body: dict[str, Any]) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+def _from_1(body: dict[str, Any]) -> dict[str, Any]:
+    """Format 1, of version 0.1, did not say what wrote it."""
+    return {**body, "format": 2, "versions": {"knowable": "0.1"}}
 
 
-def _hash_file(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+_UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+"""From each format to the next one."""
+
+
+def _read_manifest(files: Files) -> dict[str, Any]:
+    if not files.path.exists():
+        raise DamagedArtifact(f"There is no folder {str(files.path)!r} (in {Path.cwd()}).")
+    if not files.has(MANIFEST):
+        raise DamagedArtifact(f"{files} is not a saved folder: it has no {MANIFEST}.")
+    body = read_document(files, MANIFEST)
+    if not _is_manifest(body):
+        raise DamagedArtifact(f"{files}/{MANIFEST} is not a readable manifest. Save it again.")
+    return body
+
+
+def _is_manifest(body: dict[str, Any]) -> bool:
+    entry = body.get("tensors")
+    if not isinstance(entry, dict) or not isinstance(body.get("content"), dict):
+        return False
+    texts = all(isinstance(entry.get(name), str) for name in ("name", "sha256"))
+    return texts and type(entry.get("bytes")) is int and isinstance(entry.get("blocks", {}), dict)
+
+
+def _hash_of(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,14 +37,59 @@ def write_atomically(path: str | os.PathLike[str], content: str | Callable[[Path
             content(partial)
         flush(partial)
         os.replace(partial, file)
+        flush(file.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
     return file
 
 
+def replace_folder(new: Path, place: Path) -> None:
+    """Put the folder ``new`` in the place of another one, which goes; where the system can, in a single step.
+
+    Linux can exchange two names at once. Elsewhere a process that is killed between two renames leaves the old folder
+    beside its place, under a name that ends in ``.old``.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():
+        os.rename(new, place)
+    elif not _exchange(new, place):
+        old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".old", dir=place.parent))
+        os.rename(place, old)
+        try:
+            os.rename(new, place)
+        except OSError:
+            os.rename(old, place)
+            raise
+        new = old
+    flush(place.parent)
+    shutil.rmtree(new, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in a single step, if this system can."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this number; True where that cannot be told."""
+    if os.name == "nt":  # where asking would be a signal
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's, or the number is none
+        return True
+    return True
+
+
 def flush(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
+    if os.name == "nt" and path.is_dir():  # a folder cannot be opened there
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -23,6 +23,10 @@ def to_tensor(value: Any, name: str) -> Tensor:
             raise InvalidType(
                 f"{name} must be a dense tensor, got a sparse one ({value.layout}). Pass {name}.to_dense()."
             )
+        if value.is_complex():
+            raise InvalidType(
+                f"{name} must be of real numbers, got {value.dtype}. Pass both parts: torch.view_as_real({name})."
+            )
         return value.detach()
     if type(value).__module__.startswith("scipy.sparse"):
         raise InvalidType(f"{name} must be dense, got a sparse {type(value).__name__}. Pass {name}.toarray().")

@@ -102,8 +102,8 @@ def _warn_about(result: TrainingResult) -> None:
         warnings.warn(text, Interrupted, stacklevel=3)
     elif result.converged is False and "still improving" in said:
         warnings.warn(f"The objective was {said}. Pass epochs= to train longer.", ConvergenceWarning, stacklevel=3)
-    elif result.converged is False and result.out_of_time:
-        text = f"The fit was {said}, before its objective had converged. Raise time_limit (--time-limit)."
+    elif result.out_of_time:
+        text = f"The fit was {said}, before its planned end. Raise time_limit (--time-limit)."
         warnings.warn(text, ConvergenceWarning, stacklevel=3)
 
 

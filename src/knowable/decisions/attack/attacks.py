@@ -39,7 +39,7 @@ def fgsm(
     mean.
 
     Args:
-        posterior: Whose prediction is attacked, by the draws that :meth:`~knowable.Posterior.predict` uses.
+        posterior: Whose prediction is attacked, by the draws that ``posterior.predict`` uses.
         x: Inputs, floating point, one row each.
         y: Their targets.
         epsilon: How far a row may be moved, in the norm.
@@ -80,7 +80,7 @@ def pgd(
 ) -> Tensor:
     r"""Projected gradient ascent (Madry et al., 2018) through the average over draws.
 
-    The draws are those of :meth:`~knowable.Posterior.predict`, the same at every step: the gradient is the full
+    The draws are those of ``posterior.predict``, the same at every step: the gradient is the full
     gradient of the very prediction that is made, and the attack is deterministic. With ``fresh_draws`` each step takes
     new ones, so that it ascends the expectation over all draws (Athalye et al., 2018): for defenders who make new ones.
 

@@ -39,6 +39,8 @@ from knowable.decisions.compress.surgery import (
 )
 from knowable.errors import InvalidArgument
 
+_MOST_UNITS = 2**20  # of a layer in a saved plan
+
 
 @dataclass
 class Rewritten:
@@ -202,6 +204,10 @@ class RewritePlan:
             for each in content["edits"]
         ]
         layers = {path: (int(out), int(into), bool(bias)) for path, (out, into, bias) in content["layers"].items()}
+        shifts = [each.shift[1] for each in edits if each.shift]
+        counts = [*content["channels"].values(), *content["columns"].values(), *shifts]
+        if any(type(each) is not int or not 0 <= each <= _MOST_UNITS for each in counts):
+            raise ValueError("a count in the plan is none, or too large")
         return cls(layers, dict(content["channels"]), dict(content["columns"]), edits)
 
     def new_name(self, name: str) -> str:
@@ -218,6 +224,8 @@ class RewritePlan:
             apply_edits(module, self.edits)
         made = net if module is None else module
         for path, (outputs, inputs, bias) in self.layers.items():
+            if not 0 <= outputs * inputs <= made.get_submodule(path).get_parameter("weight").numel():
+                raise ValueError(f"layer {path!r} would become larger")
             resize_layer(made.get_submodule(path), outputs, inputs, bias)
         for path, count in self.channels.items():
             cut_channels(made.get_submodule(path), torch.arange(count))

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,9 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor, nn
 
 from knowable.core.network.network import check_module
-from knowable.core.posterior.saving import build, describe
+from knowable.core.posterior.saving import foreign
+from knowable.core.posterior.structure import build, describe
+from knowable.core.storage.files import Files, as_path, destination
 from knowable.core.storage.folder import read_folder, write_folder
 from knowable.core.support.files import as_file, write_atomically
 from knowable.core.support.randomness import own_randomness
@@ -27,6 +29,7 @@ from knowable.decisions.compress.sparse_code import QuantisationGrid, SparseCode
 from knowable.errors import DamagedArtifact, InvalidArgument, KnowableError, MissingExtra
 
 KIND = "compressed network"
+_MOST_ZEROS = 64  # weights for a byte of their code, a quarter of what an artifact may have
 _INTEGERS = (torch.uint8, torch.int16, torch.int32)  # the smallest that holds the values is taken
 
 
@@ -67,14 +70,16 @@ def save_network(
     }
     streams = {name: stream for name, (_, stream) in codes.items() if len(stream)}
     rest = {name: _narrow(value) for name, value in _tensors(net) if name not in codes}
-    return write_folder(path, KIND, content, {**rest, **streams}, overwrite=overwrite)
+    with destination(path, overwrite=overwrite) as folder:
+        write_folder(folder, KIND, content, {**rest, **streams}, overwrite=overwrite)
+    return as_path(path)
 
 
-def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
+def load_compressed(path: str | os.PathLike[str] | Files, net: nn.Module | None = None) -> nn.Module:
     """Load a network saved by ``compressed.save(path)``, dense, in evaluation mode. The folder contains no code.
 
     Args:
-        path: The folder.
+        path: The folder or file.
         net: The original network, before compression, if it is not made of plain ``torch.nn`` layers. It is not
             changed.
 
@@ -83,17 +88,17 @@ def load_compressed(path: str | os.PathLike[str], net: nn.Module | None = None) 
     """
     content, tensors = read_folder(path, KIND)
     try:
-        own = _original(content, net)
+        own = _original(content, tensors, net)
         made = RewritePlan.from_json(content["plan"]).apply(own).eval().requires_grad_(False)
         _fill(made, {name: SparseCode.from_json(code) for name, code in content["codes"].items()}, tensors)
         return made
     except KnowableError:
         raise
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
-        raise DamagedArtifact(f"{path} was written by another version of knowable, or by hand: {error}.") from None
+    except Exception as error:  # whatever a manifest that nobody of ours wrote leads to
+        raise foreign(path, error) from error
 
 
-def _original(content: dict[str, Any], net: nn.Module | None) -> nn.Module:
+def _original(content: dict[str, Any], tensors: Mapping[str, Tensor], net: nn.Module | None) -> nn.Module:
     saved = content["network"]
     if net is None:
         if saved["structure"] is None:
@@ -102,7 +107,7 @@ def _original(content: dict[str, Any], net: nn.Module | None) -> nn.Module:
                 f"the original one, with the same structure, as load_compressed(path, net=...)."
             )
         with own_randomness(0):
-            own = build(saved["structure"])
+            own = build(saved["structure"], stored=_MOST_ZEROS * sum(each.nbytes for each in tensors.values()))
     else:
         check_module(net)
         own = copy.deepcopy(net)
@@ -170,8 +175,10 @@ def export_program(net: nn.Module, example: Tensor, path: str | os.PathLike[str]
     return write_atomically(file, lambda partial: torch.export.save(program, partial))
 
 
-def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> Path:
-    """Write ``net`` as an ONNX file with one input ``x`` and one output ``y``."""
+def export_onnx(
+    net: nn.Module, example: Tensor, path: str | os.PathLike[str], *, outputs: Sequence[str] = ("y",)
+) -> Path:
+    """Write ``net`` as an ONNX file with one input ``x`` and these outputs."""
     file = _named(path, ".onnx")
     for package in ("onnx", "onnxscript"):
         try:
@@ -183,7 +190,7 @@ def export_onnx(net: nn.Module, example: Tensor, path: str | os.PathLike[str]) -
             net,
             (_two_rows(example),),
             input_names=["x"],
-            output_names=["y"],
+            output_names=list(outputs),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             dynamo=True,
             verbose=False,

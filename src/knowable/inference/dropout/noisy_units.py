@@ -166,6 +166,8 @@ def times_noise(values: Params, sites: Sequence[DropoutSite], factors: Sequence[
 def noise_from(settings: dict[str, Any], units: int, state: Params) -> GroupNoise:
     """Restore saved factors."""
     kinds = {"log_uniform": LogUniformNoise, "horseshoe": HorseshoeNoise}
+    if state["loc"].shape[-1] != units:
+        raise ValueError(f"{state['loc'].shape[-1]} factors were saved for {units} units")
     own = {name: value for name, value in settings.items() if name != "prior"}
     noise = kinds[settings["prior"]](units, like=state["loc"], **own)
     noise.load_state_dict(state)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
-from knowable.core.network.params import Layout, Params
+from knowable.core.network.params import Layout, Params, index_params
 from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
@@ -21,6 +21,7 @@ from knowable.core.training.settings import TrainingSettings
 from knowable.errors import Unsupported
 from knowable.inference.ensembles.diversity import first_batch, with_diversity
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
+from knowable.inference.point.collapsed_noise import noise_checked
 from knowable.inference.point.point import (
     PointObjective,
     fit_point,
@@ -60,8 +61,7 @@ class Members:
         points, given = {}, model
         if model.point_names:
             with share_of_time(0.3):
-                plain = replace(self.job, rows=replace(rows, weights=None)) if each_its_own else self.job
-                trained = self._one(plain, "points")
+                trained = self._one(self._with_equal_rows, "points")
             if trained.diagnostics.interrupted:
                 return trained
             points, given = trained.points, model.with_fixed(trained.points, trained.buffers)
@@ -74,8 +74,17 @@ class Members:
             return self._with_notes(self._train_in_turn(starts, points))
         return self._with_notes(self._train_together(given, points, objective))
 
+    @property
+    def _with_equal_rows(self) -> FitJob:
+        """The fit, without weights of the rows that differ from member to member."""
+        weights = self.job.rows.weights
+        each_its_own = weights is not None and weights.dim() == 2
+        return replace(self.job, rows=replace(self.job.rows, weights=None)) if each_its_own else self.job
+
     def _with_notes(self, found: Particles) -> Particles:
         found.diagnostics = replace(found.diagnostics, notes=(*found.diagnostics.notes, *self.notes))
+        first = {**found.points, **index_params(found.stack, 0)}
+        found = noise_checked(found, self._with_equal_rows, lambda job: self._one(job, "left out"), first)
         return with_diversity(found, self.job)
 
     # --- all in one step ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.model import Model
-from knowable.core.network.params import Buffers, Layout, Params
+from knowable.core.network.params import Buffers, Layout, Params, index_params
 from knowable.core.posterior.particles import Particles
 from knowable.core.support.checks import check_count
 from knowable.core.support.time_limit import share_of_time
@@ -17,6 +17,7 @@ from knowable.core.training.loop import train
 from knowable.core.training.settings import Trained
 from knowable.errors import InvalidArgument
 from knowable.inference.ensembles.diversity import with_diversity
+from knowable.inference.point.collapsed_noise import noise_checked
 from knowable.inference.point.point import PointObjective, fit_point, refuse_learned_prior, training_diagnostics
 
 
@@ -74,8 +75,8 @@ class SnapshotEnsemble(Trained, Method):
         model, rows = job.model, job.rows
         refuse_learned_prior(self, model)
         points, given = {}, model
+        one_cycle = self.training_settings(epochs=self.epochs and max(1, self.epochs // self.cycles))
         if model.point_names:
-            one_cycle = self.training_settings(epochs=self.epochs and max(1, self.epochs // self.cycles))
             with share_of_time(0.3):
                 trained = fit_point(job.part("points", validation=None), one_cycle)
             if trained.diagnostics.interrupted:
@@ -91,7 +92,8 @@ class SnapshotEnsemble(Trained, Method):
             model, stack, points=points, buffers=objective.net_buffers, buffer_stack=buffers, seed=job.seed,
             diagnostics=training_diagnostics(self, model, result, mean),
         )  # fmt: skip
-        return with_diversity(posterior, job)
+        last = {**points, **index_params(stack, -1)}
+        return with_diversity(noise_checked(posterior, job, lambda part: fit_point(part, one_cycle), last), job)
 
 
 class SnapshotObjective(PointObjective):

@@ -23,9 +23,11 @@ from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.loop import train
 from knowable.core.training.settings import LITTLE_WORK, Trained, TrainingResult, TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType
+from knowable.inference.point.collapsed_noise import noise_checked
 from knowable.inference.point.point import (
     PointObjective,
     fit_point,
+    fresh_start,
     means_for,
     one_atom,
     refuse_learned_prior,
@@ -136,7 +138,9 @@ class SWAG(Trained, Method):
             point = one_atom(model, now, buffers=objective.net_buffers, seed=seed, diagnostics=diagnostics)
             return without_spread(point, "before the second snapshot", interrupted=result.interrupted)
         whole = self._posterior(model, given, rows, points, objective, result, seed)
-        return whole if self.start == "map" else self._beside(job, first, whole)
+        if self.start == "map":
+            return noise_checked(whole, job, self._mode)
+        return noise_checked(self._beside(job, first, whole), job, None, start=fresh_start(model, seed, 1)[0])
 
     def _beside(self, job: FitJob, first: Posterior, whole: SWAGPosterior) -> SWAGPosterior:
         """Weights that came from elsewhere: the posterior beside them, and nearer to them where it does harm."""
@@ -186,7 +190,7 @@ class SWAG(Trained, Method):
         objective.snapshots = []  # they are in the factor
         mean, inputs, buffers = objective.layout.views(loc), None, objective.net_buffers
         if given.network.statistics_names:  # rows to compute running statistics on, and those of the mean weights
-            inputs = rows.some(_STATISTICS_ROWS, seed=seed)[0]
+            inputs = (rows.kept or rows).some(_STATISTICS_ROWS, seed=seed)[0]
             buffers = given.network.statistics(given.network_params(mean), inputs, buffers)
         normal = DiagonalPlusLowRank.of_covariance(objective.layout, loc, diagonal, factor)
         return SWAGPosterior.of(

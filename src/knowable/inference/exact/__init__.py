@@ -1,5 +1,6 @@
 """Exact inference, where it exists."""
 
 from knowable.inference.exact.linear import ExactLinear, LinearNormal
+from knowable.inference.exact.student_t import LinearStudentT
 
-__all__ = ["ExactLinear", "LinearNormal"]
+__all__ = ["ExactLinear", "LinearNormal", "LinearStudentT"]

@@ -16,7 +16,7 @@ from knowable.core.network.jacobian import BatchJacobian
 from knowable.core.network.layers import Layer
 from knowable.core.network.params import Layout, Params
 from knowable.core.network.weight_uses import WeightUse
-from knowable.errors import InvalidArgument
+from knowable.errors import InvalidArgument, Unsupported
 from knowable.inference.laplace.expansion import ExpansionPoint, head_use
 from knowable.inference.laplace.hessian import hessian
 
@@ -214,7 +214,11 @@ def prior_precision(expansion: ExpansionPoint, settings: Params | None = None) -
     found, notes = {}, []
     for name in layout.names:
         each = expansion.model.prior.bound(name, params)
-        assert each is not None  # the prior factorises
+        if each is None:
+            raise Unsupported(
+                f"Laplace does not take {type(expansion.model.prior).__name__}, a prior of weights and noise together. "
+                f"Use ExactLinear, FullRankVI or NUTS, or a Normal prior."
+            )
         moments = each.normal_moments()
         if moments is None:
             found[name] = touching_precision(each, params[name].double())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from knowable.core.model.data import Batch, Data
+from knowable.core.model.joint_normal import JointNormal
 from knowable.core.model.likelihood import (
     LIKELIHOOD_PREFIX,
     DiagonalInformation,
@@ -29,6 +30,7 @@ from knowable.errors import Unsupported
 CURVATURES = ("ggn", "empirical_fisher", "hessian")
 Visit = Callable[..., None]  # (jacobian, number of the batch, y, and the rows' weights if they have any)
 _BATCH_BYTES = 64 * 2**20  # working memory of one batch
+_DRAWS = 64  # over which a curvature is averaged, at least, where there are as many rows
 
 
 @dataclass(eq=False)
@@ -42,6 +44,7 @@ class ExpansionPoint:
     kind: str  # one of CURVATURES
     most_columns: int  # output directions that are differentiated one by one; beyond, as many random ones
     seed: int  # fixes the random directions
+    around: JointNormal | None = None  # draws of the weights over which the curvature is averaged; None: at the weights
     _likelihood: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def at(self, params: Params) -> ExpansionPoint:
@@ -101,9 +104,9 @@ class ExpansionPoint:
 
     # --- passes over the data ----------------------------------------------------------------------------------------
 
-    def jacobian(self, x: Tensor) -> BatchJacobian:
-        """The Jacobian of some rows, at these weights."""
-        params = self.model.network_params(self.params)
+    def jacobian(self, x: Tensor, weights: Params | None = None) -> BatchJacobian:
+        """The Jacobian of some rows, at these weights or others."""
+        params = self.model.network_params({**self.params, **(weights or {})})
         return BatchJacobian(self.model.network, self.layers, params, x, self.buffers)
 
     def batches(self, extra: int = 0) -> Iterator[Batch]:
@@ -115,14 +118,23 @@ class ExpansionPoint:
         activations = 2 * sum(sizes) * self.model.dtype.itemsize
         known = 3 * bytes_per_row(self.model, self.some_rows, self.buffers) + activations
         count = max(1, _BATCH_BYTES // (known + extra))
+        if self.around is not None:
+            count = max(1, min(count, self.data.size // _DRAWS))
         for batch in self.data:
             yield from zip(*(each.split(count) for each in batch), strict=True)
 
     def sweep(self, visit: Visit, extra: int = 0) -> None:
         """Call ``visit(jacobian, number, y, *weights)`` for each of :meth:`batches`, and sum up :meth:`log_likelihood`.
 
-        No batch is kept while the next one is computed.
+        No batch is kept while the next one is computed. Where the curvature is averaged over draws, each batch has a
+        draw of its own, and there is no log likelihood.
         """
+        if self.around is not None:
+            for number, (x, *rest) in enumerate(self.batches(extra)):
+                generator = generator_for(self.seed, "around", number, device=self.model.device)
+                drawn = {name: value[0] for name, value in self.around.sample(1, generator).items()}
+                visit(self.jacobian(x, drawn), number, *rest)
+            return
         like = {"dtype": torch.float64, "device": self.model.device}
         total, gradient = torch.zeros((), **like), torch.zeros(self.layout.size, **like)
         for number, batch in enumerate(self.batches(extra)):

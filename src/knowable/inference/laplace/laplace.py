@@ -13,8 +13,10 @@ from torch import Tensor
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
+from knowable.core.model.joint_normal import FullCovarianceNormal, JointNormal
 from knowable.core.model.model import Model
 from knowable.core.model.prior import Normal
+from knowable.core.model.structured_normal import KroneckerFactored
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
@@ -24,7 +26,7 @@ from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.core.training.settings import Trained
 from knowable.errors import InvalidArgument
-from knowable.inference.laplace.curvature import Curvature, FullCurvature, prior_precision
+from knowable.inference.laplace.curvature import Curvature, FullCurvature, PriorPrecision, prior_precision
 from knowable.inference.laplace.curvature_diagonal import DiagonalCurvature
 from knowable.inference.laplace.curvature_kron import KroneckerCurvature
 from knowable.inference.laplace.curvature_low_rank import LowRankCurvature
@@ -75,6 +77,10 @@ class Laplace(Trained, Method):
         curvature: ``"ggn"``: the generalised Gauss-Newton matrix, which is the Fisher information.
             ``"empirical_fisher"``: outer products of gradients at the targets. ``"hessian"``: second derivatives, for
             small networks (``"full"`` and ``"diag"``).
+        rounds: How often the curvature is then averaged over draws of the normal that it gives, as at the optimum of
+            variational inference (Opper and Archambeau, 2009), and replaces it. 0 is Laplace's method. A network that
+            is sure of its training rows is flat at the mode and steep beside it: for a posterior that will be a prior
+            (continual learning), 1 keeps what the mode's own curvature forgets. The log evidence is the mode's.
         prediction: ``"linearised"``: the network linearised in its weights, in closed form (for classes,
             averaged over normal logits). ``"linearised_sampling"``: draws of linearised functions.
             ``"sampling"``: the network at drawn weights.
@@ -105,11 +111,12 @@ class Laplace(Trained, Method):
 
     family = "laplace"
     summary = "a normal around the most probable weights, with the inverse curvature there as its covariance"
-    references = ("mackay1992", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023")
+    references = ("mackay1992", "opper2009", "ritter2018", "immer2021", "daxberger2021", "eschenhagen2023")
     supports_row_weights = True
 
     structure: str = "kron"
     curvature: str = "ggn"
+    rounds: int = 0
     prediction: str = "linearised"
     tune: str = "during"
     rank: int = 20
@@ -124,6 +131,7 @@ class Laplace(Trained, Method):
         check_choice("curvature", self.curvature, CURVATURES)
         check_choice("prediction", self.prediction, PREDICTIONS)
         check_choice("tune", self.tune, ("during", "after", "never"))
+        check_count("rounds", self.rounds, at_least=0)
         check_count("rank", self.rank)
         check_count("max_columns", self.max_columns)
         check_count("max_parameters", self.max_parameters)
@@ -134,6 +142,8 @@ class Laplace(Trained, Method):
             raise InvalidArgument(
                 f"curvature='hessian' needs structure='full' or 'diag', got structure={self.structure!r}. Use 'ggn'."
             )
+        if self.curvature == "hessian" and self.rounds:
+            raise InvalidArgument(f"rounds={self.rounds} needs curvature='ggn' or 'empirical_fisher', got 'hessian'.")
 
     def _fit(self, job: FitJob) -> Posterior:
         """Find the mode and the curvature there."""
@@ -224,8 +234,13 @@ class Laplace(Trained, Method):
         expansion = evidence.expansion
         params = {**expansion.params, **_cast(settings, expansion.params)}
         prior, names = prior_precision(expansion, settings), expansion.layout.names
+        normal = evidence.curvature.normal(expansion, prior, evidence.weights(settings))
+        for number in range(self.rounds):
+            drawn = replace(expansion, around=normal, params=params, seed=derive_seed(expansion.seed, "round", number))
+            averaged = STRUCTURES[self.structure].of(drawn, rank=self.rank)
+            normal = averaged.normal(drawn, prior, evidence.weights(settings))
         return LaplacePosterior(
-            expansion.model, evidence.curvature.normal(expansion, prior, evidence.weights(settings)),
+            expansion.model, normal,
             points={name: value for name, value in params.items() if name not in names},
             buffers=expansion.buffers, seed=expansion.seed, prediction=self.prediction,
         )  # fmt: skip
@@ -240,7 +255,7 @@ class Laplace(Trained, Method):
             value, note = evidence.over_noise(settings)
             said = [note] if note else []
             posterior.log_evidence = LogEvidence(value.item(), "estimate")
-        terms, far = _report(evidence, settings, posterior, prior.flat, given=self.start is not None)
+        terms, far = _report(evidence, settings, posterior, given=self.start is not None)
         posterior.diagnostics = replace(
             trained, terms={**trained.terms, **_own(posterior), **terms}, seconds=time.monotonic() - started,
             notes=(*trained.notes, *evidence.curvature.notes, *prior.notes, *self._notes(expansion), *far, *said),
@@ -302,7 +317,7 @@ class Laplace(Trained, Method):
 
 
 def _report(
-    evidence: Evidence, settings: Params, posterior: Posterior, prior: Tensor, *, given: bool
+    evidence: Evidence, settings: Params, posterior: LaplacePosterior, *, given: bool
 ) -> tuple[dict[str, float], list[str]]:
     """Terms of the log marginal likelihood, and a note if the weights are far from the mode."""
     expansion = evidence.expansion
@@ -318,7 +333,7 @@ def _report(
     terms = {
         "log_likelihood": evidence.log_likelihood(settings).item(),
         "log_prior": evidence.log_prior(settings).item(),
-        "effective_parameters": expansion.layout.size - (prior * variance).sum().item(),
+        "effective_parameters": expansion.layout.size - _trace_of_prior(precision, posterior.normal, variance).item(),
         "distance_from_mode": gain,
     }
     if posterior.log_evidence is not None:
@@ -330,6 +345,18 @@ def _report(
         terms["distance_from_likelihood_mode"] = possible_gain(there.log_likelihood()[1])
         return terms, _notes_on_given_weights(terms, weighted=expansion.data.weighted)
     return terms, []
+
+
+def _trace_of_prior(prior: PriorPrecision, normal: JointNormal, variance: Tensor) -> Tensor:
+    """The trace of the prior's precision times the posterior's covariance, whose diagonal is ``variance``."""
+    if isinstance(prior.joint, KroneckerFactored) and isinstance(normal, KroneckerFactored):
+        before = {block.names: block for block in prior.joint.blocks}
+        shares = [before[block.names].along(block) / block.precision for block in normal.blocks]
+        return torch.stack([share.double().sum() for share in shares]).sum()
+    if prior.joint is not None and isinstance(normal, FullCovarianceNormal):
+        root = normal.scale_tril.double()
+        return (root * (prior.dense() @ root)).sum()
+    return (prior.flat * variance).sum()
 
 
 def _notes_on_given_weights(terms: Mapping[str, float], *, weighted: bool) -> list[str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from knowable.core.method import FitJob, Method
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
-from knowable.core.model.prior import HYPER_PREFIX, fixed_normal
+from knowable.core.model.prior import HYPER_PREFIX
 from knowable.core.network.network import copy_module
 from knowable.core.network.params import Buffers, Params
 from knowable.core.posterior.diagnostics import Diagnostics
@@ -25,6 +25,8 @@ from knowable.core.training.loop import train
 from knowable.core.training.objective import Objective
 from knowable.core.training.settings import Trained, TrainingResult, TrainingSettings
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
+from knowable.inference.point.collapsed_noise import noise_checked
+from knowable.inference.point.normal_priors import NormalLogPrior, NormalPriors, PriorAxes
 
 
 class PointObjective(Objective):
@@ -50,14 +52,17 @@ class PointObjective(Objective):
     ):
         super().__init__(model, size)
         self.use_prior, self.attack = use_prior, attack
-        start = model.params()
+        params = model.params()
+        self.axes = PriorAxes.of(model) if use_prior else None
+        start = params if self.axes is None else self.axes.coordinates(params)
         self.names = list(start)
         self.values = nn.ParameterList([nn.Parameter(start[name], requires_grad=name not in held) for name in start])
-        self.normal_priors = NormalPriors.of(model, start)
+        self.normal_priors = NormalPriors.of(model, params)
 
     def params(self) -> Params:
         """The parameters, by name."""
-        return dict(zip(self.names, self.values, strict=True))
+        values = dict(zip(self.names, self.values, strict=True))
+        return values if self.axes is None else self.axes.params(values)
 
     def forward(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms."""
@@ -72,6 +77,8 @@ class PointObjective(Objective):
 
     def _log_prior(self, params: Params) -> tuple[Tensor, Params]:
         """The log prior, and the parameters by which its gradient comes."""
+        if self.axes is not None:
+            return self.axes.log_prior(dict(zip(self.names, self.values, strict=True))), params
         if self.recording or not self.normal_priors.names:
             return self.model.log_prior(params), params
         normal = [params[name] for name in self.normal_priors.names]
@@ -104,76 +111,6 @@ class PointObjective(Objective):
         """Log density of held-out rows."""
         params = self.params()
         return self.model.score(self.model.forward(params, x, buffers=self.net_buffers), y, params)
-
-
-# --- the log prior of normals at the cost of weight decay ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NormalPriors:
-    """The parameters with a normal (or flat) prior of one mean and one precision that are not learned."""
-
-    names: tuple[str, ...] = ()
-    means: tuple[float, ...] = ()
-    precisions: tuple[float, ...] = ()
-    constant: float = 0.0  # the log density at the means
-
-    @classmethod
-    def of(cls, model: Model, params: Params) -> NormalPriors:
-        """Those of ``params``; none where a prior is over several parameters together, or learned."""
-        priors = {name: None if model.hyper_names else model.prior.prior_of(name) for name in params}
-        if any(prior is None for prior in priors.values()):
-            return cls()
-        found: dict[str, tuple[float, float]] = {}
-        constant = 0.0
-        for name, prior in priors.items():
-            mean, precision = fixed_normal(prior) or (None, None)
-            if prior is not None and isinstance(mean, float) and isinstance(precision, float):
-                found[name] = mean, precision
-                at_mean = prior.log_prob(torch.tensor(mean, dtype=torch.float64))
-                constant += params[name].numel() * at_mean.item()
-        means, precisions = (tuple(each[place] for each in found.values()) for place in (0, 1))
-        return cls(tuple(found), means, precisions, constant)
-
-
-class NormalLogPrior(torch.autograd.Function):
-    """The log prior, and the parameters as they are: the gradient that comes back by them gets the prior's added.
-
-    It is added in place, without a tensor of its own: one pass over the memory, as weight decay takes.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, priors: NormalPriors, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.priors = priors
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*values)
-        flat = [_centred(value.flatten(), mean) for value, mean in zip(values, priors.means, strict=True)]
-        terms = [each.dot(each) * (-0.5 * precision) for each, precision in zip(flat, priors.precisions, strict=True)]
-        return torch.stack(terms).sum() + priors.constant, *(value.view_as(value) for value in values)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor | None, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if slope is None:
-            return None, *gradients
-        parts = zip(ctx.saved_tensors, ctx.priors.means, ctx.priors.precisions, strict=True)
-        added = [(_centred(value, mean), slope * -precision) for value, mean, precision in parts]
-        own = _each_alone(gradients)
-        return None, *(
-            value * factor if each is None else each.addcmul_(value, factor) if own else each.addcmul(value, factor)
-            for each, (value, factor) in zip(gradients, added, strict=True)
-        )
-
-
-def _centred(value: Tensor, mean: float) -> Tensor:
-    return value if mean == 0.0 else value - mean
-
-
-def _each_alone(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether no two gradients have memory in common: where a sum has two parameters, both get the same tensor."""
-    found = [each for each in gradients if each is not None]
-    places = {each.untyped_storage().data_ptr() for each in found}
-    return len(places) == len(found) and all(each.is_contiguous() for each in found)
 
 
 def fit_point(
@@ -259,7 +196,8 @@ class MAP(Trained, Method):
     supports_row_weights = True
 
     def _fit(self, job: FitJob) -> Particles:
-        return fit_point(job, self.training_settings())
+        fit = partial(fit_point, settings=self.training_settings())
+        return noise_checked(fit(job), job, fit)
 
 
 # --- Maximum likelihood: ordinary training, without a prior ----------------------------------------------------------
@@ -298,7 +236,8 @@ class MaximumLikelihood(Trained, Method):
     supports_row_weights = True
 
     def _fit(self, job: FitJob) -> Particles:
-        return fit_point(job, self.training_settings(), use_prior=False)
+        fit = partial(fit_point, settings=self.training_settings(), use_prior=False)
+        return noise_checked(fit(job), job, fit, use_prior=False)
 
 
 # --- Initial weights: those of another posterior, of a trained network, of a saved state, or new ones ----------------
@@ -312,9 +251,7 @@ class StartValues:
 
     params: Params
     buffers: Buffers
-    unset: tuple[
-        str, ...
-    ]  # parameters of the likelihood and the prior that were not given: they keep the model's values
+    unset: tuple[str, ...]  # of the likelihood and the prior, not given: they keep the model's values
 
 
 def start_values(argument: str, model: Model, start: Any) -> StartValues:
@@ -337,8 +274,7 @@ def start_values(argument: str, model: Model, start: Any) -> StartValues:
                 f"{argument} has a value for {name!r}, which the model does not have. Its parameters are: "
                 f"{', '.join(list(params)[:12])}{', ...' if len(params) > 12 else ''}."
             )
-    missing = [name for name in params if name not in known and not name.startswith(_OWN)]
-    if missing:
+    if missing := [name for name in params if name not in known and not name.startswith(_OWN)]:
         raise InvalidArgument(f"{argument} has no value for {', '.join(missing[:5])}.")
     unset = tuple(name for name in params if name not in known and name.startswith(_OWN))
     return StartValues(params, buffers, unset)
@@ -438,8 +374,8 @@ def warn_of_replaced_weights(model: Model, seed: int, advice: str) -> None:
     """
     with own_randomness(derive_seed(seed, "initial", 1)):
         fresh = _reset_values(model)
-    kept = {name: value for name, value in model.params().items() if name in fresh and value.any()}
-    if other := [name for name, value in kept.items() if not _alike(value, fresh[name])]:
+    kept = [(name, value) for name, value in model.params().items() if name in fresh and value.any()]
+    if other := [name for name, value in kept if not _alike(value, fresh[name])]:
         warnings.warn(
             f"The weights of {', '.join(other[:3])}{', ...' * (len(other) > 3)} are not like those with which the "
             f"layers begin by themselves: the network was trained, or initialised in a way of its own. They are "
@@ -458,8 +394,7 @@ def _reset_values(model: Model) -> dict[str, Tensor]:
         reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))  # or attention's
         if own - model.frozen_names and _resets(reset):
             done |= own | {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
-    every = (*net.named_parameters(), *net.named_buffers())
-    return {name: value.detach() for name, value in every if name in done}
+    return {name: value.detach() for name, value in (*net.named_parameters(), *net.named_buffers()) if name in done}
 
 
 def _out_of_reach(model: Model) -> dict[int, Tensor]:

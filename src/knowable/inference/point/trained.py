@@ -27,6 +27,7 @@ from knowable.inference.point.point import one_atom, start_values
 
 _ROWS = 500  # that are compared, at most
 _ALLOWED = 0.005  # nats by which each outcome of training rows may be predicted worse, where there is a choice
+_FEWEST = 10  # of which a spread can be told
 _WORSE = 0.01  # nats for each outcome, beyond twice the standard error, above which there is a warning
 
 
@@ -109,17 +110,47 @@ class TrainedWeights:
         own, before = mine.mean().item(), network.mean().item()
         terms = {"nll": own, "nll_network": before}
         notes = posterior.diagnostics.notes
-        error = (worse.std() / len(worse) ** 0.5).item() if len(worse) > 1 else 0.0
-        if worse.mean().item() - 2 * error > _WORSE * self.outcomes + self.cost:
+        if worse.mean().item() - 2 * _error(worse) > _WORSE * self.outcomes + self.cost:
             text = (
                 f"The posterior predicts worse than the weights it was made from: NLL {own:.3g} on {len(worse)} "
                 f"{self.rows}, {before:.3g} by the weights alone. {advice}"
             )
             warnings.warn(text, WorseThanNetwork, stacklevel=5)
             notes = (*notes, text)
+        elif own - 2 * _error(mine) > (guess := self._guess(posterior)) + _WORSE * self.outcomes:
+            text = (
+                f"The posterior predicts the {self.rows} worse than a guess that does not look at the inputs: NLL "
+                f"{own:.3g}, {guess:.3g} by the targets' mean and spread. Training rows that a network goes "
+                f"through do not say what the noise is. {advice}"
+            )
+            warnings.warn(text, WorseThanNetwork, stacklevel=5)
+            notes = (*notes, text)
         posterior.diagnostics = replace(
             posterior.diagnostics, terms={**posterior.diagnostics.terms, **terms}, notes=notes
         )
+
+    def _guess(self, posterior: Posterior) -> float:
+        """NLL of a row by a normal with the mean and spread of these targets.
+
+        It is infinite where no noise was learned, or where the weights predict no better than that.
+        """
+        model = self.model
+        if f"{LIKELIHOOD_PREFIX}{model.likelihood.noise_name}" not in model.names or len(self.y) < _FEWEST:
+            return math.inf
+        with torch.no_grad():
+            output = model.forward({**posterior.mean(), **self.weights}, self.x, buffers=self.buffers)
+        targets = model.align(self.y, output).double().flatten(1)
+        known, errors = ~targets.isnan(), targets - output.double().flatten(1)
+        spread, rest = (torch.stack([each[:, k][known[:, k]].std(correction=0) for k in range(known.shape[1])])
+                        for each in (targets, errors))  # fmt: skip
+        if not (rest < spread).all():
+            return math.inf
+        return (spread.log() + 0.5 * math.log(2 * math.pi * math.e)).sum().item()
+
+
+def _error(losses: Tensor) -> float:
+    """The standard error of their mean."""
+    return (losses.std() / len(losses) ** 0.5).item() if len(losses) > 1 else 0.0
 
 
 def without_spread(point: Posterior, when: str, *, interrupted: bool = True) -> Posterior:
@@ -149,7 +180,8 @@ def check_start(start: Any, *, none: bool) -> None:
 def given_point(job: FitJob, start: Any) -> Particles:
     """Weights from ``start`` as a posterior of one particle.
 
-    Parameters of the likelihood that ``start`` does not have are set to their most probable values.
+    Parameters of the likelihood that ``start`` does not have are set to their most probable values: by the validation
+    rows where there are any, since errors on rows that a network was trained on are too small.
     """
     model = job.model
     values = start_values("start", model, start)
@@ -157,7 +189,7 @@ def given_point(job: FitJob, start: Any) -> Particles:
     own = [name for name in values.unset if name not in model.hyper_names]
     if own:
         with own_randomness(derive_seed(job.seed, "own")):  # a loader may draw
-            found = most_probable(model, job.rows, params, values.buffers, own)
+            found = most_probable(model, job.validation or job.rows, params, values.buffers, own)
         params |= {name: value.to(params[name]) for name, value in found.items()}
     diagnostics = Diagnostics(repr(job.method), message="expanded around the given weights")
     return one_atom(model, params, buffers=values.buffers, seed=job.seed, diagnostics=diagnostics)

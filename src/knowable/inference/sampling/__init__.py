@@ -1,5 +1,6 @@
 """Monte Carlo: draws from the posterior, by chains or by weights."""
 
+from knowable.inference.sampling.annealed import AnnealedImportance
 from knowable.inference.sampling.cyclical import CyclicalSGMCMC
 from knowable.inference.sampling.hmc import HMC
 from knowable.inference.sampling.importance import ImportanceSampling
@@ -14,6 +15,7 @@ from knowable.inference.sampling.tempered import TemperedChains
 
 __all__ = [
     "ImportanceSampling",
+    "AnnealedImportance",
     "Metropolis",
     "HMC",
     "NUTS",

@@ -10,6 +10,7 @@ position given, with a mass matrix of 1.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from knowable.core.support.randomness import generator_for
 from knowable.core.support.time_limit import share_of_time, time_left
 from knowable.core.training.loop import train
 from knowable.core.training.settings import TrainingSettings
-from knowable.errors import InvalidArgument, InvalidType, Unsupported
+from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 from knowable.inference.ensembles.side_by_side import EnsembleObjective
 from knowable.inference.point.point import fit_point, fresh_start, warn_of_replaced_weights
 from knowable.inference.sampling.importance_weights import effective_sample_size, smooth_weights
@@ -171,9 +172,24 @@ def scattered(target: Target, first: Tensor, chains: int, seed: int) -> Tensor:
         found = first + spread * (2 * noise - 1)
         value, gradient = target.value_and_grad(found)
         if torch.isfinite(value).all() and torch.isfinite(gradient).all():
+            _warn_of_flat_directions(target, gradient)
             return found
         spread /= 2
     return first.expand(chains, -1).clone()
+
+
+def _warn_of_flat_directions(target: Target, gradient: Tensor) -> None:
+    """Warn of parameters with which the density does not change at several positions."""
+    slopes = target.layout.views(gradient)
+    flat = [name for name, slope in slopes.items() if len(gradient) > 1 and slope.numel() and not slope.any()]
+    if flat:
+        warnings.warn(
+            f"log_density does not change with {', '.join(flat[:5])} near init_params: its gradient is 0 for all "
+            f"{len(gradient)} chains. If that is so everywhere it is no distribution, and chains wander for ever: "
+            f"give every parameter a prior.",
+            ModelWarning,
+            stacklevel=4,
+        )
 
 
 def full_precision(method: Any, engine: Engine | None) -> Engine:

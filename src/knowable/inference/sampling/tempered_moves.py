@@ -305,6 +305,13 @@ def estimate(seen: Window, before: Tensor, *, within: bool = True) -> Tensor | N
     return _factor_of(covariance, before, seen.position.freedom(seen.count))
 
 
+def covariance_factor(position: Tensor, before: Tensor) -> Tensor:
+    """The factor of the covariance of positions ``(N, D)``, as one group."""
+    if before.dim() == 2:
+        return _factor_of(position.double().var(0).unsqueeze(0), before, len(position) - 1.0)
+    return _factor_of(position.double().T.cov().reshape(1, *before.shape[1:]), before, len(position) - 1.0)
+
+
 def _factor_of(covariance: Tensor, before: Tensor, freedom: float) -> Tensor:
     if before.dim() == 2:
         return torch.where(covariance > 0, covariance.clamp_min(0.0).sqrt(), 0.1 * before.double()).to(before)

@@ -20,6 +20,7 @@ from torch import Tensor
 from knowable.core.model.model import Model
 from knowable.core.model.prior import Prior, fixed_normal
 from knowable.core.network.params import Layout, Params
+from knowable.errors import Unsupported
 from knowable.priors.log_uniform import K1, K2, K3, LogUniform
 
 HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
@@ -231,7 +232,11 @@ def remaining_kl(model: Model, names: Sequence[str], loc: Params, scale: Params,
     total = torch.zeros((), dtype=model.dtype, device=model.device)
     for name in names:
         prior = model.prior.bound(name, params)
-        assert prior is not None  # a prior over all parameters as a whole has a joint KL
+        if prior is None:
+            raise Unsupported(
+                f"{type(model.prior).__name__} is a prior of weights and noise together, for which there is no KL of "
+                f"independent weights here. Use ExactLinear, FullRankVI or NUTS, or a Normal prior."
+            )
         closed = prior.kl_from_normal(loc[name], scale[name])
         total = total + (monte_carlo_kl(prior, loc[name], scale[name], draws) if closed is None else closed)
     return total

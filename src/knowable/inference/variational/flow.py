@@ -306,6 +306,8 @@ class FlowPosterior(Posterior):
         start = model.params()
         layout = Layout.of({name: start[name] for name in names})
         loc, correlated = tensors["loc"], "base" in tensors  # folders of version 0.1.0 have none
+        if max(layers, hidden) > sum(value.numel() for value in tensors.values()):
+            raise ValueError(f"{layers} layers with {hidden} units would have more numbers than were saved")
         with own_randomness(0):  # new layers are drawn at random, and then given their saved values
             made = make_layers(kind, layout.size, layers, hidden=hidden, like=loc)
         flow = NormalisingFlow(loc, torch.ones_like(loc), made, correlated=correlated)

@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 
 from knowable._version import __version__
+from knowable.interfaces.cli.certify import certify
 from knowable.interfaces.cli.compare import compare
 from knowable.interfaces.cli.fit import fit
 from knowable.interfaces.cli.messages import plain_errors
 from knowable.interfaces.cli.options import AsJson, Config, Quiet, Seed, complete_method
 from knowable.interfaces.cli.predict import evaluate, predict
 from knowable.interfaces.cli.report import report
+from knowable.interfaces.cli.signing import sign, verify
+from knowable.interfaces.serve.command import serve
 
 
 def methods(
@@ -128,5 +131,5 @@ def front_door(
         typer.echo(context.get_help())
 
 
-for command in (demo, fit, predict, evaluate, compare, report, methods, cite):
+for command in (demo, fit, predict, evaluate, certify, compare, report, serve, sign, verify, methods, cite):
     app.command()(command)

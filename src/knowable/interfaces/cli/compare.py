@@ -43,7 +43,7 @@ FILES = (JOURNAL, "comparison.csv", "comparison.json", "comparison.html")
 
 def compare(
     data: DataFile,
-    target: Target,
+    target: Target = None,
     methods: Annotated[
         str,
         typer.Option(

@@ -64,7 +64,7 @@ from knowable.tabular.fit_report import FittedRun, Outcomes, all_notices, class_
 
 def fit(
     data: DataFile,
-    target: Target,
+    target: Target = None,
     method: Annotated[
         str,
         typer.Option(
@@ -76,7 +76,8 @@ def fit(
         ),
     ] = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run; else DATA-run.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Folder or file.knowable for the run; else DATA-run."),
     ] = None,
     likelihood: Likelihood = "auto",
     budget: Budget = "normal",
@@ -110,7 +111,7 @@ def fit(
     Scores are of a model fitted to the rows that are not held out. The model in the run is then fitted to all rows.
     """
     with plain_errors():
-        folder = out or Path("knowable-run" if data == "-" else f"{Path(data).stem}-run")
+        folder = out or Path("knowable-run" if data == "-" else f"{Path(data).stem.removesuffix('.csv')}-run")
         options = {
             "data": data, "target": target, "method": method, "likelihood": likelihood, "budget": budget,
             "time_limit": time_limit, "holdout": holdout, "task": task,
@@ -122,7 +123,7 @@ def fit(
             run = fit_table(options, folder, force=force, quiet=quiet)
         page = write_run(run, options, folder, force=force)
         tell(all_notices(run), quiet=quiet)
-        report = folder / run_folder.REPORT if page else None
+        report = folder / run_folder.REPORT if page and folder.is_dir() else None
         if as_json:
             typer.echo(json.dumps(summary(run, folder, report), indent=1, allow_nan=False))
         elif not quiet:
@@ -185,6 +186,7 @@ def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: b
         outcomes=Outcomes.of(y[training], len(class_names(estimator))),
         seconds=seconds,
         held_out=len(held) > 0,
+        elsewhere="of other groups" if options["group"] else "later than those in training" if options["time"] else "",
         notices=(*table.notices, *found, *more),
         delivered=delivered,
         all_outcomes=None if delivered is None else Outcomes.of(y, len(class_names(delivered))),

@@ -121,8 +121,12 @@ def complete_methods(incomplete: str) -> list[str]:
 DataFile = Annotated[
     str, typer.Argument(metavar="DATA", help="CSV, CSV.GZ, Excel or Parquet file; - reads standard input.")
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that knowable fit has written.")]
-Target = Annotated[str, typer.Option("--target", "-t", metavar="COLUMN", help="The column to predict (the target).")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder, or file.knowable, that knowable fit has written.")
+]
+Target = Annotated[
+    str | None, typer.Option("--target", "-t", metavar="COLUMN", help="The column to predict (the target). Required.")
+]
 Task = Annotated[
     str,
     typer.Option(

@@ -25,7 +25,10 @@ def report(
         typer.Option("--data", metavar="FILE", help="Rows with outcomes to report on, instead of those held out."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write; else report.html in the run.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Page to write; else report.html in the run, or beside its file."
+        ),
     ] = None,
     lenient: Lenient = False,
     force: Force = False,
@@ -40,7 +43,7 @@ def report(
     """
     with plain_errors():
         if data is None:
-            found = from_json(RunFolder.open(run).file(run_folder.REPORT_DATA).read_text(encoding="utf-8"))
+            found = from_json(RunFolder.open(run).read_text(run_folder.REPORT_DATA))
         else:
             found = fit_report(run_on(run, data, lenient=lenient, quiet=quiet))
         if as_json:
@@ -56,7 +59,7 @@ def write_page(report: Report, run: Path, out: Path | None, *, force: bool) -> P
 
     A page that would come out the same is left as it is. Another one is overwritten with ``force`` only.
     """
-    path = run / run_folder.REPORT if out is None else out
+    path = (run.with_suffix(".html") if run.is_file() else run / run_folder.REPORT) if out is None else out
     if path.is_dir():
         raise InvalidArgument(f"--out {str(path)!r} is a folder. Give the name of a file.")
     page = render(report)

@@ -3,10 +3,13 @@
 - ``config.json``: the options of the command, and under ``made`` how the run was made;
 - ``schema.json``: what the columns are, as learned from the training rows;
 - ``estimator.json`` and ``posterior/``: the fitted estimator, numbers and text, never code;
+- ``certificate/``: what held-out rows prove of it, where ``knowable certify`` was run;
 - ``history.csv``: the records of the training; only a header where there are none;
 - ``scores.json``: scores on the held-out rows with standard errors;
 - ``report.json`` and ``report.html``: the report as data, and for people (where matplotlib and jinja2 are
   installed).
+
+A run may also be a single file, ``name.knowable``, with the same content.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knowable.core.support.files import check_folder, write_atomically
+from knowable.core.storage.files import SUFFIX, Files, check_file_place, destination, saving
+from knowable.core.support.files import check_folder, replace_folder, write_atomically
 from knowable.errors import DamagedArtifact, InvalidArgument
 from knowable.interfaces.cli.options import MADE
 from knowable.report.html import finite
 
-CONFIG, SCHEMA, POSTERIOR = "config.json", "schema.json", "posterior"
+CONFIG, SCHEMA, POSTERIOR, CERTIFICATE = "config.json", "schema.json", "posterior", "certificate"
 HISTORY, SCORES, REPORT_DATA, REPORT = "history.csv", "scores.json", "report.json", "report.html"
 
 
@@ -51,63 +55,62 @@ class RunFolder:
             raise InvalidArgument(f"There is no folder {str(folder)!r}. Give one that knowable fit has written.")
         if not is_run(folder):
             raise InvalidArgument(f"{str(folder)!r} is not a run: give a folder that knowable fit has written.")
-        content = read_json(folder / CONFIG)
+        content = Files.at(folder).read_json(CONFIG)
         return cls(folder, {key: value for key, value in content.items() if key != MADE}, content[MADE])
 
-    def file(self, name: str) -> Path:
+    def read_text(self, name: str) -> str:
         """A file of the run, which must be there."""
-        path = self.folder / name
-        if not path.exists():
+        files = Files.at(self.folder)
+        if not files.has(name):
             raise DamagedArtifact(f"The run {str(self.folder)!r} is incomplete: {name} is missing. Fit again.")
-        return path
+        try:
+            return files.read(name).decode()
+        except UnicodeDecodeError:
+            raise DamagedArtifact(f"{name} of the run {str(self.folder)!r} is not text: it was altered.") from None
 
 
 def is_run(folder: Path) -> bool:
-    """Whether ``folder`` was written by ``knowable fit``."""
+    """Whether ``folder``, or the single file of that name, was written by ``knowable fit``."""
     try:
-        content = read_json(folder / CONFIG)
-    except (OSError, DamagedArtifact):
+        content = Files.at(folder).read_json(CONFIG)
+    except DamagedArtifact:
         return False
-    return isinstance(content.get(MADE), dict) and "knowable" in content[MADE]
+    return isinstance(content, dict) and isinstance(content.get(MADE), dict) and "knowable" in content[MADE]
 
 
 def check_place(folder: Path, *, force: bool) -> None:
     """Refuse to overwrite: an empty folder is free, a run needs ``force``, anything else is never overwritten."""
-    if not is_run(folder):
+    if is_run(folder):
+        if not force:
+            raise InvalidArgument(f"--out {str(folder)!r} holds a run. Pass --force to overwrite it, or another name.")
+    elif folder.suffix == SUFFIX:
+        check_file_place(folder, overwrite=False)
+    else:
         check_folder(folder, name="--out")
-    elif not force:
-        raise InvalidArgument(f"--out {str(folder)!r} holds a run. Pass --force to overwrite it, or another name.")
 
 
 @contextmanager
 def new_run(folder: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write a run into; it takes its place when the block ends well, and vanishes when it does not."""
+    """A folder to write a run into; it takes its place when the block ends well, and vanishes when it does not.
+
+    A name that ends in ``.knowable`` is that of a single file with the run in it.
+    """
     check_place(folder, force=force)
+    if folder.suffix == SUFFIX:
+        with destination(folder, overwrite=force) as partial:
+            partial.mkdir()
+            yield partial
+        return
     folder = Path(os.path.abspath(folder))
     above = next(each for each in folder.parents if each.is_dir())
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=above))
-    try:
-        yield partial
-        partial.chmod(0o777 & ~_umask())  # a temporary folder is private; a run is an ordinary folder
-        _put(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _put(partial: Path, folder: Path) -> None:
-    """Rename ``partial`` to ``folder``; what was there goes only once the new one is in its place."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.exists():
-        os.rename(partial, folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
-    os.rename(folder, old)
-    try:
-        os.rename(partial, folder)
-    except OSError:
-        os.rename(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    with saving(folder):
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=above))
+        try:
+            yield partial
+            partial.chmod(0o777 & ~_umask())  # a temporary folder is private; a run is an ordinary folder
+            replace_folder(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_file(path: Path, text: str, *, force: bool = True) -> None:
@@ -129,17 +132,6 @@ def check_file(path: Path, *, force: bool) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON that every reader takes: numbers that are not finite become null."""
     write_file(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise DamagedArtifact(f"{path} is not readable JSON: it was altered or cut short.") from None
-    if not isinstance(content, dict):
-        raise DamagedArtifact(f"{path} must hold a JSON object.")
-    return content
 
 
 def write_history(path: Path, records: Sequence[Mapping[str, float]]) -> None:

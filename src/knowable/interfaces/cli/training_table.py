@@ -18,7 +18,7 @@ from knowable.tabular.columns import find_missing, labels_of
 from knowable.tabular.number_columns import DateColumn, as_seconds
 from knowable.tabular.reading import read_table
 from knowable.tabular.schema import Schema
-from knowable.tabular.table import Table
+from knowable.tabular.table import Table, listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -57,7 +57,7 @@ class TrainingTable:
 
 def read_training(
     source: str,
-    target: str,
+    target: str | None,
     *,
     task: str | None = None,
     drop: Sequence[str] = (),
@@ -77,6 +77,11 @@ def read_training(
         raise InvalidArgument("--group and --time cannot be combined: choose how rows are held out.")
     with spoken_for_the_shell():
         whole = read_table(source).with_missing(missing)
+        if target is None:
+            raise InvalidArgument(
+                f"--target is missing: which column is to be predicted? The columns of {whole.source} are "
+                f"{listed(whole.names)}."
+            )
         groups = None if group is None else _groups(whole, group)
         times = None if time is None else _times(whole, time)
         apart: list[str] = list(dict.fromkeys([*drop, *identifiers, *([group] if group else [])]))

@@ -15,7 +15,7 @@ from knowable.core.model.data import Data
 from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.errors import InvalidArgument, InvalidData, InvalidType, KnowableError, Unsupported
 from knowable.testing.networks import NetworkCase, network_case
-from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior
+from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior, moments
 
 
 def check_arrays_and_tensor_datasets_are_tensors(subject: Subject) -> None:
@@ -48,9 +48,9 @@ def check_datasets_and_loaders_are_read(subject: Subject) -> None:
         "Data(DataLoader, size)": Data(loader, len(rows)),
         "Data(a stream of rows, size)": Data(stream, len(rows)),
     }
-    expected = posterior.mean()
+    expected = moments(posterior, case.x)
     for kind, data in kinds.items():
-        mean = subject.fit(case, data=data).mean()
+        mean = moments(subject.fit(case, data=data), case.x)
         expect(all(torch.isfinite(value).all() for value in mean.values()), f"A fit on {kind} is not finite.")
         if not subject.seeded:
             same = all(torch.allclose(mean[name], expected[name], atol=1e-5) for name in mean)
@@ -73,7 +73,8 @@ def check_row_weights_count(subject: Subject) -> None:
     same = subject.fit(case, data=Data((x, other), weights=weights))
     expect_same_posterior(fitted, same, x, "A fit in which rows of weight 0 have other targets")
     heavy = subject.fit(case, data=Data(case.data, weights=20.0 * weights))
-    moved = any(not torch.equal(value, heavy.mean()[name]) for name, value in fitted.mean().items())
+    light, heavier = moments(fitted, x), moments(heavy, x)
+    moved = any(not torch.equal(value, heavier[name]) for name, value in light.items())
     expect(moved, "Weights twenty times as large should give another fit.")
 
 

@@ -7,10 +7,11 @@ import copy
 import torch
 
 from knowable.core.model.model import Model
+from knowable.core.posterior.functions import FunctionPosterior
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import Unsupported
 from knowable.testing.networks import NetworkCase, network_case
-from knowable.testing.subject import Subject, expect, expect_error
+from knowable.testing.subject import Subject, expect, expect_error, some_draws
 
 
 def check_network(subject: Subject, name: str) -> None:
@@ -29,7 +30,9 @@ def check_case(subject: Subject, case: NetworkCase) -> None:
 
 def _expect_a_good_fit(subject: Subject, case: NetworkCase, posterior: Posterior) -> None:
     _expect_a_posterior(posterior, case)
-    if subject.trains:
+    if isinstance(posterior, FunctionPosterior):
+        pass  # there are no weights that could have moved
+    elif subject.trains:
         _expect_learning(posterior, posterior.model)
     else:
         _expect_spread(posterior)
@@ -37,6 +40,19 @@ def _expect_a_good_fit(subject: Subject, case: NetworkCase, posterior: Posterior
 
 
 def _expect_a_posterior(posterior: Posterior, case: NetworkCase) -> None:
+    if isinstance(posterior, FunctionPosterior):
+        functions = some_draws(posterior, case.x, 3, seed=0)["functions"]
+        expect(functions.shape[:2] == (3, len(case.y)), f"sample_functions(x, 3) has shape {tuple(functions.shape)}.")
+        expect(torch.isfinite(functions).all(), "sample_functions(x, 3) is not finite.")
+    else:
+        _expect_weights(posterior)
+    expect(all(torch.isfinite(v).all() for v in posterior.buffers.values()), "The posterior's buffers are not finite.")
+    expect(isinstance(posterior.diagnostics.message, str), "diagnostics.message should say how the fit ended.")
+    terms = posterior.diagnostics.terms
+    expect(all(isinstance(value, float) for value in terms.values()), f"diagnostics must be numbers, got {terms}.")
+
+
+def _expect_weights(posterior: Posterior) -> None:
     start = posterior.model.params()
     for what, params in (("mean()", posterior.mean()), ("std()", posterior.std())):
         expect(list(params) == list(start), f"{what} has parameters {list(params)}, the model {list(start)}.")
@@ -49,10 +65,6 @@ def _expect_a_posterior(posterior: Posterior, case: NetworkCase) -> None:
     for name, value in draws.items():
         expect(value.shape == (3, *start[name].shape), f"sample(3)[{name!r}] has shape {tuple(value.shape)}.")
         expect(torch.isfinite(value).all(), f"sample(3)[{name!r}] is not finite.")
-    expect(all(torch.isfinite(v).all() for v in posterior.buffers.values()), "The posterior's buffers are not finite.")
-    expect(isinstance(posterior.diagnostics.message, str), "diagnostics.message should say how the fit ended.")
-    terms = posterior.diagnostics.terms
-    expect(all(isinstance(value, float) for value in terms.values()), f"diagnostics must be numbers, got {terms}.")
 
 
 def _expect_learning(posterior: Posterior, model: Model) -> None:
@@ -91,9 +103,11 @@ def check_frozen_parameters_stay(subject: Subject) -> None:
     if "frozen_backbone" in subject.refuses:
         return
     case, posterior = subject.fitted("frozen_backbone")
-    expect(not any(k.startswith(("0.", "1.")) for k in posterior.mean()), "Frozen parameters appear in mean().")
     for name, value in case.net.named_buffers():
         expect(torch.equal(posterior.buffers[name], value), f"The statistics {name} of a frozen layer changed.")
+    if isinstance(posterior, FunctionPosterior):
+        return
+    expect(not any(k.startswith(("0.", "1.")) for k in posterior.mean()), "Frozen parameters appear in mean().")
     draw = {name: value[0] for name, value in posterior.sample(1, torch.Generator().manual_seed(0)).items()}
     features = copy.deepcopy(case.net[:3]).eval()(case.x)  # type: ignore[index]
     expected = features @ draw["3.weight"].T + draw["3.bias"]
@@ -108,6 +122,8 @@ def check_point_parameters_do_not_vary(subject: Subject) -> None:
     case, posterior = subject.fitted("last_layer")
     chosen = set(case.model().random_names)
     expect(chosen == {"2.weight", "2.bias"}, f"random='last_layer' chose {sorted(chosen)}.")
+    if isinstance(posterior, FunctionPosterior):
+        return
     random = set(posterior.model.random_names)  # a method may take some of them as points
     expect("2.weight" in random and random <= chosen, f"Of random='last_layer' the fit made {sorted(random)}.")
     draws, std = posterior.sample(4, torch.Generator().manual_seed(0)), posterior.std()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from knowable.core.posterior.functions import FunctionPosterior
+from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
-from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior
+from knowable.testing.subject import Subject, expect, expect_error, expect_same_posterior, moments, some_draws
 
 
 def check_prediction_repeats_itself(subject: Subject) -> None:
@@ -27,12 +29,12 @@ def check_prediction_repeats_itself(subject: Subject) -> None:
 
 def check_draws_are_new_where_there_is_spread(subject: Subject) -> None:
     """``sample`` follows its generator, and draws differ where the posterior has spread."""
-    _, posterior = subject.fitted()
-    one, two = (posterior.sample(6, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    case, posterior = subject.fitted()
+    one, two = (some_draws(posterior, case.x, 6, seed) for seed in (1, 2))
     if _has_spread(posterior):
         expect(any(not torch.equal(one[name], two[name]) for name in one), "sample() ignores its generator.")
         expect(any((value != value[:1]).any() for value in one.values()), "All draws are the same.")
-    expect_error((InvalidArgument, InvalidType), lambda: posterior.sample(0), "sample(0)")
+    expect_error((InvalidArgument, InvalidType), lambda: some_draws(posterior, case.x, 0, 0), "sample(0)")
 
 
 def check_memory_cap_changes_nothing(subject: Subject) -> None:
@@ -78,7 +80,7 @@ def check_inputs_of_a_prediction(subject: Subject) -> None:
 def check_density_is_that_of_the_draws(subject: Subject) -> None:
     """Where ``log_prob`` exists it takes one draw or a stack, and draws are likelier than far-off values."""
     _, posterior = subject.fitted()
-    if type(posterior).log_prob is Posterior.log_prob:
+    if type(posterior).log_prob in (Posterior.log_prob, FunctionPosterior.log_prob):
         return
     draws = posterior.sample(8, torch.Generator().manual_seed(0))
     values = posterior.log_prob(draws)
@@ -92,6 +94,10 @@ def check_density_is_that_of_the_draws(subject: Subject) -> None:
 
 
 def _has_spread(posterior: Posterior) -> bool:
+    if isinstance(posterior, FunctionPosterior):
+        return True
+    if isinstance(posterior, Particles) and posterior.weights.square().sum() > 0.5:
+        return False  # weighted draws of which one has nearly all the weight
     return any((value > 0).any() for value in posterior.std().values())
 
 
@@ -110,15 +116,15 @@ def check_dtype_is_kept(subject: Subject) -> None:
         case = subject.case(dtype=dtype)
         for kind in (dtype, _OTHER[dtype]):
             posterior = subject.fit(case, data=(case.x.to(kind), case.y.to(kind)))
-            _expect_dtype(posterior.mean(), dtype, "mean()")
-            _expect_dtype(posterior.sample(2), dtype, "sample()")
+            _expect_dtype(moments(posterior, case.x), dtype, "mean()")
+            _expect_dtype(some_draws(posterior, case.x, 2, seed=0), dtype, "sample()")
             prediction = posterior.predict(case.x.to(kind), samples=3)
-            moments = {
+            values = {
                 "samples": prediction.samples,
                 "total": prediction.total,
                 "log_prob": prediction.log_prob(case.y),
             }
-            _expect_dtype(moments, dtype, "prediction")
+            _expect_dtype(values, dtype, "prediction")
 
 
 def _expect_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype, what: str) -> None:
@@ -145,11 +151,14 @@ def check_seed_matters_if_and_only_if_declared(subject: Subject) -> None:
     case, first = subject.fitted()
     second = subject.fit(case, seed=1)
     if subject.seeded:
-        expect(_differ(first, second), "Fits with different seeds gave the same posterior: is the seed used?")
+        expect(_differ(first, second, case.x), "Fits with different seeds gave the same posterior: is the seed used?")
     else:
-        expect(not _differ(first, second), "The method is declared without randomness, but the seed changes its fit.")
+        expect(
+            not _differ(first, second, case.x),
+            "The method is declared without randomness, but the seed changes its fit.",
+        )
 
 
-def _differ(first: Posterior, second: Posterior) -> bool:
-    pairs = [(first.mean(), second.mean()), (first.std(), second.std())]
-    return any(not torch.equal(a[name], b[name]) for a, b in pairs for name in a)
+def _differ(first: Posterior, second: Posterior, x: torch.Tensor) -> bool:
+    one, two = moments(first, x), moments(second, x)
+    return any(not torch.equal(value, two[name]) for name, value in one.items())

@@ -139,7 +139,7 @@ class MomentObjective(FlatNormalDistribution, VariationalObjective):
         """The ELBO as moments give it: what is maximised, and not that of draws."""
         if self.normals.others:
             raise Unsupported("priors without a closed form of their KL are drawn")
-        return torch.stack([-len(x) * self(x, y)[0] for x, y in data]).sum()
+        return torch.stack([-len(batch[1]) * self(*batch)[0] for batch in data]).sum()
 
     def posterior(self, **common: Any) -> MomentNormal:
         """Independent normals that predict by moments."""
