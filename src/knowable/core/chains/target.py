@@ -29,6 +29,7 @@ Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
 CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
 _CACHE_BYTES = 8 * 2**20
 _BLOCK_BYTES = 128 * 2**20  # working memory of one call
+_GROUP_FLOPS = 1e8  # of a forward pass: about 7 ms of a step on a core, beside which its overhead of 0.4 ms is little
 
 
 class Target(ABC):
@@ -286,6 +287,16 @@ def equal_blocks(chains: int, bytes_each: int) -> int:
     """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
     most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
     return math.ceil(chains / math.ceil(chains / most))
+
+
+def worthwhile_group(count: int, flops: float) -> int:
+    """How many chains, or members, advance together: equal groups in which a step costs little beside its arithmetic.
+
+    ``flops`` are those of the forward pass of one of them, on all rows of a step. With more in a group a step takes
+    longer in proportion, so that groups lose nothing, and can be apart.
+    """
+    most = max(1, math.ceil(_GROUP_FLOPS / max(1.0, flops)))
+    return math.ceil(count / math.ceil(count / most))
 
 
 def _one_number(value: Any) -> Tensor:

@@ -67,6 +67,9 @@ class BayesianBootstrap(Trained, Method):
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
 
+    def _divides(self, job: FitJob) -> bool:
+        return True
+
     def _fit(self, job: FitJob) -> Particles:
         """Draw the weights of the rows, then train the members with them."""
         rows, model = job.rows, job.model

@@ -80,6 +80,9 @@ class DeepEnsemble(Trained, Method):
     def makes_inputs(self) -> bool:
         return self.adversarial > 0
 
+    def _divides(self, job: FitJob) -> bool:
+        return True
+
     def _fit(self, job: FitJob) -> Particles:
         attack, notes, nearby = None, (), self.start == "network"
         if self.adversarial > 0:
