@@ -17,9 +17,9 @@ from knowable.errors import WorkerLost
 
 @dataclass(frozen=True)
 class Lossy(Workers):
-    """``at_once`` pieces are under way; the ones started as number ``lost`` are lost, after they were done."""
+    """``num_workers`` pieces are under way; the ones started as number ``lost`` are lost, after they were done."""
 
-    at_once: int = 3
+    num_workers: int = 3
     lost: tuple[int, ...] = ()
     seed: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -31,7 +31,7 @@ class Lossy(Workers):
 
 class LossyPool(Pool):
     def __init__(self, settings: Lossy, work: bytes):
-        self.settings, self.at_once, self.work = settings, settings.at_once, work
+        self.settings, self.at_once, self.work = settings, settings.num_workers, work
         self.order, self.started = random.Random(settings.seed), 0
         self.under_way: dict[int, tuple[bytes, Surroundings]] = {}
         self.cancelled: list[int] = []

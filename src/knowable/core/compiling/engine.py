@@ -67,6 +67,11 @@ class Engine:
         """Whether independent work is done on workers, and not here."""
         return self.workers is not None and not in_worker()
 
+    @property
+    def at_once(self) -> int:
+        """How many pieces of independent work are done at a time, as far as that is known before."""
+        return (self.workers.num_workers or 1) if self.workers is not None and self.elsewhere else 1
+
     def run(
         self,
         work: Callable[[S, Any], R],

@@ -67,11 +67,13 @@ class Workers(ABC):
     A concrete class is a frozen dataclass of settings: ``class Ray(Workers, name="ray")`` is also ``engine="ray"``.
 
     Attributes:
+        num_workers: How many pieces are worked on at a time; None where that is found out later.
         counts: What was started, done and lost in the last fit or comparison.
     """
 
     named: ClassVar[dict[str, type[Workers]]] = {}
     """The classes by the names under which ``engine=`` takes them."""
+    num_workers: int | None
     counts: Counts
 
     def __init_subclass__(cls, *, name: str = "", **options: Any):
