@@ -47,6 +47,7 @@ from knowable.core.training.settings import Training
 from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
 from knowable.decisions.certify import certify
 from knowable.decisions.stream_alarm import StreamAlarm
+from knowable.engines.tracking import MLflow, TensorBoard
 from knowable.errors import (
     CalibrationWarning,
     CannotConnect,
@@ -189,6 +190,8 @@ __all__ = [
     "Checkpoint",
     "Engine",
     "engines",
+    "TensorBoard",
+    "MLflow",
     "Training",
     "ChainStorage",
     "time_limit",

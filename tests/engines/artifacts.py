@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import knowable as kn
-from knowable.core.storage.folder import read_document
 from knowable.core.storage.files import Files
+from knowable.core.storage.folder import read_document
 
 TIMES = ("seconds", "elapsed", "predict_seconds", "memory_mb")
 

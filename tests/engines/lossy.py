@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-
-
 from knowable.core.compiling.workers import Counts, Done, Pool, Report, Surroundings, Workers, perform
 from knowable.errors import WorkerLost
 

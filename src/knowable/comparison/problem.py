@@ -144,7 +144,7 @@ AUTO = "auto"
 """The name by which an estimator chooses a method itself."""
 
 _BEFORE = {"budget": "normal", "class_weight": None}  # what comparisons did before there were these parameters
-_SET = ("method", "random_state", "time_limit")  # parameters that the comparison sets
+_SET = ("method", "random_state", "time_limit", "engine")  # parameters that the comparison sets, or that change nothing
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
-"""Engines beyond this process: where the independent work of a fit or of a comparison is done."""
+"""Engines beyond this process, where independent work is done; and trackers, by which it is watched."""
 
 from knowable.core.compiling.workers import Counts, Workers
 from knowable.engines.ray import Ray
+from knowable.engines.tracking import MLflow, TensorBoard
 
-__all__ = ["Counts", "Ray", "Workers"]
+__all__ = ["Counts", "MLflow", "Ray", "TensorBoard", "Workers"]

@@ -22,7 +22,7 @@ from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
 from knowable.core.storage.folder import Checkpoint
-from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, Progress, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
 
@@ -38,7 +38,7 @@ def run_chains(
     prediction_terms: PredictionTerms | None = None,  # how well predictions are known, where draws make some
     mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
-    progress: bool | None = None,  # None: a bar only on a terminal
+    progress: Progress = None,  # None: a bar only on a terminal
     checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
     label: str = "sampling",  # of the bar
     identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
@@ -53,7 +53,8 @@ def run_chains(
             run.begin(start)
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
-    result = run.result(interrupted, time.monotonic() - started)
+        result = run.result(interrupted, time.monotonic() - started)
+        bar.record(run.done, result.terms)
     if prediction_terms is not None:
         result = _with_predictions(result, prediction_terms(result.draws))
     _warn(result)

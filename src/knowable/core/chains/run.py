@@ -126,6 +126,14 @@ class ChainRun:
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
         bar.update(self.done, self.warmup + self._wanted() * self.thin, what)
+        bar.record(self.done, self._figures(block, warming))
+
+    def _figures(self, block: Block, warming: bool) -> dict[str, float]:
+        """How a block went, for trackers: means over its transitions and chains."""
+        info = block.info.tensors()
+        means = {name: info[name].mean().item() for name in ("acceptance", "diverging", "steps") if name in info}
+        log_density = block.values.mean().item()
+        return {"warming_up": float(warming), "log_density": log_density, **means, **self.kernel.tuned(self.state)}
 
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
         """So many transitions; TimeIsUp if they do not end in time (the first of a warm-up may use all of it)."""
