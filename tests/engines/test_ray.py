@@ -58,6 +58,7 @@ def test_an_address_where_something_else_answers_is_refused():
     ("settings", "said"),
     [
         ({"address": 3}, "address must be"),
+        ({"address": "ray://host:10001"}, "client protocol"),
         ({"num_workers": 0}, "num_workers must be"),
         ({"resources": 2}, "resources must be"),
         ({"resources": {"CPU": -1}}, "resources"),

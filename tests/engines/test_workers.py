@@ -46,6 +46,16 @@ def test_work_on_workers_gives_the_same_artifact(method, seed):
         assert counts.started == counts.done + counts.lost  # what had finished is not done again
 
 
+def test_the_posterior_of_a_whole_fit_is_of_the_model_that_was_given():
+    model, data = problem()
+    assert kn.MAP(epochs=2).fit(model, data, engine=Lossy(1)).model is model
+
+
+def test_a_bare_density_is_not_sampled_elsewhere():
+    with pytest.raises(kn.Unsupported, match="in this process"):
+        kn.HMC().sample(lambda p: -(p["x"] ** 2).sum(), {"x": torch.zeros(2)}, engine=kn.Engine(workers=Lossy()))
+
+
 @pytest.mark.parametrize("method", [kn.DeepEnsemble(5, epochs=4), kn.BayesianBootstrap(5, epochs=4)])
 def test_members_in_groups_give_the_same_artifact(method, seed, monkeypatch):
     monkeypatch.setattr(target, "_GROUP_FLOPS", 2 * 40 * 2 * (3 * 5 + 5))  # two members, on all rows

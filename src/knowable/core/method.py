@@ -263,16 +263,23 @@ class FitJob:
         }
 
 
-def _fitted(job: FitJob, task: Any = None) -> Posterior:
-    """Fit here."""
+def _fitted(job: FitJob) -> Posterior:
     return _fit_on_features(job) if job.engine.cache_features else job.method._fit(job)
 
 
 def _fitted_elsewhere(job: FitJob) -> Posterior:
     """The whole fit as one piece of work for the engine."""
-    label = job.label or type(job.method).__name__
-    ((_, posterior),) = job.engine.run(_fitted, job, ["all"], label=label, progress=job.progress)
+    name = type(job.method).__name__
+    ((_, (posterior, of_this_model)),) = job.engine.run(_whole, job, ["all"], label=name, progress=job.progress)
+    if of_this_model:  # and not of the worker's copy
+        posterior.model = job.model
     return posterior
+
+
+def _whole(job: FitJob, task: str) -> tuple[Posterior, bool]:
+    """The posterior, and whether its model is the one that was given."""
+    posterior = _fitted(job)
+    return posterior, posterior.model is job.model
 
 
 def _fit_on_features(job: FitJob) -> Posterior:

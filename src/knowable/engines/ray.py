@@ -30,6 +30,7 @@ from knowable.errors import (
 
 _REACHED_WITHIN = 10.0  # seconds for an address to answer
 _ROOM_WITHIN = 60.0  # seconds for a machine with room to come back, where none is left
+_LOOK_AGAIN = 5.0  # seconds between two looks at the machines
 _AMOUNTS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -47,8 +48,8 @@ class Ray(Workers, name="ray"):
     Ctrl-C stops all workers.
 
     Args:
-        address: Of a cluster: ``"host:6379"``, ``"auto"`` (the one on this machine) or ``"ray://host:10001"``. None:
-            the one this process is connected to already, or ``$RAY_ADDRESS``, or else one that is started here.
+        address: Of a cluster that this machine is a part of: ``"host:6379"``, or ``"auto"``. None: the one this process
+            is connected to already, or ``$RAY_ADDRESS``, or else one that is started here.
         num_workers: How many pieces are worked on at a time. None: as many as the processors have room for.
         resources: What each piece needs of Ray, such as ``{"CPU": 2, "memory": 8e9, "GPU": 1}``. CPU is otherwise the
             number of threads, at most those of the largest machine.
@@ -70,6 +71,11 @@ class Ray(Workers, name="ray"):
     def __post_init__(self) -> None:
         if self.address is not None and not isinstance(self.address, str):
             raise InvalidType(f"address must be such as 'host:6379', or None, got {type(self.address).__name__}.")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise InvalidArgument(
+                f"address {self.address!r} is one of Ray's client protocol. Run this on a machine of the cluster, with "
+                f"its 'host:6379' or 'auto'."
+            )
         if self.num_workers is not None:
             check_count("num_workers", self.num_workers)
         if self.resources is not None:
@@ -125,7 +131,10 @@ class RayPool(Pool):
                 ray.get_runtime_context().get_node_id(), soft=True
             )
             self.inbox = ray.remote(_Inbox).options(num_cpus=0, scheduling_strategy=node).remote()
-        self._no_room_since: float | None = None
+        self._looked, self._no_room_since = (
+            0.0,
+            0.0,
+        )  # when there was last a look at the machines; since when none has room
 
     def start(self, task: Any, around: Surroundings) -> Any:
         return self.perform.remote(self.shared, task, around, self.inbox)
@@ -190,11 +199,13 @@ class RayPool(Pool):
 
     def _check_room(self) -> None:
         """An error where no machine with room is left, and none comes back."""
-        if self._room():
-            self._no_room_since = None
-            return
         now = time.monotonic()
-        self._no_room_since = self._no_room_since or now
+        if now - self._looked < _LOOK_AGAIN:
+            return
+        self._looked = now
+        self._no_room_since = 0.0 if self._room() else self._no_room_since or now
+        if not self._no_room_since:
+            return
         if now - self._no_room_since > _ROOM_WITHIN:
             raise CannotConnect(
                 f"For {_ROOM_WITHIN:.0f} s no machine of the Ray cluster has had room for a piece of work, which needs "
@@ -256,7 +267,7 @@ def connected(address: str | None) -> Any:
         raise MissingExtra("engine='ray' needs ray: pip install 'knowable[dist]'.") from None
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", "local", here) and not str(address).startswith("ray://"):
+        if address not in (None, "auto", "local", here):
             raise InvalidArgument(
                 f"address is {address!r}, but this process is connected to the Ray cluster at {here!r}. Call "
                 f"ray.shutdown() first."
@@ -284,9 +295,9 @@ _SETTINGS = 4  # the kind of frame with which a server answers
 
 def check_answers(address: str) -> None:
     """Refuse an address at which no gRPC server answers: Ray itself would try for minutes, and end the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise InvalidArgument(f"address must be such as 'host:6379' or 'ray://host:10001', got {address!r}.")
+        raise InvalidArgument(f"address must be such as 'host:6379', got {address!r}.")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_WITHIN) as line:
             line.settimeout(_REACHED_WITHIN)

@@ -195,6 +195,8 @@ def _warn_of_flat_directions(target: Target, gradient: Tensor) -> None:
 def full_precision(method: Any, engine: Engine | None) -> Engine:
     """The engine of a sampler, which must compute in the network's own precision."""
     engine = as_engine(engine)
+    if engine.elsewhere:
+        raise Unsupported("A bare density is sampled in this process. Leave the engine's workers out.")
     if engine.precision != "full":
         raise Unsupported(
             f"{type(method).__name__} needs exact gradients and densities: precision={engine.precision!r} would change "
