@@ -46,6 +46,25 @@ def test_work_on_workers_gives_the_same_artifact(method, seed):
         assert counts.started == counts.done + counts.lost  # what had finished is not done again
 
 
+@pytest.mark.parametrize("method", [kn.NUTS, kn.HMC])
+@pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
+def test_tuned_chains_draw_in_groups_with_the_same_artifact(method, seed, monkeypatch, tmp_path):
+    x = torch.randn(30, 2).double()
+    model, data = kn.Model(torch.nn.Linear(2, 1).double(), kn.Gaussian(0.5)), (x, x.sum(1, keepdim=True))
+    sampler = method(chains=5, draws=80, warmup=60, start="network")
+    monkeypatch.setattr(target, "_GROUP_FLOPS", 2 * 30 * 2 * 3)  # two chains, on all rows
+    workers = Lossy(2, lost=(1, 4))
+    here, there = sampler.fit(model, data, seed=seed), sampler.fit(model, data, seed=seed, engine=workers)
+    assert artifact_sha(here) == artifact_sha(there)
+    assert workers.counts.done == 3 * 2 and workers.counts.lost == 2  # groups, times blocks of transitions
+    again = sampler.fit(model, data, seed=seed, checkpoint=tmp_path / "run")
+    assert artifact_sha(again) == artifact_sha(here)
+    exact = kn.ExactLinear().fit(model, data)
+    for name, mean in exact.mean().items():
+        error = exact.std()[name] / here.diagnostics["ess_bulk"] ** 0.5
+        assert ((here.mean()[name] - mean).abs() < 5 * error).all()
+
+
 def test_the_posterior_of_a_whole_fit_is_of_the_model_that_was_given():
     model, data = problem()
     assert kn.MAP(epochs=2).fit(model, data, engine=Lossy(1)).model is model

@@ -55,7 +55,7 @@ class Ray(Workers, name="ray"):
             number of threads, at most those of the largest machine.
 
     Attributes:
-        counts: How many pieces were started, done and lost in the last fit or comparison.
+        counts: How many pieces were started, done and lost since the engine was made.
 
     Example:
         >>> import knowable as kn

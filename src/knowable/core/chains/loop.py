@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from knowable.core.chains.convergence import ACCURATE
+from knowable.core.chains.groups import Apart
 from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
@@ -42,10 +43,11 @@ def run_chains(
     checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
     label: str = "sampling",  # of the bar
     identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
+    apart: Apart | None = None,  # how tuned chains draw in groups; None: all together
 ) -> ChainResult:
     """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough."""
     started = time.monotonic()
-    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed)
+    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed, apart)
     with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
         if checkpoint is not None:
             checkpoint.begin({"seed": seed, **(identity or {})})

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,15 @@ class Target(ABC):
         if isinstance(self.temperature, Tensor):
             return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
         return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Gradients of all chains, and calls of the function, on which it depends when steps are compiled."""
+        return self.gradients, self.function.calls, self.function.direct
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        self.gradients, self.function.calls, self.function.direct = counts
 
     def count(self, chains: int, gradients: int) -> None:
         """Count gradients that were taken within a fused step."""
@@ -141,10 +151,17 @@ class ModelTarget(Target):
         self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
         self.normal_prior = NormalDensity.of(model, self.layout)  # None where the prior is another one
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
-        self.data = data
+        self.data, self._options = (
+            data,
+            {"points": points, "buffers": buffers, "temperature": temperature, "mode": mode},
+        )
         self._rows: dict[int, list[Batch]] = {}
         self._stands_for = 1.0
         self._row_bytes: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a worker: without what was recorded here."""
+        return partial(ModelTarget, **self._options), (self.model, self.data)
 
     def _bytes_per_row(self, x: Tensor) -> int:
         """Memory that the gradient of one chain takes for one row of ``x``, about."""

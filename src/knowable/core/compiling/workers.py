@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -54,7 +54,13 @@ def in_turn(
 
 @dataclass
 class Counts:
-    """How many pieces of work were started, how many were done, and how many were lost with their workers."""
+    """How many pieces of work were started, how many were done, and how many were lost with their workers.
+
+    Attributes:
+        started: Begun on a worker, those included that were begun again.
+        done: Ended with a result.
+        lost: Lost with a worker.
+    """
 
     started: int = 0
     done: int = 0
@@ -68,7 +74,7 @@ class Workers(ABC):
 
     Attributes:
         num_workers: How many pieces are worked on at a time; None where that is found out later.
-        counts: What was started, done and lost in the last fit or comparison.
+        counts: What was started, done and lost since they were made.
     """
 
     named: ClassVar[dict[str, type[Workers]]] = {}
@@ -133,8 +139,7 @@ def on_workers(
     progress: Progress,
 ) -> Iterator[tuple[T, R]]:
     """Do the work on workers. See :meth:`~knowable.core.compiling.engine.Engine.run`."""
-    counts = workers.counts
-    counts.started = counts.done = counts.lost = 0
+    counts, before = workers.counts, replace(workers.counts)
     running: dict[Any, _Piece] = {}
     lost: deque[_Piece] = deque()
     with _Gathered.shown(label, progress) as gathered, workers.pool(work, shared, told=gathered.wanted) as pool:
@@ -156,12 +161,14 @@ def on_workers(
                     for category, text in done.warned:
                         warnings.warn(text, category, stacklevel=3)
                     yield piece.task, done.result
-                gathered.show(pool.reports(), counts.done, counts.done + len(running) + len(lost) + len(tasks))
+                done_here = counts.done - before.done
+                gathered.show(pool.reports(), done_here, done_here + len(running) + len(lost) + len(tasks))
         finally:
             pool.cancel(list(running))
-    if counts.lost:
+    if counts.lost > before.lost:
+        lost_here, started_here = counts.lost - before.lost, counts.started - before.started
         warnings.warn(
-            f"{counts.lost} of {counts.started} pieces of work were lost with their workers and done again.",
+            f"{lost_here} of {started_here} pieces of work were lost with their workers and done again.",
             KnowableWarning, stacklevel=3,
         )  # fmt: skip
 
