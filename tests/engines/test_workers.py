@@ -46,7 +46,7 @@ def test_work_on_workers_gives_the_same_artifact(method, seed):
         assert counts.started == counts.done + counts.lost  # what had finished is not done again
 
 
-@pytest.mark.parametrize("method", [kn.NUTS, kn.HMC])
+@pytest.mark.parametrize("method", [pytest.param(kn.NUTS, marks=pytest.mark.slow), kn.HMC])
 @pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
 def test_tuned_chains_draw_in_groups_with_the_same_artifact(method, seed, monkeypatch, tmp_path):
     x = torch.randn(30, 2).double()
@@ -100,7 +100,7 @@ def test_point_estimates_of_the_first_member_serve_the_others_on_workers_too(see
         assert artifact_sha(method.fit(model, data, seed=seed, engine=Lossy(2))) == here
 
 
-@pytest.mark.parametrize("reference", [False, kn.MAP(epochs=9)])
+@pytest.mark.parametrize("reference", [pytest.param(False, marks=pytest.mark.slow), kn.MAP(epochs=9)])
 def test_a_comparison_on_workers_has_the_same_records(reference, seed):
     model, data = problem()
     methods = [kn.MAP(epochs=2), kn.DeepEnsemble(2, epochs=2, vectorise=False)]

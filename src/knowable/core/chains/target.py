@@ -151,10 +151,8 @@ class ModelTarget(Target):
         self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
         self.normal_prior = NormalDensity.of(model, self.layout)  # None where the prior is another one
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
-        self.data, self._options = (
-            data,
-            {"points": points, "buffers": buffers, "temperature": temperature, "mode": mode},
-        )
+        self.data = data
+        self._options = {"points": points, "buffers": buffers, "temperature": temperature, "mode": mode}
         self._rows: dict[int, list[Batch]] = {}
         self._stands_for = 1.0
         self._row_bytes: int | None = None
