@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import knowable as kn
+from knowable.core.chains import target
 from tests.engines.artifacts import artifact_sha
 
 # --- without Ray ------------------------------------------------------------------------------------------------------
@@ -104,8 +105,20 @@ def cluster():
 METHODS = {
     "ensemble in turn": kn.DeepEnsemble(8, epochs=40, vectorise=False),
     "ensemble together": kn.DeepEnsemble(8, epochs=40),
+    "ensemble in groups": kn.DeepEnsemble(8, epochs=40),
     "nuts": kn.NUTS(chains=4, draws=20, warmup=40),
+    "nuts in groups": kn.NUTS(chains=4, draws=20, warmup=40),
     "mixture": kn.EnsembleOf(kn.MeanFieldVI(epochs=20), 3),
+}
+
+
+PIECES = {
+    "ensemble in turn": 8,
+    "ensemble together": 1,
+    "ensemble in groups": 4,
+    "nuts": 1,
+    "nuts in groups": 2,
+    "mixture": 3,
 }
 
 
@@ -114,13 +127,16 @@ class TestOnACluster:
 
     @pytest.mark.parametrize("name", METHODS)
     @pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
-    def test_one_and_two_workers_give_the_artifact_of_this_process(self, cluster, name, seed):
+    def test_one_and_two_workers_give_the_artifact_of_this_process(self, cluster, name, seed, monkeypatch):
+        if "groups" in name:
+            monkeypatch.setattr(target, "_GROUP_FLOPS", 2 * 60 * 2 * (3 * 8 + 8))  # of two, on all rows
         model, data = problem()
         here = artifact_sha(METHODS[name].fit(model, data, seed=seed))
         for workers in (1, 2):
             engine = kn.engines.Ray(cluster.address, num_workers=workers)
             assert artifact_sha(METHODS[name].fit(model, data, seed=seed, engine=engine)) == here
             assert engine.counts.lost == 0
+            assert engine.counts.done == PIECES[name]
 
     @pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
     def test_a_comparison_has_the_same_records(self, cluster, seed):
