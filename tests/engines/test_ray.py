@@ -112,14 +112,7 @@ METHODS = {
 }
 
 
-PIECES = {
-    "ensemble in turn": 8,
-    "ensemble together": 1,
-    "ensemble in groups": 4,
-    "nuts": 1,
-    "nuts in groups": 2,
-    "mixture": 3,
-}
+PIECES = {"ensemble in turn": 8, "ensemble in groups": 4, "nuts in groups": 2, "mixture": 3}  # else one
 
 
 class TestOnACluster:
@@ -136,7 +129,7 @@ class TestOnACluster:
             engine = kn.engines.Ray(cluster.address, num_workers=workers)
             assert artifact_sha(METHODS[name].fit(model, data, seed=seed, engine=engine)) == here
             assert engine.counts.lost == 0
-            assert engine.counts.done == PIECES[name]
+            assert engine.counts.done == PIECES.get(name, 1)
 
     @pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
     def test_a_comparison_has_the_same_records(self, cluster, seed):

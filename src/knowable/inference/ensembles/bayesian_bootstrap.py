@@ -39,8 +39,8 @@ class BayesianBootstrap(Trained, Method):
         batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
         training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
             ``kn.Training(...)``.
-        vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
-            it and has up to 100,000 parameters.
+        vectorise: Train all members in one step (True) or in turn (False). None: as in
+            :class:`~knowable.inference.ensembles.deep_ensemble.DeepEnsemble`.
 
     Example:
         >>> import torch
