@@ -277,7 +277,7 @@ def connected(address: str | None) -> Any:
     if wanted not in (None, "auto", "local"):
         check_answers(str(wanted))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a fit tells nobody
-    options = {} if wanted not in (None, "local") else {"include_dashboard": False}
+    options: dict[str, Any] = {} if wanted not in (None, "local") else {"include_dashboard": False}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

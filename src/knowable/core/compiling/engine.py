@@ -15,7 +15,9 @@ from knowable.core.support.checks import check_choice, parse_memory
 from knowable.core.support.progress import Progress
 from knowable.errors import InvalidArgument, InvalidType
 
-S, T, R = TypeVar("S"), TypeVar("T"), TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 
 MODES = ("auto", "eager", "traced", "compiled")
 

@@ -26,7 +26,9 @@ from knowable.core.support.progress import Bar, Progress, Tracker, progress_bar,
 from knowable.core.support.time_limit import share_of_time, time_left, time_limit
 from knowable.errors import KnowableWarning, Unsupported, WorkerLost
 
-S, T, R = TypeVar("S"), TypeVar("T"), TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 
 ATTEMPTS = 3
 """How often a piece of work is begun, before the loss of its workers is an error."""

@@ -31,6 +31,7 @@ from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.monte_carlo import flops_per_row
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
+from knowable.core.support.progress import Progress
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.inference.sampling.initial_positions import (
@@ -113,7 +114,7 @@ class Sampler(ChainSettings, Method):
         init_params: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: Progress = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
     ) -> Samples:
