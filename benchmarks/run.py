@@ -33,6 +33,7 @@ BENCHMARKS = (
     "ensembles",
     "laplace",
     "linear_models",
+    "engines",
 )
 STUDIES = (
     "gradients",

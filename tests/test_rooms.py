@@ -55,6 +55,7 @@ ROOMS = {
     "evaluation": {"core"},
     "report": {"core", "evaluation", "likelihoods"},  # a prediction of labels has tables of its own
     "datasets": {"core"},
+    "engines": {"core"},
     "comparison": {"core", "evaluation", "report", "datasets", ROOT},  # methods by their names in the registry
     "decisions": {"core", "evaluation", "inference", "likelihoods", "priors"},
     "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", "report", ROOT},

@@ -17,6 +17,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from knowable import engines
 from knowable._version import __version__
 from knowable.comparison import Comparison, Selection, compare, select
 from knowable.core.chains.diagnostics import ChainDiagnostics
@@ -46,8 +47,10 @@ from knowable.core.training.settings import Training
 from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
 from knowable.decisions.certify import certify
 from knowable.decisions.stream_alarm import StreamAlarm
+from knowable.engines.tracking import MLflow, TensorBoard
 from knowable.errors import (
     CalibrationWarning,
+    CannotConnect,
     CannotSave,
     ConvergenceWarning,
     DamagedArtifact,
@@ -65,6 +68,7 @@ from knowable.errors import (
     TooFewSteps,
     UnseenCategory,
     Unsupported,
+    WorkerLost,
     WorseThanNetwork,
 )
 from knowable.evaluation import conformal, metrics
@@ -185,6 +189,9 @@ __all__ = [
     # running
     "Checkpoint",
     "Engine",
+    "engines",
+    "TensorBoard",
+    "MLflow",
     "Training",
     "ChainStorage",
     "time_limit",
@@ -250,9 +257,11 @@ __all__ = [
     "InvalidData",
     "Unsupported",
     "Diverged",
+    "CannotConnect",
     "CannotSave",
     "DamagedArtifact",
     "MissingExtra",
+    "WorkerLost",
     "TooFewSteps",
     "KnowableWarning",
     "ConvergenceWarning",

@@ -50,6 +50,14 @@ class MissingExtra(KnowableError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
 
 
+class CannotConnect(KnowableError, ConnectionError):
+    """The machines that an engine names cannot be reached, or have too little for a piece of work."""
+
+
+class WorkerLost(KnowableError, RuntimeError):
+    """Workers died, or ran out of memory, again and again on the same piece of work."""
+
+
 class KnowableWarning(UserWarning):
     """The root of all warnings raised by knowable."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self, final
 
 from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.compiling.workers import Workers
 from knowable.core.model.data import Data, as_data
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
@@ -23,6 +24,7 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
+from knowable.core.support.progress import Progress
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -99,9 +101,9 @@ class Method(ABC):
         *,
         validation: Any = None,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: Progress = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Workers | str | None = None,
         start: Any = None,
     ) -> Any:
         """Fit the posterior of ``model`` given ``data``.
@@ -111,9 +113,11 @@ class Method(ABC):
             data: ``(x, y)`` tensors or arrays, a Dataset or a DataLoader.
             validation: Held-out data of the same kind, for early stopping.
             seed: Fixes every random choice of the fit.
-            progress: Show a progress bar; None shows it only on a terminal.
+            progress: Show a progress bar; None shows it only on a terminal. Or a tracker that gets every figure of the
+                fit, ``kn.TensorBoard(folder)`` or ``kn.MLflow()``.
             checkpoint: A folder to save to at intervals; a fit that finds its own state there continues from it.
-            engine: Precision of the arithmetic, and how gradients are computed.
+            engine: Precision of the arithmetic, how gradients are computed, and where independent work is done:
+                ``Engine(...)``, ``kn.engines.Ray(...)`` or ``"ray"``.
             start: Initial weights, for methods with a setting of that name; overrides it.
 
         Returns:
@@ -121,7 +125,7 @@ class Method(ABC):
         """
         method = self if start is None else _with_start(self, start)
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
-        posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
+        posterior = _fitted(job) if method._divides(job) or not job.engine.elsewhere else _fitted_elsewhere(job)
         posterior.target_shape, posterior.method = job.rows.shape_of_target, self
         posterior.training_rows, posterior.citation = TrainingRows.of(job.rows), self.references
         return posterior
@@ -138,6 +142,10 @@ class Method(ABC):
     @property
     def makes_inputs(self) -> bool:
         """Whether the network sees other inputs than the rows of the data: perturbed, transformed or drawn ones."""
+        return False
+
+    def _divides(self, job: FitJob) -> bool:
+        """Whether :meth:`_fit` gives independent parts to the engine itself; else the fit is one piece of work."""
         return False
 
     @abstractmethod
@@ -163,7 +171,7 @@ class FitJob:
     rows: Data  # the training data
     validation: Data | None = None  # held-out data, or None
     seed: int = 0  # fixes every random choice
-    progress: bool | None = None  # show a progress bar (None: only on a terminal)
+    progress: Progress = None  # show a progress bar (None: only on a terminal), or a tracker
     checkpoint: Checkpoint | None = None  # where to save at intervals, or None
     engine: Engine = field(default_factory=Engine)  # precision of the arithmetic, and how gradients are computed
     label: str = ""  # text of the progress bar; the method's name where it is empty
@@ -176,9 +184,9 @@ class FitJob:
         data: Any,
         validation: Any = None,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: Progress = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Workers | str | None = None,
     ) -> FitJob:
         """Check the arguments of a fit."""
         if not isinstance(model, Model):
@@ -253,6 +261,25 @@ class FitJob:
             "data": _rows_identity(self.rows),
             "validation": None if self.validation is None else _rows_identity(self.validation),
         }
+
+
+def _fitted(job: FitJob) -> Posterior:
+    return _fit_on_features(job) if job.engine.cache_features else job.method._fit(job)
+
+
+def _fitted_elsewhere(job: FitJob) -> Posterior:
+    """The whole fit as one piece of work for the engine."""
+    name = type(job.method).__name__
+    ((_, (posterior, of_this_model)),) = job.engine.run(_whole, job, ["all"], label=name, progress=job.progress)
+    if of_this_model:  # and not of the worker's copy
+        posterior.model = job.model
+    return posterior
+
+
+def _whole(job: FitJob, task: str) -> tuple[Posterior, bool]:
+    """The posterior, and whether its model is the one that was given."""
+    posterior = _fitted(job)
+    return posterior, posterior.model is job.model
 
 
 def _fit_on_features(job: FitJob) -> Posterior:

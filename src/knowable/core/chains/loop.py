@@ -17,12 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from knowable.core.chains.convergence import ACCURATE
+from knowable.core.chains.groups import Apart
 from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
 from knowable.core.storage.folder import Checkpoint
-from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, Progress, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
 
@@ -38,14 +39,15 @@ def run_chains(
     prediction_terms: PredictionTerms | None = None,  # how well predictions are known, where draws make some
     mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
-    progress: bool | None = None,  # None: a bar only on a terminal
+    progress: Progress = None,  # None: a bar only on a terminal
     checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
     label: str = "sampling",  # of the bar
     identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
+    apart: Apart | None = None,  # how tuned chains draw in groups; None: all together
 ) -> ChainResult:
     """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough."""
     started = time.monotonic()
-    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed)
+    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed, apart)
     with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
         if checkpoint is not None:
             checkpoint.begin({"seed": seed, **(identity or {})})
@@ -53,7 +55,8 @@ def run_chains(
             run.begin(start)
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
-    result = run.result(interrupted, time.monotonic() - started)
+        result = run.result(interrupted, time.monotonic() - started)
+        bar.record(run.done, result.terms)
     if prediction_terms is not None:
         result = _with_predictions(result, prediction_terms(result.draws))
     _warn(result)

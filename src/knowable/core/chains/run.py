@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from knowable.core.chains.convergence import convergence_terms
 from knowable.core.chains.draw_store import DTYPES, DrawStore
+from knowable.core.chains.groups import Apart, advance_apart
 from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
@@ -48,6 +49,7 @@ class ChainRun:
     monitor: Monitor
     mixing: Mixing
     seed: int
+    apart: Apart | None = None  # how tuned chains draw in groups; None: all together
     done: int = 0  # transitions, warm-up included
     finished: bool = False
     converged: bool | None = None
@@ -126,6 +128,14 @@ class ChainRun:
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
         bar.update(self.done, self.warmup + self._wanted() * self.thin, what)
+        bar.record(self.done, self._figures(block, warming))
+
+    def _figures(self, block: Block, warming: bool) -> dict[str, float]:
+        """How a block went, for trackers: means over its transitions and chains."""
+        info = block.info.tensors()
+        means = {name: info[name].mean().item() for name in ("acceptance", "diverging", "steps") if name in info}
+        log_density = block.values.mean().item()
+        return {"warming_up": float(warming), "log_density": log_density, **means, **self.kernel.tuned(self.state)}
 
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
         """So many transitions; TimeIsUp if they do not end in time (the first of a warm-up may use all of it)."""
@@ -133,9 +143,14 @@ class ChainRun:
             until = _WARMUP_SHARE if warmup is not None and self.done else 1.0
             self.target.time = self.deadline.part(_BLOCK_SHARE, until=until)
         try:
-            self.state, block = self.kernel.advance(
-                self.target, self.state, count, generator=self.generator, warmup=warmup
-            )
+            if self.apart is not None and warmup is None and self.deadline is None:
+                self.state, block = advance_apart(
+                    self.apart, self.kernel, self.target, self.state, count, done=self.done, seed=self.seed
+                )
+            else:
+                self.state, block = self.kernel.advance(
+                    self.target, self.state, count, generator=self.generator, warmup=warmup
+                )
         finally:
             self.target.time = None
         return block
@@ -228,7 +243,7 @@ class ChainRun:
             self.state,
             self.generator.get_state(),
             random_state(),
-            (self.target.gradients, self.target.function.calls, self.target.function.direct),
+            self.target.counts,
             (self.done, self.finished, self.converged, self.sampling_from),
             (len(self.monitored), self.store.seen),
         )
@@ -238,14 +253,11 @@ class ChainRun:
         self.state, generator, own, gradients, progress, (lists, seen) = self._good
         self.generator.set_state(generator)
         restore_random_state(own)
-        self._restore_counts(gradients)
+        self.target.counts = gradients
         self.done, self.finished, self.converged, self.sampling_from = progress
         for each in (self.monitored, self.values, *self.info.values()):
             del each[lists:]
         self.store.back_to(seen)
-
-    def _restore_counts(self, counts: Sequence[int]) -> None:
-        self.target.gradients, self.target.function.calls, self.target.function.direct = counts
 
     def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a checkpoint holds."""
@@ -253,7 +265,7 @@ class ChainRun:
             "done": self.done, "finished": self.finished, "converged": self.converged,
             "sampling_from": self.sampling_from, "store": [self.store.seen, self.store.stride],
             "warmup": self.warmup, "timed": self.timed,
-            "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
+            "gradients": list(self.target.counts),
         }  # fmt: skip
         tensors = state_tensors(self.state, "state.")
         tensors |= with_prefix("random.", random_state())
@@ -281,7 +293,7 @@ class ChainRun:
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from = content["sampling_from"]
         self.warmup, self.timed = content.get("warmup", self.warmup), content.get("timed", False)
-        self._restore_counts(content["gradients"])
+        self.target.counts = content["gradients"]
         history = without_prefix("history.", tensors)
         self.monitored = [history["monitored"]] if "monitored" in history else []
         self.values = [history["values"]] if "values" in history else []

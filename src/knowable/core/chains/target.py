@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
 CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
 _CACHE_BYTES = 8 * 2**20
 _BLOCK_BYTES = 128 * 2**20  # working memory of one call
+_GROUP_FLOPS = 1e8  # of a forward pass: about 7 ms of a step on a core, beside which its overhead of 0.4 ms is little
 
 
 class Target(ABC):
@@ -57,6 +59,15 @@ class Target(ABC):
         if isinstance(self.temperature, Tensor):
             return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
         return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Gradients of all chains, and calls of the function, on which it depends when steps are compiled."""
+        return self.gradients, self.function.calls, self.function.direct
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        self.gradients, self.function.calls, self.function.direct = counts
 
     def count(self, chains: int, gradients: int) -> None:
         """Count gradients that were taken within a fused step."""
@@ -141,9 +152,14 @@ class ModelTarget(Target):
         self.normal_prior = NormalDensity.of(model, self.layout)  # None where the prior is another one
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
         self.data = data
+        self._options = {"points": points, "buffers": buffers, "temperature": temperature, "mode": mode}
         self._rows: dict[int, list[Batch]] = {}
         self._stands_for = 1.0
         self._row_bytes: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a worker: without what was recorded here."""
+        return partial(ModelTarget, **self._options), (self.model, self.data)
 
     def _bytes_per_row(self, x: Tensor) -> int:
         """Memory that the gradient of one chain takes for one row of ``x``, about."""
@@ -286,6 +302,16 @@ def equal_blocks(chains: int, bytes_each: int) -> int:
     """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
     most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
     return math.ceil(chains / math.ceil(chains / most))
+
+
+def worthwhile_group(count: int, flops: float) -> int:
+    """How many chains, or members, advance together: equal groups in which a step costs little beside its arithmetic.
+
+    ``flops`` are those of the forward pass of one of them, on all rows of a step. With more in a group a step takes
+    longer in proportion, so that groups lose nothing, and can be apart.
+    """
+    most = max(1, math.ceil(_GROUP_FLOPS / max(1.0, flops)))
+    return math.ceil(count / math.ceil(count / most))
 
 
 def _one_number(value: Any) -> Tensor:

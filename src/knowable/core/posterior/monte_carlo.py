@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from knowable.core.model.model import Model
 from knowable.core.network.network import DRAWS_AT_ONCE
@@ -191,6 +192,15 @@ def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
     params, rows = model.network_params(model.params()), x[:2]
     with torch.no_grad():
         return _counted(lambda: model.network(params, rows, buffers=buffers), len(rows))[1]
+
+
+def flops_per_row(model: Model, x: Tensor, buffers: Buffers | None = None) -> float:
+    """Operations of a forward pass on one row, at least two for each parameter."""
+    params, rows = model.network_params(model.params()), x[:2]
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        model.network(params, rows, buffers=model.buffers() if buffers is None else buffers)
+    size = sum(value.numel() for value in params.values())
+    return max(counted.get_total_flops() / len(rows), 2.0 * size)
 
 
 def _counted(run: Callable[[], T], rows: int) -> tuple[T, int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 from knowable.errors import InvalidType
@@ -18,17 +20,76 @@ class Bar:
     def update(self, done: float, total: float, text: str) -> None:
         """Say how far the work is, of how much, with a few words."""
 
+    def record(self, step: int, figures: Mapping[str, float]) -> None:
+        """Note the figures of a step: terms of the objective, diagnostics of the chains."""
+
+
+class Tracker(ABC):
+    """Where a fit sends its figures while it runs: ``fit(..., progress=tracker)``."""
+
+    @abstractmethod
+    def opened(self, label: str) -> AbstractContextManager[Bar]:
+        """A bar that notes the figures of one piece of work, which is called ``label``."""
+
+
+Progress = bool | Tracker | None
+"""``progress=`` of a fit: True, False, None (only on a terminal), or a tracker (and a bar on a terminal)."""
+
+_ELSEWHERE: ContextVar[Callable[[str], Bar] | None] = ContextVar("knowable_progress_elsewhere", default=None)
+
 
 @contextmanager
-def progress_bar(label: str, show: bool | None = None) -> Iterator[Bar]:
+def progress_sent(bar_for: Callable[[str], Bar] | None) -> Iterator[None]:
+    """Give what is done inside other bars, made from their labels: those of a worker send to whoever waits for it."""
+    token = _ELSEWHERE.set(bar_for)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
+
+
+@contextmanager
+def progress_bar(label: str, show: Progress = None) -> Iterator[Bar]:
     """A bar on standard error.
 
     Args:
         label: What is being done.
-        show: True, False, or None to show it only on a terminal.
+        show: True, False, None to show it only on a terminal; or a tracker, which gets the figures.
     """
-    if show is not None and not isinstance(show, bool):
-        raise InvalidType(f"progress must be True, False or None (only on a terminal), got {show!r}.")
+    if show is not None and not isinstance(show, bool | Tracker):
+        raise InvalidType(
+            f"progress must be True, False, None (only on a terminal) or a tracker such as kn.TensorBoard(folder), got "
+            f"{show!r}."
+        )
+    elsewhere = _ELSEWHERE.get()
+    if elsewhere is not None:
+        yield elsewhere(label)
+    elif isinstance(show, Tracker):
+        with show.opened(label) as tracked, _drawn(label, None) as drawn:
+            yield Bars([tracked, drawn])
+    else:
+        with _drawn(label, show) as bar:
+            yield bar
+
+
+class Bars(Bar):
+    """Several bars as one."""
+
+    def __init__(self, bars: Sequence[Bar]):
+        self.bars = bars
+
+    def update(self, done: float, total: float, text: str) -> None:
+        for bar in self.bars:
+            bar.update(done, total, text)
+
+    def record(self, step: int, figures: Mapping[str, float]) -> None:
+        for bar in self.bars:
+            bar.record(step, figures)
+
+
+@contextmanager
+def _drawn(label: str, show: bool | None) -> Iterator[Bar]:
+    """A bar that people see, or one that shows nothing."""
     if show is False or (show is None and not sys.stderr.isatty()):
         yield Bar()
         return

@@ -193,8 +193,15 @@ def _warn_of_flat_directions(target: Target, gradient: Tensor) -> None:
 
 
 def full_precision(method: Any, engine: Engine | None) -> Engine:
-    """The engine of a sampler, which must compute in the network's own precision."""
+    """The engine for a bare density."""
     engine = as_engine(engine)
+    if engine.elsewhere:
+        raise Unsupported("A bare density is sampled in this process. Leave the engine's workers out.")
+    return in_full_precision(method, engine)
+
+
+def in_full_precision(method: Any, engine: Engine) -> Engine:
+    """The engine of a sampler, which must compute in the network's own precision."""
     if engine.precision != "full":
         raise Unsupported(
             f"{type(method).__name__} needs exact gradients and densities: precision={engine.precision!r} would change "
