@@ -1,4 +1,4 @@
-"""What can be asked of a posterior on the page: where to label or evaluate next, an attack, a rejection, a comparison."""
+"""Questions to a posterior: where to label or evaluate next, an attack, what to reject, how far it is from another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def evaluate_next(problem: Problem, posterior: kn.Posterior, *, beta: Any = 2.0,
     """Where the upper confidence bound is largest: the next evaluation of a function to be maximised."""
     _only_numbers(problem, "Where to evaluate next")
     grid, beta = grid_of(problem), check_number("beta", beta, at_least=0.0, at_most=10.0)
-    bound = upper_confidence_bound(posterior.predict(grid, samples=200), beta)
+    prediction: Any = posterior.predict(grid, samples=200)
+    bound = upper_confidence_bound(prediction, beta)
     best = int(bound.argmax())
     return {
         "point": [*rounded(grid[best]), *rounded(bound[best : best + 1])],
@@ -50,9 +51,11 @@ def attack(problem: Problem, posterior: kn.Posterior, *, point: Any, epsilon: An
     place = check_number("point", point, at_least=0, at_most=len(problem.points) - 1)
     x, y = (each[int(place) : int(place) + 1] for each in problem.data)
     moved = kn.attack.pgd(posterior, x, y, epsilon, steps=_STEPS, restarts=_RESTARTS, norm=2)
+    before: Any
+    after: Any
     before, after = posterior.predict(x, samples=200), posterior.predict(moved, samples=200)
     found: dict[str, Any] = {"from": rounded(x[0]), "to": rounded(moved[0]), "epsilon": epsilon}
-    if isinstance(before, kn.ClassPrediction) and isinstance(after, kn.ClassPrediction):
+    if problem.task == "classes":
         right = int(y[0])
         pair = [each.probs[0, right].item() for each in (before, after)]
         fate = "The label changes." if int(after.labels[0]) != right else "The label stays."

@@ -43,7 +43,7 @@ def picture(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
 
 def _curve(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
     grid = grid_of(problem)
-    found = posterior.predict(grid, samples=_SAMPLES)
+    found: Any = posterior.predict(grid, samples=_SAMPLES)
     draws = _functions(posterior, grid, _FUNCTIONS).flatten(1)
     return {
         "mean": rounded(found.mean.flatten()),
@@ -66,8 +66,9 @@ def _functions(posterior: kn.Posterior, grid: Tensor, count: int) -> Tensor:
 
 def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
     grid, most = grid_of(problem), math.log(problem.classes)
-    found = posterior.predict(grid, samples=_SAMPLES)
-    draws = posterior.predict_jointly(grid, _BORDERS).draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
+    found: Any = posterior.predict(grid, samples=_SAMPLES)
+    joint: Any = posterior.predict_jointly(grid, _BORDERS)
+    draws = joint.draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
     return {
         "probs": [_bytes(found.probs[:, each]) for each in range(problem.classes)],
         "total": _bytes(found.total / most),

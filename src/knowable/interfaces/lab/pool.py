@@ -25,10 +25,10 @@ from knowable.interfaces.lab.fitting import Fit, Question, folder_of, work
 from knowable.interfaces.lab.methods import offer_of
 from knowable.interfaces.lab.picture import as_line
 
-MOST_WORKERS, READY = 8, (3, 1)  # processes; how many of each kind (quick, patient) are there from the beginning
+MOST_WORKERS, READY = 8, (4, 2)  # processes; how many of each kind (quick, patient) are there from the beginning
 KEPT = 60  # fits that have ended and are remembered
 MOST_WAITING = 60  # tasks
-_PATIENCE = 0.8  # seconds in which a fit must stop
+_PATIENCE = 2.0  # seconds in which a fit must stop
 
 
 @dataclass(eq=False)

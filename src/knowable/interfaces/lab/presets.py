@@ -142,8 +142,9 @@ def _attack() -> dict[str, Any]:
         "attack", "An adversarial point",
         "Choose Attack and click a point: it is moved by at most ε so that its prediction becomes wrong. Compare how "
         "sure one network, an ensemble and a posterior are of the moved point.",
-        task="classes", points=_labels(data.x, data.y), view=_view(data.x, 0.3), width=20, prior=3.0, layer="probability",
-        methods=["map", "deep_ensemble", "laplace", "mc_dropout"], judge=None, tool="attack", epsilon=0.4,
+        task="classes", points=_labels(data.x, data.y), view=_view(data.x, 0.3), width=20, prior=3.0,
+        methods=["map", "deep_ensemble", "laplace", "mc_dropout"], judge=None, layer="probability", tool="attack",
+        epsilon=0.4,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def _points(given: Any, task: str) -> tuple[tuple[float, ...], ...]:
         if not numbers or any(isinstance(each, bool) or not isinstance(each, int | float) for each in point):
             what = "[x, y]" if length == 2 else "[x, y, class]"
             raise InvalidArgument(f"points[{place}] must be {what}, got {str(point)[:60]}.")
-        if any(not abs(each) <= _FURTHEST for each in point[:2]):  # NaN too
+        if any(not -_FURTHEST <= float(each) <= _FURTHEST for each in point[:2]):  # NaN too
             raise InvalidArgument(f"points[{place}] must be between ±{_FURTHEST:g}, got {str(point)[:60]}.")
     if task == "classes":
         wrong = [point[2] for point in given if point[2] not in range(MOST_CLASSES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from knowable.interfaces.lab.methods import offer_of
 from knowable.interfaces.lab.picture import CURVE, MAP
@@ -56,7 +57,7 @@ def script(problem: Problem, methods: Sequence[str]) -> str:
                   f"bumps = kn.features.RBF(centres, width={width}).linear()",
                   f"linear = kn.Model(bumps, {_likelihood(problem)}, kn.Normal({problem.prior}))", ""]  # fmt: skip
     lines.append("posteriors = {}")
-    for name, offer in offers.items():
+    for offer in offers.values():
         model = "linear" if offer.linear else "model"
         made = f"kn.{offer.make(problem)!r}.fit({model}, (x, y), seed={problem.seed})"
         lines += [f"posteriors[{offer.label!r}] = {made}", f"print(posteriors[{offer.label!r}].diagnostics)"]
@@ -79,9 +80,7 @@ def _data(problem: Problem) -> list[str]:
 
 def _network(problem: Problem) -> str:
     sizes = [1 if problem.task == "regression" else 2, *[problem.width] * problem.depth]
-    layers = [
-        f"nn.Linear({a}, {b}), {_ACTIVATIONS[problem.activation]}" for a, b in zip(sizes, sizes[1:], strict=False)
-    ]
+    layers = [f"nn.Linear({a}, {b}), {_ACTIVATIONS[problem.activation]}" for a, b in pairwise(sizes)]
     outputs = 1 if problem.task == "regression" else problem.classes
     return f"nn.Sequential({', '.join(layers)}, nn.Linear({problem.width}, {outputs}))"
 
