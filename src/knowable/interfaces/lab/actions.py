@@ -17,6 +17,7 @@ from knowable.interfaces.lab.picture import grid_of, rounded
 from knowable.interfaces.lab.problem import Problem
 
 _FEWEST_HELD = 10  # rows to certify on
+_POOL = 400  # places that may be labelled
 _COMPARED = 40  # inputs at which posteriors are compared
 _STEPS, _RESTARTS = 60, 4  # of an attack
 
@@ -113,7 +114,9 @@ def _inside(problem: Problem) -> Tensor:
     grid = grid_of(problem)
     low, high = grid.amin(0), grid.amax(0)
     margin = 0.05 * (high - low)
-    return grid[((grid > low + margin) & (grid < high - margin)).all(1)]
+    found = grid[((grid > low + margin) & (grid < high - margin)).all(1)]
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
+    return found[order[:_POOL]]
 
 
 def _only_numbers(problem: Problem, what: str) -> None:

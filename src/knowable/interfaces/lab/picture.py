@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 import knowable as kn
 from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.errors import Unsupported
 from knowable.interfaces.lab.problem import Problem
 
-CURVE, MAP = 141, 44  # points of a curve; of a side of a map
+CURVE, MAP, _COARSE = 141, 44, 20  # points of a curve; of a side of a map, and of draws of functions
 _SAMPLES, _FUNCTIONS, _BORDERS = 200, 12, 6  # draws of a prediction; functions, or borders of classes, that are shown
 _WEIGHTS, _MOST_OF_A_LAYER = 200, 16  # draws of the weights; weights of a layer that are shown
 _PATH, _CLOUD = 60, 300  # last positions of a chain; draws in the slice of weight space
@@ -23,13 +24,13 @@ _QUANTILES = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
 _RECORDS = 160  # of the terms
 
 
-def grid_of(problem: Problem) -> Tensor:
-    """Inputs at which a picture is computed: ``(141, 1)`` from left to right, or ``(44 * 44, 2)`` row by row."""
+def grid_of(problem: Problem, side: int = MAP) -> Tensor:
+    """Inputs at which a picture is computed: ``(141, 1)`` from left to right, or ``(side * side, 2)`` row by row."""
     left, right, bottom, top = problem.view
     if problem.task == "regression":
         return torch.linspace(left, right, CURVE).unsqueeze(1)
-    x, y = torch.linspace(left, right, MAP), torch.linspace(bottom, top, MAP)
-    return torch.stack([x.repeat(MAP), y.repeat_interleave(MAP)], 1)
+    x, y = torch.linspace(left, right, side), torch.linspace(bottom, top, side)
+    return torch.stack([x.repeat(side), y.repeat_interleave(side)], 1)
 
 
 def picture(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
@@ -67,8 +68,11 @@ def _functions(posterior: kn.Posterior, grid: Tensor, count: int) -> Tensor:
 def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
     grid, most = grid_of(problem), math.log(problem.classes)
     found: Any = posterior.predict(grid, samples=_SAMPLES)
-    joint: Any = posterior.predict_jointly(grid, _BORDERS)
+    side = _COARSE if isinstance(posterior, kn.FunctionPosterior) else MAP  # whose draws cost the cube of the rows
+    joint: Any = posterior.predict_jointly(grid_of(problem, side), _BORDERS)
     draws = joint.draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
+    if side != MAP:
+        draws = _finer(draws, side)
     return {
         "probs": [_bytes(found.probs[:, each]) for each in range(problem.classes)],
         "total": _bytes(found.total / most),
@@ -76,6 +80,12 @@ def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
         "epistemic": _bytes(found.epistemic / most),
         "draws": [[_bytes(_lead(draw)[:, each]) for each in _with_borders(problem.classes)] for draw in draws],
     }
+
+
+def _finer(draws: Tensor, side: int) -> Tensor:
+    """Draws on a coarse grid, interpolated to the fine one."""
+    images = draws.mT.unflatten(-1, (side, side))
+    return interpolate(images, size=(MAP, MAP), mode="bilinear", align_corners=True).flatten(2).mT
 
 
 def _with_borders(classes: int) -> range:

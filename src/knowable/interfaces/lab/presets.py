@@ -50,13 +50,13 @@ def _between() -> dict[str, Any]:
 
 
 def _underfit() -> dict[str, Any]:
-    data = datasets.sine_with_gap(24, noise=0.1, seed=2)
+    data = datasets.sine_with_gap(24, noise=0.2, seed=2)
     return _preset(
         "underfit", "Mean field underfits",
-        "A wide network, few data: each weight pays its own KL, and most of them return to the prior. The curve of "
-        "mean-field VI is flat where one network follows the data. Look at its weights and terms, then lower β or "
-        "the width.",
-        points=_numbers(data.x, data.y), view=[-4, 4, -2.6, 2.6], width=80,
+        "Two wide layers and few data. Each of the many weights pays its own KL, and there is little to gain: mean-field "
+        "VI returns to the prior and says nothing, where one network follows the data. Look at its weights, then lower "
+        "β or the width.",
+        points=_numbers(data.x, data.y), view=[-4, 4, -2.6, 2.6], width=100, depth=2, by_width=True, noise=0.3,
         methods=["map", "mean_field_vi", "laplace", "infinite_width"], judge=None,
     )  # fmt: skip
 
@@ -132,7 +132,7 @@ def _coin() -> dict[str, Any]:
         "The labels are coin flips. With many of them the prediction is one half and everyone knows it: aleatoric "
         "uncertainty of ln 2, and little that is epistemic. Use fewer points, and it becomes ignorance.",
         task="classes", points=_labels(x, y), view=[-3, 3, -3, 3], width=8, layer="aleatoric",
-        methods=["map", "laplace", "mean_field_vi", "infinite_width"], judge=None,
+        methods=["map", "laplace", "mean_field_vi", "deep_ensemble"], judge=None,
     )  # fmt: skip
 
 
