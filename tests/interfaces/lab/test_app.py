@@ -1,4 +1,4 @@
-"""The lab's addresses: streams, shared and stopped fits, what is refused. Workers are stood in for, but for one test."""
+"""The lab's addresses: streams, shared and stopped fits, what is refused. Workers are stood in for."""
 
 import asyncio
 import contextlib

@@ -99,7 +99,7 @@ function legend(classes) {
   const box = byId("legend"), entry = (look, text) => { const key = make("i"); Object.assign(key.style, look.style || {}); key.className = look.kind || ""; return make("span", {}, key, text); };
   const judged = judge || state.judge ? [entry({ kind: "line dashed", style: { borderColor: "var(--judge)" } }, classes ? "border of the judge" : "±2 epistemic sd of the judge")] : [];
   const found = state.panel === "weights" ? [entry({ style: { background: "var(--epistemic)" } }, "a weight: 50% and 90% of its distribution"), entry({ style: { background: "var(--aleatoric)" } }, "a bias"), entry({ style: { background: "var(--wash)" } }, "±2 sd of the prior")]
-    : state.panel === "terms" ? [entry({ kind: "line dashed", style: { borderColor: "var(--judge)" } }, "chains: R-hat 1.01 and 400 effective draws")]
+    : state.panel === "terms" ? !state.methods.some((each) => LAB.offers[each].kind === "chains") ? [] : [entry({ kind: "line dashed", style: { borderColor: "var(--judge)" } }, "chains: R-hat 1.01 and 400 effective draws")]
     : state.panel === "chains" ? [entry({ style: { background: "var(--epistemic)" } }, "draws of two weights; a colour for each chain")]
     : classes ? [entry({ kind: "line", style: { borderColor: "var(--soft)" } }, "borders of single draws"), ...judged]
     : [entry({ style: { background: "color-mix(in srgb, var(--epistemic) 45%, var(--card))" } }, "±2 sd epistemic: what is not known"), entry({ style: { background: "color-mix(in srgb, var(--aleatoric) 45%, var(--card))" } }, "aleatoric on top: the noise"), entry({ kind: "line", style: { borderColor: "var(--epistemic)" } }, "functions drawn from the posterior"), entry({ kind: "line", style: { borderColor: "var(--mean)" } }, "mean"), ...judged];

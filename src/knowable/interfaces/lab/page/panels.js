@@ -34,7 +34,7 @@ function take(found) {
     for (const [n, path] of (found.chains?.paths || []).entries()) {
       const trail = slot.trails[n] ||= [];
       trail.push(...(found.chains.draws > 1 ? path.slice(-Math.max(1, found.chains.draws - (slot.seen || 0))) : path));
-      if (trail.length > 60) trail.splice(0, trail.length - 60);
+      if (trail.length > 14) trail.splice(0, trail.length - 14);
     }
     slot.seen = found.chains?.draws;
   }
@@ -274,7 +274,7 @@ function drawWeights(surface, slot) {
     const wide = layer.quantiles.length, scale = 2 * state.prior / Math.sqrt(inputs(layer.name));
     const left = frame.x(at - 0.35), right = frame.x(at + wide - 0.65);
     surface.rect(left, frame.y(scale), right - left, frame.y(-scale) - frame.y(scale), THEME.wash);
-    const name = layer.name.replace(".weight", " w").replace(".bias", " b");
+    const name = `${layer.name.endsWith("bias") ? "biases" : "weights"} ${1 + (Number.parseInt(layer.name) >> 1)}`;
     if ((right - left) > 6.2 * name.length) surface.text(name, (left + right) / 2, surface.height - 6, { fill: THEME.soft, align: "center", size: 10.5 });
     frame.inside(() => layer.quantiles.forEach((q, n) => {
       const x = frame.x(at + n), colour = layer.name.endsWith("bias") ? THEME.aleatoric : THEME.epistemic;
@@ -331,7 +331,7 @@ function drawChains(surface, slot) {
     if (!chains) for (const [x, y] of weights.cloud) surface.circle(frame.x(x), frame.y(y), 2.3, { fill: THEME.epistemic, alpha: 0.5 });
     (chains?.cloud || []).forEach((cloud, n) => { for (const [x, y] of cloud) surface.circle(frame.x(x), frame.y(y), 1.8, { fill: CHAIN_COLOURS[n % 8], alpha: 0.4 }); });
     slot.trails.forEach((trail, n) => {
-      surface.path(trail.map(([x, y]) => [frame.x(x), frame.y(y)]), { stroke: CHAIN_COLOURS[n % 8], width: 1.1, alpha: slot.ended ? 0.25 : 0.6 });
+      for (let k = 1; k < trail.length; k++) surface.path([[frame.x(trail[k - 1][0]), frame.y(trail[k - 1][1]), true], [frame.x(trail[k][0]), frame.y(trail[k][1])]], { stroke: CHAIN_COLOURS[n % 8], width: 1.3, alpha: (slot.ended ? 0.4 : 0.85) * k / trail.length });
       if (trail.length) surface.circle(frame.x(trail.at(-1)[0]), frame.y(trail.at(-1)[1]), 4.4, { fill: CHAIN_COLOURS[n % 8], stroke: THEME.card, width: 1.5 });
     });
   });
