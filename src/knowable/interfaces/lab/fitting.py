@@ -26,7 +26,7 @@ from knowable.interfaces.lab.problem import Problem
 LONGEST = 600.0  # seconds of a fit, after which it ends with what it has
 _BETWEEN, _SHARE = 0.08, 3.0  # seconds between two pictures at least, and how often their own time that is
 _CONVERGENCE_EVERY = 0.6  # seconds
-_NICENESS = 3  # of workers for chains, so that quick methods are not kept waiting
+_NICENESS = 1  # of workers for chains, so that quick methods are not kept waiting
 
 
 @dataclass(frozen=True)
