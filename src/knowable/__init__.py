@@ -42,6 +42,7 @@ from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
+from knowable.core.support.progress import Progress
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
 from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
@@ -195,6 +196,7 @@ __all__ = [
     "Training",
     "ChainStorage",
     "time_limit",
+    "Progress",
     # tables
     "BayesianRegressor",
     "BayesianClassifier",

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import knowable as kn
 from knowable.decisions import acquisition
 
 
@@ -151,3 +152,12 @@ def test_numbers_inform_about_others_by_their_correlation(seed):
         expected = -0.5 * torch.log(1 - covariance**2 / (own * there)).mean()
         assert found[row].item() == pytest.approx(expected.item(), abs=1e-10)
         assert lower[row].item() == pytest.approx((covariance**2 / own).mean().item(), abs=1e-12)
+
+
+def test_the_upper_bound_has_the_epistemic_part_alone():
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    posterior = kn.ExactLinear().fit(kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(0.5)), (x, 2 * x))
+    prediction = posterior.predict(x)
+    expected = prediction.mean.flatten() + 3 * (prediction.variance.flatten() - 0.25).sqrt()
+    found = acquisition.upper_confidence_bound(prediction, 3.0)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

@@ -202,8 +202,9 @@ class Noted(Tracker):
         noted = self.figures.setdefault(label, [])
 
         class Into(Bar):
-            def record(self, step, figures):
-                noted.append((step, figures["loss"]))
+            def update(self, done, total, text, terms=None, make=None):
+                if terms:
+                    noted.append((done, terms["loss"]))
 
         yield Into()
 

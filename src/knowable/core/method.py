@@ -24,7 +24,7 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.training_rows import TrainingRows
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
-from knowable.core.support.progress import Progress
+from knowable.core.support.progress import ProgressSetting
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -101,7 +101,7 @@ class Method(ABC):
         *,
         validation: Any = None,
         seed: int = 0,
-        progress: Progress = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | Workers | str | None = None,
         start: Any = None,
@@ -113,8 +113,9 @@ class Method(ABC):
             data: ``(x, y)`` tensors or arrays, a Dataset or a DataLoader.
             validation: Held-out data of the same kind, for early stopping.
             seed: Fixes every random choice of the fit.
-            progress: Show a progress bar; None shows it only on a terminal. Or a tracker that gets every figure of the
-                fit, ``kn.TensorBoard(folder)`` or ``kn.MLflow()``.
+            progress: Show a progress bar; None shows it only on a terminal. Or a function of a
+                :class:`~knowable.Progress`, which can look at the posterior as it is and stop the fit; or a tracker
+                that gets every figure of the fit, ``kn.TensorBoard(folder)`` or ``kn.MLflow()``.
             checkpoint: A folder to save to at intervals; a fit that finds its own state there continues from it.
             engine: Precision of the arithmetic, how gradients are computed, and where independent work is done:
                 ``Engine(...)``, ``kn.engines.Ray(...)`` or ``"ray"``.
@@ -171,7 +172,7 @@ class FitJob:
     rows: Data  # the training data
     validation: Data | None = None  # held-out data, or None
     seed: int = 0  # fixes every random choice
-    progress: Progress = None  # show a progress bar (None: only on a terminal), or a tracker
+    progress: ProgressSetting = None  # show a progress bar (None: only on a terminal), a function or a tracker
     checkpoint: Checkpoint | None = None  # where to save at intervals, or None
     engine: Engine = field(default_factory=Engine)  # precision of the arithmetic, and how gradients are computed
     label: str = ""  # text of the progress bar; the method's name where it is empty
@@ -184,7 +185,7 @@ class FitJob:
         data: Any,
         validation: Any = None,
         seed: int = 0,
-        progress: Progress = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | Workers | str | None = None,
     ) -> FitJob:

@@ -12,6 +12,7 @@ import heapq
 import torch
 from torch import Tensor
 
+from knowable.core.prediction.prediction import RegressionPrediction
 from knowable.core.support.randomness import generator_for
 
 _CONFIGURATIONS = 2_048  # joint outcomes of a batch that are followed: all of them, or so many draws
@@ -225,6 +226,11 @@ def variance_reduction(means: Tensor, noise: Tensor, targets: Tensor, weights: T
     """
     own, other = _centred(means, weights), _centred(targets, weights)
     return (own.T @ other).square().mean(1) / (own.square().sum(0) + noise)
+
+
+def upper_confidence_bound(prediction: RegressionPrediction, beta: float = 2.0) -> Tensor:
+    r"""Where a function may be large, :math:`m(x) + \beta\, \sigma(x)`, with its epistemic sd, ``(rows,)``."""
+    return (prediction.mean + beta * prediction.epistemic.clamp_min(0.0).sqrt()).flatten()
 
 
 def _centred(means: Tensor, weights: Tensor) -> Tensor:

@@ -144,12 +144,14 @@ class ActiveLearner:
             return rows[torch.randperm(len(rows), generator=generator_for(seed, "random"))[:n]]
         return rows[self._choose(self.pool[rows.to(self.pool.device)], n, seed)]
 
-    def label(self, indices: Any, y: Any) -> None:
+    def label(self, indices: Any, y: Any, *, posterior: Posterior | None = None) -> None:
         """Take the targets of some rows of the pool.
 
         Args:
             indices: Rows of the pool, as :meth:`query` gave them.
             y: Their targets. What is refused leaves everything as it was.
+            posterior: The posterior given all labels, these among them, where it is known already; it is then not
+                fitted again.
         """
         rows = [int(each) for each in to_tensor(indices, "indices").flatten().tolist()]
         wrong = [row for row in rows if not 0 <= row < len(self.pool)]
@@ -163,6 +165,8 @@ class ActiveLearner:
         labels = checked.tensors[1]
         self._y = labels if self._y is None else torch.cat([self._y, labels])
         self.indices += rows
+        if posterior is not None:
+            self._fitted = len(self.indices), posterior
         self._save()
 
     @property

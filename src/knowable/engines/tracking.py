@@ -47,9 +47,9 @@ class _Scalars(Bar):
     def __init__(self, writer: Any):
         self.writer = writer
 
-    def record(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in _finite(figures).items():
-            self.writer.add_scalar(name, value, step)
+    def update(self, done, total, text, terms=None, make=None):
+        for name, value in _finite(terms or {}).items():
+            self.writer.add_scalar(name, value, int(done))
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ class _Metrics(Bar):
     def __init__(self, client: Any, run: str):
         self.client, self.run = client, run
 
-    def record(self, step: int, figures: Mapping[str, float]) -> None:
+    def update(self, done, total, text, terms=None, make=None):
         from mlflow.entities import Metric
 
-        now = round(1000 * time.time())
-        self.client.log_batch(self.run, [Metric(name, value, now, step) for name, value in _finite(figures).items()])
+        now, found = round(1000 * time.time()), _finite(terms or {})
+        if found:
+            self.client.log_batch(self.run, [Metric(name, value, now, int(done)) for name, value in found.items()])
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import torch
 from knowable.core.chains.kernel import Block, Info, Kernel
 from knowable.core.chains.target import Target
 from knowable.core.compiling.engine import Engine
-from knowable.core.support.progress import Progress
+from knowable.core.support.progress import ProgressSetting
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 
 
@@ -25,7 +25,7 @@ class Apart:
 
     size: int  # chains in a group
     engine: Engine  # where they advance
-    progress: Progress = False  # of the engine
+    progress: ProgressSetting = False  # of the engine
 
 
 @dataclass(frozen=True)

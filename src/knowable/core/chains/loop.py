@@ -22,8 +22,9 @@ from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint
-from knowable.core.support.progress import Bar, Progress, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, ProgressSetting, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
 
@@ -39,7 +40,8 @@ def run_chains(
     prediction_terms: PredictionTerms | None = None,  # how well predictions are known, where draws make some
     mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
-    progress: Progress = None,  # None: a bar only on a terminal
+    progress: ProgressSetting = None,  # None: a bar only on a terminal
+    posterior: Callable[[Tensor], Posterior] | None = None,  # of draws (chains, n, D), for those who look on
     checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
     label: str = "sampling",  # of the bar
     identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
@@ -49,6 +51,7 @@ def run_chains(
     started = time.monotonic()
     run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed, apart)
     with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
+        run.every, run.posterior = bar.every, posterior
         if checkpoint is not None:
             checkpoint.begin({"seed": seed, **(identity or {})})
         if checkpoint is None or not run.resume(checkpoint, start):
@@ -56,7 +59,7 @@ def run_chains(
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
         result = run.result(interrupted, time.monotonic() - started)
-        bar.record(run.done, result.terms)
+        bar.update(run.done, run.done, "done", result.terms, run.present)
     if prediction_terms is not None:
         result = _with_predictions(result, prediction_terms(result.draws))
     _warn(result)

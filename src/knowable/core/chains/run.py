@@ -18,6 +18,7 @@ from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, s
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
 from knowable.core.network.params import with_prefix, without_prefix
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
@@ -58,6 +59,8 @@ class ChainRun:
     info: dict[str, list[Tensor]] = field(default_factory=dict)
     sampling_from: int = 0  # gradients taken when the warm-up ended
     timed: bool = False  # ended by a time limit
+    every: float | None = None  # seconds that a block may take, where somebody looks on
+    posterior: Callable[[Tensor], Posterior] | None = None  # of draws (chains, n, D), for those who look on
     _compiled: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +97,8 @@ class ChainRun:
         )
         each = chains * dimension * start.element_size()
         self.largest_block = max(1, min(_BLOCK, _BLOCK_BYTES // each))
-        self.block_size = self.largest_block if self.deadline is None else min(_FIRST_BLOCK, self.largest_block)
+        unlimited = self.deadline is None and self.every is None
+        self.block_size = self.largest_block if unlimited else min(_FIRST_BLOCK, self.largest_block)
 
     # --- transitions -------------------------------------------------------------------------------------------------
 
@@ -127,15 +131,26 @@ class ChainRun:
         if self.largest_block < _BLOCK:  # positions are large
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
-        bar.update(self.done, self.warmup + self._wanted() * self.thin, what)
-        bar.record(self.done, self._figures(block, warming))
+        bar.update(
+            self.done, self.warmup + self._wanted() * self.thin, what, self._figures(block, warming), self.present
+        )
 
     def _figures(self, block: Block, warming: bool) -> dict[str, float]:
-        """How a block went, for trackers: means over its transitions and chains."""
+        """How a block went: means over its transitions and chains."""
         info = block.info.tensors()
         means = {name: info[name].mean().item() for name in ("acceptance", "diverging", "steps") if name in info}
         log_density = block.values.mean().item()
         return {"warming_up": float(warming), "log_density": log_density, **means, **self.kernel.tuned(self.state)}
+
+    @property
+    def present(self) -> Callable[[], Posterior] | None:
+        """What makes the posterior of the draws so far; in the warm-up, of where the chains are."""
+        make = self.posterior
+        if make is None:
+            return None
+        if self.store.kept:
+            return lambda: make(self.store.draws.transpose(0, 1).contiguous())
+        return lambda: make(self.state.position.unsqueeze(1).cpu())
 
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
         """So many transitions; TimeIsUp if they do not end in time (the first of a warm-up may use all of it)."""
@@ -207,10 +222,12 @@ class ChainRun:
 
     def _apply_time_limit(self, warming: bool, each: float) -> None:
         """Shorten the warm-up, or end the run, where the time limit demands it; a transition took ``each`` seconds."""
+        limits = [self.every or math.inf, math.inf if self.deadline is None else _BLOCK_SHARE * self.deadline.left]
+        if min(limits) < math.inf:
+            planned = max(1, int(min(limits) / max(each, 1e-9)))
+            self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if self.deadline is None:
             return
-        planned = max(1, int(_BLOCK_SHARE * self.deadline.left / max(each, 1e-9)))
-        self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if warming:
             possible = self.deadline.steps_left(self.done, until=_WARMUP_SHARE)
             self.warmup = self._asked if possible is None else min(self._asked, self.done + possible)

@@ -12,7 +12,7 @@ import torch
 
 from knowable.core.compiling.workers import Workers, in_turn, in_worker, on_workers
 from knowable.core.support.checks import check_choice, parse_memory
-from knowable.core.support.progress import Progress
+from knowable.core.support.progress import ProgressSetting
 from knowable.errors import InvalidArgument, InvalidType
 
 S = TypeVar("S")
@@ -82,7 +82,7 @@ class Engine:
         *,
         begin: Callable[[T], Any] | None = None,
         label: str = "working",
-        progress: Progress = None,
+        progress: ProgressSetting = None,
     ) -> Iterator[tuple[T, R]]:
         """Do independent work, and yield each task with its result as soon as there is one.
 

@@ -16,13 +16,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from knowable._version import __version__
-from knowable.core.support.progress import Bar, Progress, Tracker, progress_bar, progress_sent
+from knowable.core.support.progress import Bar, ProgressSetting, Watcher, progress_bar, progress_sent, watched
 from knowable.core.support.time_limit import share_of_time, time_left, time_limit
 from knowable.errors import KnowableWarning, Unsupported, WorkerLost
 
@@ -138,7 +138,7 @@ def on_workers(
     begin: Callable[[T], Any] | None,
     *,
     label: str,
-    progress: Progress,
+    progress: ProgressSetting,
 ) -> Iterator[tuple[T, R]]:
     """Do the work on workers. See :meth:`~knowable.core.compiling.engine.Engine.run`."""
     counts, before = workers.counts, replace(workers.counts)
@@ -254,10 +254,10 @@ class Report:
     """What a worker tells of its progress."""
 
     label: str  # of the bar
-    done: float = 0.0  # share of this piece
-    text: str = ""
-    step: int | None = None  # of the figures, if there are any
-    figures: Mapping[str, float] = field(default_factory=dict)
+    done: float  # of this piece
+    total: float
+    text: str
+    terms: Mapping[str, float]
 
 
 _INTERNAL = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning, ImportWarning)
@@ -292,49 +292,46 @@ def perform(
 
 
 class _Sent(Bar):
-    """A bar on a worker: tells now and then how far it is, and all figures."""
+    """A bar on a worker: tells all figures, and now and then how far it is."""
 
     def __init__(self, label: str, tell: Callable[[Report], None]):
         self.label, self.tell, self._last = label, tell, -math.inf
 
-    def update(self, done: float, total: float, text: str) -> None:
+    def update(self, done, total, text, terms=None, make=None):
         now = time.monotonic()
-        if now - self._last >= _POLL:
+        if terms or now - self._last >= _POLL:
             self._last = now
-            self.tell(Report(self.label, done / max(total, 1e-9), text))
-
-    def record(self, step: int, figures: Mapping[str, float]) -> None:
-        self.tell(Report(self.label, step=step, figures=dict(figures)))
+            self.tell(Report(self.label, done, total, text, dict(terms or {})))
 
 
 # --- progress, as it comes in ----------------------------------------------------------------------------------------
 
 
 class _Gathered:
-    """One bar for all pieces of work, and a tracker's bar for each, if there is a tracker."""
+    """One bar for all pieces of work, and one for each of them that tells who looks on."""
 
-    def __init__(self, bar: Bar, tracker: Tracker | None, open_bars: ExitStack, wanted: bool):
-        self.bar, self.tracker, self.open_bars, self.wanted = bar, tracker, open_bars, wanted
-        self.tracked: dict[str, Bar] = {}
+    def __init__(self, bar: Bar, watcher: Watcher | None, open_bars: ExitStack):
+        self.bar, self.watcher, self.open_bars = bar, watcher, open_bars
+        self.wanted = watcher is not None or type(bar) is not Bar
+        self.told: dict[str, Bar] = {}
         self.shares: dict[str, tuple[float, str]] = {}  # by label: how far it is, and what it says
 
     @classmethod
     @contextmanager
-    def shown(cls, label: str, progress: Progress) -> Iterator[_Gathered]:
+    def shown(cls, label: str, progress: ProgressSetting) -> Iterator[_Gathered]:
         """While the work goes on."""
-        tracker = progress if isinstance(progress, Tracker) else None
+        plain = progress is None or isinstance(progress, bool)
         with ExitStack() as stack:
-            bar = stack.enter_context(progress_bar(label, None if tracker else progress))  # type: ignore[arg-type]
-            yield cls(bar, tracker, stack, wanted=tracker is not None or type(bar) is not Bar)
+            bar = stack.enter_context(progress_bar(label, progress if plain else None))
+            yield cls(bar, None if plain else progress, stack)  # type: ignore[arg-type]
 
     def show(self, reports: list[Report], done: int, total: int) -> None:
         """Pass on what has come in."""
         for each in reports:
-            if each.step is not None and self.tracker is not None:
-                if each.label not in self.tracked:
-                    self.tracked[each.label] = self.open_bars.enter_context(self.tracker.opened(each.label))
-                self.tracked[each.label].record(each.step, each.figures)
-            elif each.step is None:
-                self.shares[each.label] = each.done, each.text
+            if self.watcher is not None:
+                if each.label not in self.told:
+                    self.told[each.label] = self.open_bars.enter_context(watched(each.label, self.watcher))
+                self.told[each.label].update(each.done, each.total, each.text, each.terms)
+            self.shares[each.label] = each.done / max(each.total, 1e-9), each.text
         said = [f"{label} {100 * share:.0f}% {text}" for label, (share, text) in self.shares.items() if share < 1]
         self.bar.update(done, total, f"{done} of {total}{'; ' + said[-1] if said else ''}")

@@ -23,7 +23,7 @@ from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Batch, Data
 from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.storage.folder import Checkpoint, as_checkpoint
-from knowable.core.support.progress import Bar, Progress, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, ProgressSetting, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
@@ -41,7 +41,7 @@ def train(
     *,
     validation: Data | None = None,
     seed: int = 0,
-    progress: Progress = None,
+    progress: ProgressSetting = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
     label: str = "fitting",
@@ -55,7 +55,7 @@ def train(
         settings: Epochs, learning rate, batch size and schedule.
         validation: Held-out data for early stopping on its log predictive density.
         seed: Fixes the order of the data and all noise.
-        progress: Show a progress bar (None: only on a terminal), or a tracker.
+        progress: Show a progress bar (None: only on a terminal), a function of a Progress, or a tracker.
         checkpoint: A folder to save to at intervals and to resume from.
         engine: Precision of the arithmetic, and whether the loss is compiled.
         label: Text of the progress bar.
@@ -305,8 +305,8 @@ class TrainingRun:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
         self._keep_state()
-        bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
-        bar.record(self.step, {name: value for name, value in record.items() if name != "step"})
+        words, terms = f"loss {record['loss']:.4g}", {name: each for name, each in record.items() if name != "step"}
+        bar.update(self.step, self.schedule.total_steps, words, terms, self.objective.present_posterior)
         if saver is not None and saver.due:
             saver.save(*self.good)
         return not self.finished

@@ -19,6 +19,7 @@ from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import as_rows
 from knowable.core.network.params import Buffers
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.randomness import own_randomness
 
 
@@ -91,6 +92,10 @@ class Objective(nn.Module, ABC):
             **{f"parameter.{name}": value for name, value in self.named_parameters()},
             **{f"buffer.{name}": value for name, value in self.net_buffers.items()},
         }
+
+    def present_posterior(self) -> Posterior | None:
+        """The posterior as the parameters are now, for those who look on; None where there is none before the end."""
+        return None
 
     # --- hooks of the loop -------------------------------------------------------------------------------------------
 

@@ -107,6 +107,11 @@ class PointObjective(Objective):
         output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
         return self.model.score(output, y, params, weights).mean()
 
+    def present_posterior(self) -> Particles:
+        """One atom, the parameters as they are."""
+        params = {name: value.detach().clone() for name, value in self.params().items()}
+        return one_atom(self.model, params, buffers=self.net_buffers)
+
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density of held-out rows."""
         params = self.params()

@@ -31,7 +31,7 @@ from knowable.core.posterior.diagnostics import Diagnostics
 from knowable.core.posterior.monte_carlo import flops_per_row
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
-from knowable.core.support.progress import Progress
+from knowable.core.support.progress import ProgressSetting
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.inference.sampling.initial_positions import (
@@ -96,17 +96,22 @@ class Sampler(ChainSettings, Method):
         if job.checkpoint is not None:
             identity["positions"] = tensor_fingerprint(start.positions)
         monitor = FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout)
+
+        def posterior(draws: Tensor, **more: Any) -> ChainPosterior:
+            stack = target.layout.views(draws.reshape(-1, target.layout.size))
+            return ChainPosterior(
+                model, stack, len(draws), points=start.points, buffers=start.buffers, seed=seed, **more
+            )
+
         result = self._run(
-            target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
+            target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress, posterior=posterior,
             monitor=monitor, prediction_terms=monitor.prediction_terms,
             checkpoint=part_of(job.checkpoint, "chains"), identity=identity,
             apart=Apart(size, engine) if size < self.chains else None,
         )  # fmt: skip
-        stack = target.layout.views(result.draws.reshape(-1, target.layout.size))
-        return ChainPosterior(
-            model, stack, result.draws.shape[0], info=result.info, best=self._best(target, result), points=start.points,
-            buffers=start.buffers, seed=seed, diagnostics=self._diagnostics(result),
-        )  # fmt: skip
+        return posterior(
+            result.draws, info=result.info, best=self._best(target, result), diagnostics=self._diagnostics(result)
+        )
 
     def sample(
         self,
@@ -114,7 +119,7 @@ class Sampler(ChainSettings, Method):
         init_params: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         seed: int = 0,
-        progress: Progress = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
     ) -> Samples:
@@ -126,7 +131,7 @@ class Sampler(ChainSettings, Method):
             init_params: One dict of start values, near which chains begin, or near the modes they climb to from there;
                 or a list with one dict for each chain, where they then begin.
             seed: Fixes everything random.
-            progress: Show a bar (None: only on a terminal).
+            progress: Show a bar (None: only on a terminal), or a function of a :class:`~knowable.Progress`.
             checkpoint: A folder to save to now and then; a run that finds its own state there goes on from it.
             engine: How the gradient is computed.
 
