@@ -103,12 +103,12 @@ def cluster():
 
 
 METHODS = {
-    "ensemble in turn": kn.DeepEnsemble(8, epochs=40, vectorise=False),
-    "ensemble together": kn.DeepEnsemble(8, epochs=40),
-    "ensemble in groups": kn.DeepEnsemble(8, epochs=40),
-    "nuts": kn.NUTS(chains=4, draws=20, warmup=40),
-    "nuts in groups": kn.NUTS(chains=4, draws=20, warmup=40),
-    "mixture": kn.EnsembleOf(kn.MeanFieldVI(epochs=20), 3),
+    "ensemble in turn": kn.DeepEnsemble(8, epochs=10, vectorise=False),
+    "ensemble together": kn.DeepEnsemble(8, epochs=10),
+    "ensemble in groups": kn.DeepEnsemble(8, epochs=10),
+    "nuts": kn.NUTS(chains=4, draws=10, warmup=10, start="network"),
+    "nuts in groups": kn.NUTS(chains=4, draws=10, warmup=10, start="network"),
+    "mixture": kn.EnsembleOf(kn.MeanFieldVI(epochs=5), 3),
 }
 
 
@@ -134,8 +134,8 @@ class TestOnACluster:
     @pytest.mark.filterwarnings("ignore::knowable.ConvergenceWarning")
     def test_a_comparison_has_the_same_records(self, cluster, seed):
         model, data = problem()
-        methods = [kn.MAP(epochs=20), kn.DeepEnsemble(3, epochs=20), kn.MeanFieldVI(epochs=20)]
-        options = {"methods": methods, "cv": 3, "seed": seed, "samples": 16, "progress": False}
+        methods = [kn.MAP(epochs=20), kn.DeepEnsemble(3, epochs=5), kn.MeanFieldVI(epochs=5)]
+        options = {"methods": methods, "cv": 2, "seed": seed, "samples": 16, "progress": False}
         here = artifact_sha(kn.compare(model, data, **options))
         for workers in (1, 2):
             engine = kn.engines.Ray(cluster.address, num_workers=workers)
@@ -150,7 +150,11 @@ class TestOnACluster:
             if what == "comparison":
                 methods = [slow_map(), kn.MAP(epochs=20), slow_map(1)]
                 return kn.compare(model, data, methods=methods, cv=2, seed=seed, progress=False, engine=engine)
-            method = kn.NUTS(chains=4, draws=20, warmup=40) if what == "nuts" else kn.EnsembleOf(slow_map(), 8)
+            method = (
+                kn.NUTS(chains=4, draws=10, warmup=10, start="network")
+                if what == "nuts"
+                else kn.EnsembleOf(slow_map(), 8)
+            )
             return method.fit(model, data, seed=seed, engine=engine)
 
         here = artifact_sha(found(None))

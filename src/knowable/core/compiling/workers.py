@@ -260,12 +260,9 @@ class Report:
     terms: Mapping[str, float]
 
 
-_INTERNAL = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning, ImportWarning)
-
-
 @dataclass(frozen=True)
 class Done:
-    """The result of a piece of work, and the warnings in it."""
+    """The result of a piece of work, and the library's own warnings in it."""
 
     result: Any
     warned: list[tuple[type[Warning], str]]
@@ -286,9 +283,11 @@ def perform(
             result = work(shared, task)
     finally:
         _IN_WORKER.now = before
-    return Done(
-        result, [(each.category, str(each.message)) for each in said if not issubclass(each.category, _INTERNAL)]
-    )
+    own = [each for each in said if issubclass(each.category, KnowableWarning)]
+    for each in said:
+        if each not in own:  # of other libraries: for the worker's own log
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return Done(result, [(each.category, str(each.message)) for each in own])
 
 
 class _Sent(Bar):
