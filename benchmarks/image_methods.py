@@ -201,7 +201,7 @@ PUBLISHED = {  # READMEs of google/uncertainty-baselines (baselines/mnist) and c
 }
 _SETTINGS = (
     "{rows:,} training images, convolutions of {channels[0]} and {channels[1]} channels, prior scale {prior:g}, "
-    "{epochs} epochs ({noisy_epochs} of dropout and variational fits), {members} members "
+    "{epochs} epochs ({noisy_epochs} of dropout; {variational_epochs} more of variational fits), {members} members "
     "({variational_members} of the variational ensemble), dropout {rate:g}, {snapshots} snapshots, {samples} draws"
 )
 _PREDICTIVE = (
