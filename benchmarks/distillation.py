@@ -48,8 +48,8 @@ class Recipe:
 
     fits: FitRecipe = RECIPES["MNIST"]
     test: int = 10_000
-    epochs: int = 15
-    copies: int = 2
+    epochs: int = 12
+    copies: int = 1
     batch_size: int = 128
     learning_rate: float = 2e-3
     timings: int = 5

@@ -114,7 +114,7 @@ def synthetic(rows: int, test: int) -> Images:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How everything on one data set is trained: fixed beforehand, or (prior, channels) by held-out training images.
+    """How everything on one data set is trained: fixed beforehand.
 
     Attributes:
         rows: Training images.
@@ -136,9 +136,9 @@ class Recipe:
     rows: int = 55_000
     test: int = 10_000
     channels: tuple[int, int] = (6, 16)
-    epochs: int = 8
-    noisy_epochs: int = 10
-    variational_epochs: int = 6
+    epochs: int = 5
+    noisy_epochs: int = 6
+    variational_epochs: int = 3
     batch_size: int = 128
     learning_rate: float = 2e-3
     prior: float = 0.3

@@ -222,6 +222,8 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     parts = []
     for name, recipe in run["recipes"].items():
         rows = {key.removeprefix(f"{name}: "): row for key, row in run["rows"].items() if key.startswith(f"{name}: ")}
+        if not rows:
+            continue
         (other,) = (each for each in run["recipes"] if each != name)
         notes = f"Mean ± standard error over the test images. Published: {PUBLISHED[name]}"
         parts += [
