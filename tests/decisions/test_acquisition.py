@@ -76,6 +76,29 @@ def test_a_batch_is_the_greedy_choice_by_enumeration(seed):
     assert information == pytest.approx(joint_information(probs, weights, slow), abs=1e-9)
 
 
+def test_rows_passed_over_are_not_better(seed, monkeypatch):
+    """The search looks at few rows in full; here at two at first, and by groups of outcomes at the others."""
+    probs, weights = draws(seed, rows=40)
+    monkeypatch.setattr(acquisition, "_BLOCK", 2)
+    monkeypatch.setattr(acquisition, "_GROUPS", 5)
+    chosen, information = acquisition.batch_mutual_information(probs, weights, 3)
+    for place in range(3):
+        gains = {k: joint_information(probs, weights, [*chosen[:place], k]) for k in range(40)}
+        assert max(gains, key=lambda k: gains[k] if k not in chosen[:place] else -1.0) == chosen[place]
+    assert information == pytest.approx(joint_information(probs, weights, chosen), abs=1e-9)
+
+
+def test_less_is_known_given_groups_of_outcomes(seed, monkeypatch):
+    probs, weights = draws(seed, rows=30)
+    monkeypatch.setattr(acquisition, "_CONFIGURATIONS", 50)  # drawn from the fourth row on
+    outcomes = acquisition._Outcomes(weights, probs[:, 0], seed)
+    for row in range(1, 6):
+        for groups in (1, 4, 100):
+            monkeypatch.setattr(acquisition, "_GROUPS", groups)
+            assert (outcomes.at_most(probs) >= outcomes.entropy_of(probs) - 1e-12).all()
+        outcomes = outcomes.with_row(probs[:, row])
+
+
 def test_drawn_outcomes_estimate_the_information_of_all(seed, monkeypatch):
     probs, weights = draws(seed, rows=8)
     monkeypatch.setattr(acquisition, "_CONFIGURATIONS", 2_000)

@@ -299,7 +299,8 @@ class ActiveLearner:
             why = "labels of pixels" if pixels > 1 else "labels"
             raise Unsupported(f"acquisition={name!r} is not for {why}. Use 'bald' or 'entropy'.")
         if name == "batch_bald":
-            return torch.tensor(scores.batch_mutual_information(probs, weights, n, seed=seed)[0])
+            chosen, information = scores.batch_mutual_information(probs, weights, n, seed=seed)
+            return torch.tensor(chosen) if math.isfinite(information) else torch.tensor([math.nan])
         return scores.epig(probs, _as_rows(self._at_targets(seed))[0], weights)
 
     def _of_numbers(self, prediction: RegressionPrediction, n: int, seed: int) -> Tensor:
