@@ -38,7 +38,7 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.randomness import generator_for
 
-LOOKS = (11, 13, 15, 18, 21, 25, 30, 36, 43, 52)  # numbers of draws after which rows are looked at
+LOOKS = (11, 14, 18, 23, 30, 39, 50)  # numbers of draws after which rows are looked at
 MOVE = 0.05  # of an interval's width, by which its ends may move and count as the same
 _BETS = {0.95: 0.8, 0.6: 0.2}  # shares of the wealth that a gambler puts in, and how much begins with each
 _FEWEST = 1e-12
@@ -92,9 +92,11 @@ class Draws:
             return
         model, most, taken = posterior.model, min(most, samples), 0
         looks = [look for look in LOOKS if look < most and epsilon > 0]
-        stop = looks[0] if looks else most
+        stops = torch.tensor([*looks, most], dtype=torch.double)
+        due = stops[:1].expand(len(left))  # when a row is looked at: whatever its company, so that it changes no answer
         outputs, params = torch.zeros(0), {}
         while True:
+            stop = int(due.min())
             new, own, _ = predict_outputs(
                 posterior, x[left], samples, posterior.seed, None, only=(taken, stop), budget=self._budget(x)
             )
@@ -106,18 +108,17 @@ class Draws:
             if stop == most:
                 yield Piece(left, found.shaped(posterior.target_shape), stop)
                 return
-            needed = draws_needed(found, most, epsilon, level, looks=len(looks)).cpu()
-            rows = self._whole((needed <= stop).nonzero().flatten())
-            if len(rows):
-                every = bool((needed <= stop).all())
-                these = found if every else model.likelihood.predict(outputs[:, rows], noise, equal)
+            needed = draws_needed(found, most, epsilon, level, looks=len(looks)).cpu().double().nan_to_num(most)
+            settled = (due == stop) & (needed <= stop)
+            if settled.any():
+                rows = self._whole(settled.nonzero().flatten())
+                these = found if settled.all() else model.likelihood.predict(outputs[:, rows], noise, equal)
                 yield Piece(left[rows], these.shaped(posterior.target_shape), stop)
-            rows = self._whole((needed > stop).nonzero().flatten())
-            if not len(rows):
+            if settled.all():
                 return
-            left, outputs, taken = left[rows], outputs[:, rows], stop
-            next_block = needed[rows].sort().values[min(len(rows), self.block) - 1]  # a block less is worth a look
-            stop = next((look for look in looks if look > stop and look >= next_block), most)
+            later = stops[torch.searchsorted(stops, needed.clamp(stop + 1, most))]
+            rows = self._whole((~settled).nonzero().flatten())
+            left, outputs, taken, due = left[rows], outputs[:, rows], stop, later.where(due == stop, due)[rows]
 
     def _whole(self, places: Tensor) -> Tensor:
         return in_blocks(places, self.block)
