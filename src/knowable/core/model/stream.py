@@ -58,6 +58,7 @@ class Stream:
         self.loader, self.size, self.model, self.name = loader, size, model, name
         self.class_weights, self.target = class_weights, target
         self.target_shape: TargetShape = None  # known from the first batch on
+        self._outputs: dict[Any, Tensor] = {}  # of the network, by the shape of rows
         self._first: Batch | None = None
         self._waiting: Iterator[Batch] | None = None  # has given the first batch, and no other
         self._kept: KeptRows | None = None
@@ -141,7 +142,7 @@ class Stream:
                 continue
             if self.target_shape is None:
                 self.target_shape = shape_of(targets_of(y, self.model))
-            x, y = checked_pair(x, y, self.model, self.name)
+            x, y = checked_pair(x, y, self.model, self.name, self._outputs)
             yield (
                 (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
             )

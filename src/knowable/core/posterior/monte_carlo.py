@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CACHED = 2**24  # bytes of activations that a processor keeps near: convolutions of more rows take twice the time
+_CACHED = 2**24  # bytes of activations that a processor keeps near: small convolutions of more rows take up to twice
+_PER_WEIGHT = 4  # the time; but every block reads all weights again, so that their activations may be so many times more
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
@@ -103,7 +104,8 @@ def bytes_to_export(posterior: Posterior, x: Tensor | None, draws: int, memory: 
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
     """Refuse a ``memory`` limit of which the outputs of ``draws`` draws alone would take more than half."""
-    _check_result(len(x) * draws * _bytes_of_output(posterior, x), draws, len(x), memory)
+    if memory is not None:  # or nothing is asked of the network
+        _check_result(len(x) * draws * _bytes_of_output(posterior, x), draws, len(x), memory)
 
 
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
@@ -159,8 +161,13 @@ class Budget:
         self.vectorise = footprint.random <= max(_VECTORISE_BELOW, _OR_SHARE * every)
         together = min(self.block, DRAWS_AT_ONCE) if self.vectorise else 1
         each = footprint.working + (together - 1) * footprint.own
-        most = min(left // 2, _CACHED) if posterior.model.device.type == "cpu" else left // 2
+        most = min(left // 2, bytes_near(posterior.model)) if posterior.model.device.type == "cpu" else left // 2
         self.rows = max(1, int(most // each))
+
+
+def bytes_near(model: Model) -> int:
+    """Bytes of activations of a block of rows with which a processor is at its quickest."""
+    return max(_CACHED, _PER_WEIGHT * sum(value.numel() * value.element_size() for value in model.net.parameters()))
 
 
 class _Footprint:
