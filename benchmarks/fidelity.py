@@ -33,15 +33,16 @@ REFERENCE = {"chains": 16, "warmup": 300, "draws": 400}
 AGAIN = "NUTS, another seed"
 _NOTE = (
     "Total variation distance of the predictive distributions to that of NUTS, between 0 and 1: mean over the inputs "
-    "and over two seeds of the fit. {mixed} Every method has its defaults; noise and prior are given and the same for all. "
-    "Ensembles, dropout and SWAG do not claim to be the posterior; their distance says how far from it they are."
+    "and over two seeds of the fit. {mixed} Every method has its defaults; noise and prior are given "
+    "and the same for all. Ensembles, dropout and SWAG do not claim to be the posterior; their distance says how far from it they are."
 )
 _SD_NOTE = (
     "Standard deviation of the weights over the right one, geometric mean over the weights: 1 is right, 0.25 is four "
     "times too sure. The model: y is a sum of linear layers, each with inputs of its own, N = {rows} rows, batches of "
     "{batch}, normal noise and a N(0, 1) prior, both known; columns are orthogonal, so that the weights are "
     "independent in the posterior. Each library is used as its documentation shows for a loss that is a mean over the "
-    "batch; the noise and the prior are given to all. For torch-uncertainty, whose tutorials have fixed numbers, the weight of the KL is 1/N."
+    "batch; the noise and the prior are given to all. "
+    "For torch-uncertainty, whose tutorials have fixed numbers, the weight of the KL is 1/N."
 )
 
 
