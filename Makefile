@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-all lint format docs bench-setup bench clean
+.PHONY: help setup demo test test-all lint format docs notebooks dist changelog proof bench-setup bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -48,6 +48,19 @@ format: $(VENV)/.full  ## put the code in order
 docs: $(VENV)/.docs  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
 
+notebooks: $(VENV)/.docs  ## the tutorials as Jupyter notebooks, into notebooks/
+	$(BIN)/python docs/hooks/notebooks.py notebooks
+
+dist: $(VENV)/.core  ## wheel and source archive, into dist/
+	$(PIP) build
+	$(BIN)/python -m build
+
+changelog:  ## join the fragments of changes/ into CHANGELOG.md under the package's version
+	$(PYTHON) changes/join.py
+
+proof: $(VENV)/.core  ## the page and the table that compare with others, from benchmarks/results
+	$(BIN)/python -m benchmarks.proof
+
 bench-setup:  ## the peers, in an environment of their own
 	bash benchmarks/setup_peers.sh
 
@@ -55,4 +68,4 @@ bench:  ## time ours and the peers
 	.venv-bench/bin/python -m benchmarks.run
 
 clean:  ## remove environments and what was built
-	rm -rf $(VENV) .venv-bench site dist build
+	rm -rf $(VENV) .venv-bench site dist build notebooks

@@ -50,6 +50,7 @@ STUDIES = (
     "compare_concrete",
     "variational_families",
     "variational_optimum",
+    "fidelity",
     "in_between",
     "infinite_width",
     "matched_prior",

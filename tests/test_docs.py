@@ -6,6 +6,7 @@ that readers do not see, in comments that begin with ``check``, so that what its
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import textwrap
 from pathlib import Path
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "changes").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "changes").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$|^<!-- check\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 DIRECTIVE = re.compile(r"^::: ([\w.]+)((?:\n    .*)*)", re.MULTILINE)
@@ -68,6 +69,11 @@ LONG = {
     "how_to/prior_over_functions", "how_to/sample_a_network", "how_to/segmentation", "how_to/select_models",
     "how_to/variational_families",
 }  # fmt: skip
+SHORT_TUTORIALS = {"first_posterior", "classification", "one_weight", "polynomials_and_evidence"}
+SHORT_TUTORIALS |= {"from_a_network_to_a_gaussian_process"}  # the others run in full only in make test-all and make docs
+TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem not in {*SHORT_TUTORIALS, "index"}]
+LONG |= {f"tutorials/{page.stem}" for page in TUTORIALS}
+FEWEST = {"chains": 2, "draws": 8, "repeats": 3, "restarts": 1, "samples": 8, "steps": 3, "warmup": 8, "epochs": 8}
 
 
 def _param(page: Path):
@@ -81,6 +87,55 @@ def test_every_python_block_runs(page: Path, empty_folder: Path):
     if name_of(page) in NEEDS:
         pytest.importorskip(NEEDS[name_of(page)])
     run(page)
+
+
+@pytest.mark.filterwarnings("ignore::knowable.errors.KnowableWarning")  # nothing converges in so few steps
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_every_tutorial_runs_with_few_steps(page: Path, empty_folder: Path):
+    text = re.sub(r"^<!-- check\n.*?^-->$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for code in blocks(text):
+        exec(compile(small(code), str(page), "exec", dont_inherit=True), namespace)
+
+
+def small(code: str) -> str:
+    """The same code with few steps, draws and chains."""
+    settings = re.compile(rf"\b({'|'.join(FEWEST)})(=|\": )(\d[\d_]*)")
+    return settings.sub(lambda found: f"{found[1]}{found[2]}{min(int(found[3]), FEWEST[found[1]])}", code)
+
+
+def test_fewer_steps_change_only_numbers_that_are_larger():
+    assert small('kn.MAP(epochs=1_000, width=40); {"epochs": 25}; f(draws=4)') == (
+        'kn.MAP(epochs=8, width=40); {"epochs": 8}; f(draws=4)'
+    )
+
+
+def test_code_of_other_libraries_is_python():
+    pages = [page for page in PAGES if "\n```py\n" in page.read_text(encoding="utf-8")]
+    assert len(pages) >= 4  # the pages for those who come from elsewhere
+    for page in pages:
+        for code in re.findall(r"^```py\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            compile(code, str(page), "exec")
+
+
+def test_tutorials_become_notebooks(tmp_path: Path):
+    spec = importlib.util.spec_from_file_location("notebooks", DOCS / "hooks" / "notebooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = DOCS / "tutorials" / "one_weight.md"
+    found = module.notebook(page.read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) + "\n" for cell in found["cells"] if cell["cell_type"] == "code"]
+    assert code == [textwrap.dedent(m[2]) for m in BLOCK.finditer(page.read_text(encoding="utf-8")) if m[2] is not None]
+    assert not any("<!-- check" in "".join(cell["source"]) for cell in found["cells"])
+
+
+def test_every_public_name_has_an_example_that_runs():
+    page = (DOCS / "reference" / "examples.md").read_text(encoding="utf-8")
+    code = "\n".join(blocks(page))
+    shown = {name for name in kn.__all__ if re.search(rf"\bkn\.{name}\b", code)}
+    missing = [name for name in kn.__all__ if name not in shown and ">>>" not in (getattr(kn, name).__doc__ or "")]
+    assert not missing, f"give each an example in its docstring or in docs/reference/examples.md: {missing}"
 
 
 def test_the_readme_runs_and_its_example_doubts_the_gap_more_than_the_data(empty_folder: Path):
