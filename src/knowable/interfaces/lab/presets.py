@@ -53,9 +53,9 @@ def _underfit() -> dict[str, Any]:
     data = datasets.sine_with_gap(24, noise=0.2, seed=2)
     return _preset(
         "underfit", "Mean field underfits",
-        "Two wide layers and few data. Each of the many weights pays its own KL, and there is little to gain: mean-field "
-        "VI returns to the prior and says nothing, where one network follows the data. Look at its weights, then lower "
-        "β or the width.",
+        "Two wide layers, few data. Each of the many weights pays its own KL, and each alone has little to gain: "
+        "mean-field VI returns to the prior and says nothing, where the others see at least the trend. Look at its "
+        "weights, then lower β or the width.",
         points=_numbers(data.x, data.y), view=[-4, 4, -2.6, 2.6], width=100, depth=2, by_width=True, noise=0.3,
         methods=["map", "mean_field_vi", "laplace", "infinite_width"], judge=None,
     )  # fmt: skip
