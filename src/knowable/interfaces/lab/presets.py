@@ -42,9 +42,9 @@ def _between() -> dict[str, Any]:
     y = torch.cos(2.2 * x + 0.5) + 0.08 * torch.randn(len(x), generator=generator)
     return _preset(
         "between", "In-between uncertainty",
-        "Two clusters and nothing between them. Mean-field VI and MC dropout are surer there than HMC, the dashed band: "
-        "for one layer of ReLU units it is proved that they cannot be unsure between clusters (Foong et al., 2020). "
-        "Laplace, with a full covariance, is unsure.",
+        "Two clusters and nothing between them. Mean-field VI and MC dropout are surer there than HMC, the dashed "
+        "band: of one layer of ReLU units it is proved that they cannot be unsure between clusters (Foong et al., "
+        "2020). Laplace, with a full covariance, is unsure.",
         points=_numbers(x, y), view=[-2.6, 2.6, -2.6, 2.6], width=20, activation="tanh", noise=0.08,
         methods=["mean_field_vi", "mc_dropout", "laplace", "full_rank_vi"], judge="hmc",
     )  # fmt: skip
