@@ -239,7 +239,6 @@ def test_a_posterior_that_is_known_is_not_fitted_again():
     known = method.fit(number_model(), (x[:10], y[:10].unsqueeze(1)))
     told = kn.ActiveLearner(number_model(), method, x)
     told.label(range(10), y[:10], posterior=known)
-    assert told.posterior is known
-    fitted = kn.ActiveLearner(number_model(), method, x)
-    fitted.label(range(10), y[:10])
-    assert told.query(1).tolist() == fitted.query(1).tolist()
+    assert told.posterior is known and int(told.query(1)[0]) >= 10
+    told.label([20], y[20:21])
+    assert told.posterior is not known

@@ -15,7 +15,9 @@ def numbers(**changes):
 def labels(rows=24, classes=2, **changes):
     """A problem of classes."""
     x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0))
-    y = (x[:, 0] > 0).long() + (classes == 3) * (x[:, 1] > 0.8).long()
+    y = (x[:, 0] > 0).long()
+    if classes == 3:
+        y[x[:, 1] > 0.5] = 2
     points = [[*map(float, row), int(label)] for row, label in zip(x, y, strict=True)]
     return Problem.read({"task": "classes", "points": points, "width": 4, "view": [-3, 3, -3, 3], **changes})
 

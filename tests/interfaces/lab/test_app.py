@@ -21,8 +21,8 @@ BODY = {"problem": {"points": POINTS, "width": 4}, "methods": ["laplace", "map"]
 class Hand:
     """In place of a worker: does what the test says."""
 
-    def __init__(self, pool, patient):
-        self.pool, self.patient, self.coming, self.stopping, self.gone = pool, patient, False, False, False
+    def __init__(self, pool):
+        self.pool, self.coming, self.stopping, self.gone = pool, False, False, False
         self.task, self.stopped = None, []
 
     @property
@@ -140,7 +140,7 @@ def test_settings_of_other_methods_do_not_make_another_fit():
 
 def test_what_waits_begins_when_a_worker_is_free_and_too_much_is_refused(hands, monkeypatch):
     monkeypatch.setattr(pools, "MOST_WORKERS", 1)
-    monkeypatch.setattr(pools, "READY", (1, 0))
+    monkeypatch.setattr(pools, "READY", 1)
     monkeypatch.setattr(pools, "MOST_WAITING", 2)
 
     async def work(pool, client):
@@ -208,7 +208,7 @@ def test_a_question_is_asked_of_the_fit_that_is_shown(hands):
 
 
 def test_a_task_keeps_its_newest_picture():
-    task, event = Task(Fit(numbers(), "map"), False), asyncio.Event()
+    task, event = Task(Fit(numbers(), "map")), asyncio.Event()
     task.watchers.add(event)
     task.tell("running", b"one\n")
     task.tell("done", b"")
@@ -230,7 +230,7 @@ def test_a_token_is_asked_for_where_there_is_one():
 
 @pytest.mark.slow
 def test_real_workers_fit_stop_and_are_replaced(monkeypatch):
-    monkeypatch.setattr(pools, "READY", (1, 0))
+    monkeypatch.setattr(pools, "READY", 1)
     with at_a_port() as address:
         body = {**BODY, "methods": ["infinite_width", "laplace"]}
         lines = [json.loads(line) for line in httpx.post(f"{address}/fit", json=body, timeout=120).text.splitlines()]

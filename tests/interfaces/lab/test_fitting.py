@@ -114,7 +114,7 @@ def fitted(tmp_path_factory):
     """Fits of numbers and of labels by Laplace, saved."""
     root = tmp_path_factory.mktemp("fits")
     found = {}
-    for name, problem in (("numbers", numbers()), ("labels", labels(40))):
+    for name, problem in (("numbers", numbers()), ("labels", labels(80))):
         found[name] = Fit(problem, "laplace", folder=str(root / name))
         fit_and_tell(Silent(), found[name])
     return found
@@ -160,7 +160,7 @@ def test_rejection_says_what_is_accepted_or_how_many_points_it_needs(fitted):
     with pytest.raises(kn.InvalidArgument, match="too few"):
         ask(fitted["numbers"], "reject", risk=0.1)
     found = ask(fitted["labels"], "reject", risk=0.3)
-    assert set(found["accept"]) <= {"0", "1"} and len(found["accept"]) == MAP * MAP and len(found["held"]) == 20
+    assert set(found["accept"]) <= {"0", "1"} and len(found["accept"]) == MAP * MAP and len(found["held"]) == 40
 
 
 def test_a_posterior_is_at_no_distance_from_itself(fitted):

@@ -45,12 +45,13 @@ def test_what_is_wrong_is_said_by_name(given, said):
 
 
 def test_the_model_is_the_one_that_is_described():
-    problem = numbers(width=5, depth=2, activation="relu", prior=0.7, noise=None)
-    model = problem.model()
+    described = {"width": 5, "depth": 2, "activation": "relu", "prior": 0.7}
+    model = numbers(**described).model()
     assert [tuple(value.shape) for value in model.net.parameters()] == [(5, 1), (5,), (5, 5), (5,), (1, 5), (1,)]
     expected = sum(torch.distributions.Normal(0, 0.7).log_prob(value).sum() for value in model.net.parameters())
     torch.testing.assert_close(model.log_prior(model.params()), expected)
-    assert "likelihood.log_noise" in model.params()  # learned
+    assert "likelihood.log_noise" not in model.params()
+    assert "likelihood.log_noise" in numbers(**described, noise=None).model().params()  # learned
     assert labels(classes=3).model().net[-1].out_features == 3
 
 

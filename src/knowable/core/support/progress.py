@@ -35,6 +35,7 @@ class Progress:
         total: How many there will be, as far as is known now.
         text: A few words.
         terms: Numbers of the last record: the loss and its terms.
+        make: What :meth:`posterior` calls.
 
     Example:
         >>> import torch
@@ -54,7 +55,7 @@ class Progress:
     total: float
     text: str
     terms: Mapping[str, float] = field(default_factory=dict)
-    make: Callable[[], Any] | None = field(default=None, repr=False)  # what posterior() calls
+    make: Callable[[], Any] | None = field(default=None, repr=False)
 
     def posterior(self) -> Any:
         """The posterior as it is now, or None where the method has none before the end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -26,7 +25,6 @@ from knowable.interfaces.lab.problem import Problem
 LONGEST = 600.0  # seconds of a fit, after which it ends with what it has
 _BETWEEN, _SHARE = 0.08, 3.0  # seconds between two pictures at least, and how often their own time that is
 _CONVERGENCE_EVERY = 0.6  # seconds
-_NICENESS = 1  # of workers for chains, so that quick methods are not kept waiting
 
 
 @dataclass(frozen=True)
@@ -169,14 +167,10 @@ def answer(question: Question) -> bytes:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def work(connection: Connection, patient: bool) -> None:
+def work(connection: Connection) -> None:
     """Work until nobody asks any more."""
     for each in (signal.SIGINT, signal.SIGTERM):  # which are for the lab; it closes the connection
         signal.signal(each, signal.SIG_IGN)
-    if patient and sys.platform != "win32":
-        import os
-
-        os.nice(_NICENESS)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         _warm()

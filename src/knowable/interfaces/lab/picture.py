@@ -16,7 +16,7 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.errors import Unsupported
 from knowable.interfaces.lab.problem import Problem
 
-CURVE, MAP, _COARSE = 141, 44, 20  # points of a curve; of a side of a map, and of draws of functions
+CURVE, MAP, _COARSE = 141, 44, 26  # points of a curve; of a side of a map, and of one over functions
 _SAMPLES, _FUNCTIONS, _BORDERS = 200, 12, 6  # draws of a prediction; functions, or borders of classes, that are shown
 _WEIGHTS, _MOST_OF_A_LAYER = 200, 16  # draws of the weights; weights of a layer that are shown
 _PATH, _CLOUD = 60, 300  # last positions of a chain; draws in the slice of weight space
@@ -66,26 +66,16 @@ def _functions(posterior: kn.Posterior, grid: Tensor, count: int) -> Tensor:
 
 
 def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
-    grid, most = grid_of(problem), math.log(problem.classes)
-    found: Any = posterior.predict(grid, samples=_SAMPLES)
     side = _COARSE if isinstance(posterior, kn.FunctionPosterior) else MAP  # whose draws cost the cube of the rows
-    joint: Any = posterior.predict_jointly(grid_of(problem, side), _BORDERS)
+    grid, most = grid_of(problem, side), math.log(problem.classes)
+    found: Any = posterior.predict(grid, samples=_SAMPLES)
+    joint: Any = posterior.predict_jointly(grid, _BORDERS)
     draws = joint.draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
-    if side != MAP:
-        draws = _finer(draws, side)
     return {
         "probs": [_bytes(found.probs[:, each]) for each in range(problem.classes)],
-        "total": _bytes(found.total / most),
-        "aleatoric": _bytes(found.aleatoric / most),
-        "epistemic": _bytes(found.epistemic / most),
+        **{name: _bytes(getattr(found, name) / most) for name in ("total", "aleatoric", "epistemic")},
         "draws": [[_bytes(_lead(draw)[:, each]) for each in _with_borders(problem.classes)] for draw in draws],
     }
-
-
-def _finer(draws: Tensor, side: int) -> Tensor:
-    """Draws on a coarse grid, interpolated to the fine one."""
-    images = draws.mT.unflatten(-1, (side, side))
-    return interpolate(images, size=(MAP, MAP), mode="bilinear", align_corners=True).flatten(2).mT
 
 
 def _with_borders(classes: int) -> range:
@@ -94,9 +84,13 @@ def _with_borders(classes: int) -> range:
 
 
 def _lead(probs: Tensor) -> Tensor:
-    """The lead of each class over the best of the others, from 0 to 1; 0.5 is the border, ``(rows, classes)``."""
+    """The root of each class's lead over the best of the others, from 0 to 1; 0.5 is the border, ``(rows, classes)``.
+
+    By the root, so that borders between classes of nearly the same probability are lines in bytes too.
+    """
     others = [probs[:, [k for k in range(probs.shape[1]) if k != c]].amax(1) for c in range(probs.shape[1])]
-    return 0.5 + 0.5 * (probs - torch.stack(others, 1))
+    lead = probs - torch.stack(others, 1)
+    return 0.5 + 0.5 * lead.sign() * lead.abs().sqrt()
 
 
 # --- weights and chains ----------------------------------------------------------------------------------------------
@@ -190,7 +184,11 @@ def rounded(values: Tensor) -> list[float]:
 
 
 def _bytes(values: Tensor) -> str:
-    """Numbers between 0 and 1 as bytes in base 64."""
+    """Numbers between 0 and 1 at the places of a map, as bytes in base 64; those of a coarser one are interpolated."""
+    side = math.isqrt(len(values))
+    if side != MAP:
+        image = values.detach().reshape(1, 1, side, side).double()
+        values = interpolate(image, size=(MAP, MAP), mode="bilinear", align_corners=True).flatten()
     whole = (values.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     return base64.b64encode(whole.numpy().tobytes()).decode()
 

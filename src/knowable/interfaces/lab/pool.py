@@ -25,7 +25,7 @@ from knowable.interfaces.lab.fitting import Fit, Question, folder_of, work
 from knowable.interfaces.lab.methods import offer_of
 from knowable.interfaces.lab.picture import as_line
 
-MOST_WORKERS, READY = 8, (4, 2)  # processes; how many of each kind (quick, patient) are there from the beginning
+MOST_WORKERS, READY = 8, 5  # processes, and how many of them are there from the beginning
 KEPT = 60  # fits that have ended and are remembered
 MOST_WAITING = 60  # tasks
 _PATIENCE = 2.0  # seconds in which a fit must stop
@@ -36,7 +36,6 @@ class Task:
     """Something for a worker, and what has come of it."""
 
     content: Fit | Question
-    patient: bool
     key: str = ""
     state: str = "waiting"  # "running", "done", "failed"
     line: bytes = b""  # the newest picture, or the answer
@@ -78,9 +77,8 @@ class Pool:
     def open(self) -> None:
         """Begin with some workers; the first takes the seconds in which the library loads."""
         self.loop = asyncio.get_running_loop()
-        for patient, count in enumerate(READY):
-            for _ in range(count):
-                self._add(bool(patient))
+        for _ in range(READY):
+            self._add()
 
     def close(self) -> None:
         """End everything."""
@@ -98,8 +96,7 @@ class Pool:
         if task is not None and task.state != "failed":
             self.fits.move_to_end(key)
             return task
-        chains = offer_of(fit.method, fit.problem, judge=fit.judge).kind == "chains"
-        task = Task(replace(fit, folder=folder_of(self.folder, key)), chains, key)
+        task = Task(replace(fit, folder=folder_of(self.folder, key)), key)
         self._take(task)
         self.fits[key] = task
         self._forget()
@@ -113,7 +110,7 @@ class Pool:
             raise InvalidArgument("This method is still being fitted. Ask again when it is done.")
         assert isinstance(known.content, Fit)
         folder = reference.content.folder if reference is not None and isinstance(reference.content, Fit) else ""
-        task = Task(Question(action, known.content, given, folder), False)
+        task = Task(Question(action, known.content, given, folder))
         self._take(task)
         return task
 
@@ -152,23 +149,16 @@ class Pool:
     def go_on(self) -> None:
         """Give what waits to workers that are free, and get more of them where there are too few."""
         for task in list(self.waiting):
-            free = [each for each in self.workers if each.free and each.patient == task.patient]
+            free = [each for each in self.workers if each.free]
             if free:
                 self.waiting.remove(task)
                 free[0].begin(task)
-        for patient in (False, True):
-            wanted = sum(task.patient == patient for task in self.waiting)
-            coming = sum(each.patient == patient and each.coming for each in self.workers)
-            for _ in range(wanted - coming):
-                if len(self.workers) >= MOST_WORKERS:
-                    idle = [each for each in self.workers if each.free and each.patient != patient]
-                    if not idle:
-                        return
-                    idle[0].kill()
-                self._add(patient)
+        coming = sum(each.coming for each in self.workers)
+        for _ in range(min(len(self.waiting) - coming, MOST_WORKERS - len(self.workers))):
+            self._add()
 
-    def _add(self, patient: bool) -> None:
-        worker = Worker(self, patient)
+    def _add(self) -> None:
+        worker = Worker(self)
         self.workers.append(worker)
         starting = asyncio.create_task(asyncio.to_thread(worker.start))
         self._starting.add(starting)
@@ -187,8 +177,8 @@ class Pool:
 class Worker:
     """A process, and a thread that listens to it."""
 
-    def __init__(self, pool: Pool, patient: bool):
-        self.pool, self.patient = pool, patient
+    def __init__(self, pool: Pool):
+        self.pool = pool
         self.task: Task | None = None
         self.coming, self.stopping, self.gone = True, False, False
         self._process: Any = None
@@ -204,7 +194,7 @@ class Worker:
         if sys.platform != "win32":
             context.set_forkserver_preload(["knowable.interfaces.lab.fitting"])  # loads the library once for all
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, self.patient), name="knowable-lab", daemon=True)
+        self._process = context.Process(target=work, args=(theirs,), name="knowable-lab", daemon=True)
         self._process.start()
         theirs.close()
         threading.Thread(target=self._listen, daemon=True).start()

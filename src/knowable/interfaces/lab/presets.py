@@ -42,8 +42,9 @@ def _between() -> dict[str, Any]:
     y = torch.cos(2.2 * x + 0.5) + 0.08 * torch.randn(len(x), generator=generator)
     return _preset(
         "between", "In-between uncertainty",
-        "Two clusters and nothing between them. With one hidden layer mean-field VI and MC dropout cannot be sure of "
-        "both clusters and unsure in between (Foong et al., 2020). A full covariance can, and so does HMC.",
+        "Two clusters and nothing between them. Mean-field VI and MC dropout are surer there than HMC, the dashed "
+        "band: of one layer of ReLU units it is proved that they cannot be unsure between clusters (Foong et al., "
+        "2020). Laplace, with a full covariance, is unsure.",
         points=_numbers(x, y), view=[-2.6, 2.6, -2.6, 2.6], width=20, activation="tanh", noise=0.08,
         methods=["mean_field_vi", "mc_dropout", "laplace", "full_rank_vi"], judge="hmc",
     )  # fmt: skip
@@ -53,9 +54,9 @@ def _underfit() -> dict[str, Any]:
     data = datasets.sine_with_gap(24, noise=0.2, seed=2)
     return _preset(
         "underfit", "Mean field underfits",
-        "Two wide layers and few data. Each of the many weights pays its own KL, and there is little to gain: mean-field "
-        "VI returns to the prior and says nothing, where one network follows the data. Look at its weights, then lower "
-        "β or the width.",
+        "Two wide layers, few data. Each of the many weights pays its own KL, and each alone has little to gain: "
+        "mean-field VI returns to the prior and says nothing, where the others see at least the trend. Look at its "
+        "weights, then lower β or the width.",
         points=_numbers(data.x, data.y), view=[-4, 4, -2.6, 2.6], width=100, depth=2, by_width=True, noise=0.3,
         methods=["map", "mean_field_vi", "laplace", "infinite_width"], judge=None,
     )  # fmt: skip

@@ -16,8 +16,8 @@ figure, axes = plt.subplots(1, len(posteriors), figsize=(5 * len(posteriors), 4)
 for ax, (name, posterior) in zip(axes[0], posteriors.items()):
     prediction = posterior.predict(grid, samples=200)
     mean = prediction.mean.flatten()
-    for sd, label in ((prediction.total, "with noise"), (prediction.epistemic, "epistemic")):
-        spread = 2 * sd.clamp_min(0).sqrt().flatten()
+    for variance, label in ((prediction.total, "with noise"), (prediction.epistemic, "epistemic")):
+        spread = 2 * variance.clamp_min(0).sqrt().flatten()
         ax.fill_between(grid.flatten(), mean - spread, mean + spread, alpha=0.25, label=label)
     ax.plot(grid, mean)
     ax.scatter(x, y, s=12, color="black")

@@ -25,6 +25,7 @@ def run(*, host: str, port: int, token: str | None, browser: bool) -> None:
     Raises:
         InvalidArgument: If the port cannot be had.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that workers and files are cleared away
     door = bound(host, port)
     with contextlib.closing(door), contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(door, token=token, browser=browser))

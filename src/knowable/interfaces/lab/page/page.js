@@ -101,7 +101,7 @@ function legend(classes) {
   const found = state.panel === "weights" ? [entry({ style: { background: "var(--epistemic)" } }, "a weight: 50% and 90% of its distribution"), entry({ style: { background: "var(--aleatoric)" } }, "a bias"), entry({ style: { background: "var(--wash)" } }, "±2 sd of the prior")]
     : state.panel === "terms" ? !state.methods.some((each) => LAB.offers[each].kind === "chains") ? [] : [entry({ kind: "line dashed", style: { borderColor: "var(--judge)" } }, "chains: R-hat 1.01 and 400 effective draws")]
     : state.panel === "chains" ? [entry({ style: { background: "var(--epistemic)" } }, "draws of two weights; a colour for each chain")]
-    : classes ? [entry({ kind: "line", style: { borderColor: "var(--soft)" } }, "borders of single draws"), ...judged]
+    : classes ? [...(state.layer === "probability" ? [] : [entry({ style: { background: `linear-gradient(90deg, var(--card), var(--${state.layer}))`, border: "1px solid var(--line)" } }, `${state.layer} uncertainty, from none to ln ${Math.max(2, ...state.points.map((each) => each[2] + 1))} nats`)]), entry({ kind: "line", style: { borderColor: "var(--soft)" } }, "borders of single draws"), ...judged]
     : [entry({ style: { background: "color-mix(in srgb, var(--epistemic) 45%, var(--card))" } }, "±2 sd epistemic: what is not known"), entry({ style: { background: "color-mix(in srgb, var(--aleatoric) 45%, var(--card))" } }, "aleatoric on top: the noise"), entry({ kind: "line", style: { borderColor: "var(--epistemic)" } }, "functions drawn from the posterior"), entry({ kind: "line", style: { borderColor: "var(--mean)" } }, "mean"), ...judged];
   box.replaceChildren(...found);
 }
