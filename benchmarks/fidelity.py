@@ -34,7 +34,8 @@ AGAIN = "NUTS, another seed"
 _NOTE = (
     "Total variation distance of the predictive distributions to that of NUTS, between 0 and 1: mean over the inputs "
     "and over two seeds of the fit. {mixed} Every method has its defaults; noise and prior are given "
-    "and the same for all. Ensembles, dropout and SWAG do not claim to be the posterior; their distance says how far from it they are."
+    "and the same for all. Ensembles, dropout and SWAG do not claim to be the posterior; their "
+    "distance says how far from it they are."
 )
 _SD_NOTE = (
     "Standard deviation of the weights over the right one, geometric mean over the weights: 1 is right, 0.25 is four "

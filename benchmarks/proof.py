@@ -1,7 +1,7 @@
-"""Writes "How knowable compares" and the README's table of ratios from stored results: ``python -m benchmarks.proof``.
+"""Writes "How knowable compares" and the tables of the README and of *choose a method*: ``python -m benchmarks.proof``.
 
-Losses come first. Every table names the command that makes its figures, the day and the machine. ``--check`` writes
-nothing and ends with 1 if the page or the README say something else than the results.
+All of it is from stored results. Losses come first. Every table names the command that makes its figures, the day and
+the machine. ``--check`` writes nothing and ends with 1 if a page says something else than the results.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import fidelity
 from benchmarks.proof_rows import PLAIN, QUALITY, SPEED, Row, number, tables_of_fidelity
 from benchmarks.report import _cells, _write_atomically
 
@@ -23,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "how_it_compares.md"
 README = ROOT / "README.md"
-_BEGIN, _END = "<!-- ratios: written by python -m benchmarks.proof -->", "<!-- end of ratios -->"
+CHOICE = ROOT / "docs" / "how_to" / "choose_a_method.md"
+_BEGIN, _END = "<!-- written by python -m benchmarks.proof -->", "<!-- end of what is written -->"
 _TITLES = {
     "step_time": "A training step of mean-field inference",
     "sizes": "A training step at ten million weights",
@@ -199,12 +201,44 @@ def ratios() -> str:
     ])  # fmt: skip
 
 
-def with_ratios(readme: str) -> str:
-    """The README with its table renewed."""
-    found = re.search(re.escape(_BEGIN) + ".*?" + re.escape(_END), readme, re.DOTALL)
+def measured() -> str:
+    """The decision page's table: by method the distance to NUTS, and scores on images and tables."""
+    problems = (stored("fidelity") or {"problems": {}})["problems"]
+    names = list(next(iter(problems.values()), {}))
+    near = {name: [fidelity.summary(found.get(name, [])) for found in problems.values()] for name in names}
+    images, tables = (
+        (stored("image_methods") or {"methods": {}})["methods"],
+        (stored("uci_methods") or {"data": {}})["data"],
+    )
+    order = sorted(
+        (n for n in names if n not in ("NUTS", fidelity.AGAIN)), key=lambda name: statistics.fmean(near[name])
+    )
+    header = (
+        "method",
+        "distance to NUTS",
+        "MNIST: NLL",
+        "MNIST: AUROC of foreign images",
+        "UCI: log likelihood over MAP's",
+    )
+    lines = [_cells(header), _cells(["---"] * len(header))]
+    for name in order:
+        key = {"Laplace, kron": "Laplace"}.get(name, name)
+        found = images.get(name) or {}
+        gains = [
+            each[key]["log_likelihood"][0] - each["MAP"]["log_likelihood"][0] for each in tables.values() if key in each
+        ]
+        gain = f"{statistics.fmean(gains):+.2f}" if gains and name != "MAP" else ""
+        nll, auroc = (f"{found['nll'][0]:.3f}", f"{found['auroc_entropy']:.3f}") if found.get("nll") else ("", "")
+        lines.append(_cells([f"`{name}`", f"{statistics.fmean(near[name]):.3f}", nll, auroc, gain]))
+    return "\n".join(lines)
+
+
+def renewed(text: str, written: str) -> str:
+    """A page with its table between the two marks renewed."""
+    found = re.search(re.escape(_BEGIN) + ".*?" + re.escape(_END), text, re.DOTALL)
     if found is None:
-        raise ValueError(f"README.md has no part between {_BEGIN!r} and {_END!r}")
-    return readme.replace(found[0], f"{_BEGIN}\n\n{ratios()}\n\n{_END}")
+        raise ValueError(f"there is no part between {_BEGIN!r} and {_END!r}")
+    return text.replace(found[0], f"{_BEGIN}\n\n{written}\n\n{_END}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -212,7 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proof", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is out of date")
     options = parser.parse_args(arguments)
-    texts = {PAGE: page(), README: with_ratios(README.read_text(encoding="utf-8"))}
+    written = {README: ratios(), CHOICE: measured()}
+    texts = {path: renewed(path.read_text(encoding="utf-8"), table) for path, table in written.items()} | {PAGE: page()}
     old = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not options.check:
         for path in old:

@@ -41,6 +41,7 @@ STUDIES = (
     "uci_chains",
     "uci_methods",
     "uci_tables",
+    "uci_default",
     "gaussian_processes",
     "image_methods",
     "segmentation",

@@ -23,7 +23,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "changes").glob("*.md"))]
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "changes").glob("*.md")),
+]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$|^<!-- check\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 DIRECTIVE = re.compile(r"^::: ([\w.]+)((?:\n    .*)*)", re.MULTILINE)
@@ -70,7 +76,9 @@ LONG = {
     "how_to/variational_families",
 }  # fmt: skip
 SHORT_TUTORIALS = {"first_posterior", "classification", "one_weight", "polynomials_and_evidence"}
-SHORT_TUTORIALS |= {"from_a_network_to_a_gaussian_process"}  # the others run in full only in make test-all and make docs
+SHORT_TUTORIALS |= {
+    "from_a_network_to_a_gaussian_process"
+}  # the others run in full only in make test-all and make docs
 TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem not in {*SHORT_TUTORIALS, "index"}]
 LONG |= {f"tutorials/{page.stem}" for page in TUTORIALS}
 FEWEST = {"chains": 2, "draws": 8, "repeats": 3, "restarts": 1, "samples": 8, "steps": 3, "warmup": 8, "epochs": 8}

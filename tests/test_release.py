@@ -1,4 +1,4 @@
-"""What a release promises: one version everywhere, a changelog from fragments, types that others can use, a quick import."""
+"""What a release promises: one version, a changelog from fragments, types that others can use."""
 
 from __future__ import annotations
 
