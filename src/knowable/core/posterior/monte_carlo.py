@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CACHED = 2**24  # bytes of activations that a processor keeps near: small convolutions of more rows take up to twice
-_PER_WEIGHT = 4  # the time; but every block reads all weights again, so that their activations may be so many times more
+_PER_WEIGHT = (
+    4  # the time; but every block reads all weights again, so that their activations may be so many times more
+)
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common

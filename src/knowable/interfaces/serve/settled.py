@@ -13,8 +13,9 @@ that the wealth
 .. math:: W_k = \sum_\theta w_\theta \prod_{1 < j \le k} \left(1 + \theta \frac{d_j - c_j}{1 + c_j}\right)
 
 does not grow on average, and ever reaches :math:`1 / \epsilon` with probability :math:`\epsilon` at most. The label is
-settled when the gamblers of all other classes have reached that. It is wrong only if the gambler of the final label has,
-so that :math:`\epsilon` need not be shared among the classes; the leader is known before each bet, and not chosen after.
+settled when the gamblers of all other classes have reached that. It is wrong only if the gambler of the final label
+has, so that :math:`\epsilon` need not be shared among the classes; the leader is known before each bet, and not chosen
+after.
 
 The ends of an interval are settled when they move by less than a twentieth of its width, up to the probability
 :math:`\epsilon`, by the t distribution of a quantile's error after k of K draws.
@@ -197,7 +198,7 @@ def _for_label(probs: Tensor, samples: int, epsilon: float) -> Tensor:
 
 
 def _log_wealth(probs: Tensor, before: Tensor, samples: int) -> Tensor:
-    """Log of each class's gambler's wealth, ``(rows, classes, ...)``: draws from the second on, the sums before each."""
+    """Logs of the gamblers' wealth, ``(rows, classes, ...)``: draws from the second on, the sums before each."""
     leader = before.argmax(2, keepdim=True)
     ahead, total = (each.gather(2, leader) - each for each in (probs, before))
     left = torch.arange(samples - 1, samples - 1 - len(probs), -1, dtype=probs.dtype, device=probs.device)
