@@ -17,6 +17,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from knowable import engines
 from knowable._version import __version__
 from knowable.comparison import Comparison, Selection, compare, select
 from knowable.core.chains.diagnostics import ChainDiagnostics
@@ -62,6 +63,7 @@ from knowable.errors import (
     ModelWarning,
     NeedsClasses,
     NotSigned,
+    ProcessLost,
     TooFewSteps,
     UnseenCategory,
     Unsupported,
@@ -185,6 +187,7 @@ __all__ = [
     # running
     "Checkpoint",
     "Engine",
+    "engines",
     "Training",
     "ChainStorage",
     "time_limit",
@@ -262,6 +265,7 @@ __all__ = [
     "ModelWarning",
     "NeedsClasses",
     "NotSigned",
+    "ProcessLost",
     "UnseenCategory",
 ]
 __all__ += point.__all__

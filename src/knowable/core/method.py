@@ -21,7 +21,7 @@ from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.training_rows import TrainingRows
-from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
+from knowable.core.storage.folder import Checkpoint, as_checkpoint, of_processes, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
@@ -101,7 +101,7 @@ class Method(ABC):
         seed: int = 0,
         progress: bool | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | str | None = None,
         start: Any = None,
     ) -> Any:
         """Fit the posterior of ``model`` given ``data``.
@@ -113,7 +113,8 @@ class Method(ABC):
             seed: Fixes every random choice of the fit.
             progress: Show a progress bar; None shows it only on a terminal.
             checkpoint: A folder to save to at intervals; a fit that finds its own state there continues from it.
-            engine: Precision of the arithmetic, and how gradients are computed.
+            engine: Precision of the arithmetic, and how gradients are computed; or where, by the engine or its name:
+                ``"torch_distributed"``.
             start: Initial weights, for methods with a setting of that name; overrides it.
 
         Returns:
@@ -178,7 +179,7 @@ class FitJob:
         seed: int = 0,
         progress: bool | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | str | None = None,
     ) -> FitJob:
         """Check the arguments of a fit."""
         if not isinstance(model, Model):
@@ -196,7 +197,7 @@ class FitJob:
         if held_out is not None and held_out.weighted:
             raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
         job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
-        job = job.for_method(method)
+        job = job.for_method(method)._in_processes()
         if method.fits_network:
             _warn_about(own, rows)
         return job
@@ -220,6 +221,29 @@ class FitJob:
                 f"cache_features=True is not for {method!r}, which changes the network or its inputs. Leave it out."
             )
         return replace(self, method=method)
+
+    def _in_processes(self) -> FitJob:
+        """The part of this process, where the engine runs the fit in several: all must have been given the same."""
+        processes = self.engine.processes
+        if not processes.several:
+            return self
+        own = self.engine.shards
+        model = self.model
+        values = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
+        processes.agree("Settings", (repr(self.method), self.seed, repr(self.engine)), "Give all the same.")
+        processes.agree("Models", repr(model), "Give all the same.")
+        advice = "Write torch.manual_seed(0) before the network is built, or load the same weights in all."
+        processes.agree("Initial weights", tensor_fingerprint(*values), advice)
+        if not own:
+            advice = (
+                "If the rows of each are its own, say so: TorchDistributed(shards=True). Else pass the same to all."
+            )
+            processes.agree("The rows", (self.rows.size, _rows_identity(self.rows)), advice)
+        return replace(
+            self, rows=self.rows.among(processes, own=own),
+            progress=self.progress if processes.first else False,
+            checkpoint=None if self.checkpoint is None else of_processes(self.checkpoint, processes),
+        )  # fmt: skip
 
     def part(self, name: str, **changes: Any) -> FitJob:
         """A fit that is one part of this one: its checkpoint is a folder inside this one's."""

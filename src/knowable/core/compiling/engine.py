@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
 from knowable.core.support.checks import check_choice, parse_memory
+from knowable.core.support.processes import ALONE, Processes
 from knowable.errors import InvalidType
 
 MODES = ("auto", "eager", "traced", "compiled")
@@ -34,9 +37,16 @@ class Engine:
             other rows every time.
     """
 
+    named: ClassVar[dict[str, type[Engine]]] = {}  # other engines, by the snake_case of their class
+    shards: ClassVar[bool] = False  # whether the rows that each of several processes passes to a fit are its own
+
     precision: str = "full"
     mode: str = "auto"
     cache_features: bool | int | str = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Engine.named[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()] = cls
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache_features, bool):
@@ -50,11 +60,24 @@ class Engine:
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
+    @property
+    def processes(self) -> Processes:
+        """The processes that make the fit together: by default this one alone."""
+        return ALONE
 
-def as_engine(engine: Engine | None) -> Engine:
-    """The default engine where none is given."""
+    @property
+    def plain(self) -> Self:
+        """The same place with the default arithmetic."""
+        return replace(self, precision="full", mode="auto", cache_features=False)
+
+
+def as_engine(engine: Engine | str | None) -> Engine:
+    """The engine of that name, or the default one where none is given."""
     if engine is None:
         return Engine()
+    if isinstance(engine, str) and engine in Engine.named:
+        return Engine.named[engine]()
     if not isinstance(engine, Engine):
-        raise InvalidType(f"engine must be an Engine or None, got {type(engine).__name__}.")
+        names = f" Names of engines: {', '.join(map(repr, Engine.named))}." if isinstance(engine, str) else ""
+        raise InvalidType(f"engine must be an Engine or None, got {type(engine).__name__}.{names}")
     return engine

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
+from knowable.core.model.row_source import OwnRows, RowSource
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
 from knowable.core.model.stream import (
     CHUNK,
@@ -42,9 +43,10 @@ from knowable.core.model.stream import (
 )
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
+from knowable.core.support.processes import Processes, total
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.tensors import check_rows
-from knowable.errors import InvalidArgument, InvalidData, InvalidType
+from knowable.errors import InvalidArgument, InvalidData, InvalidType, Unsupported
 
 if TYPE_CHECKING:
     from knowable.core.model.model import Model
@@ -124,6 +126,42 @@ class Data:
         """Whether all rows are held as two tensors."""
         return isinstance(self.source, tuple)
 
+    def among(self, processes: Processes, *, own: bool) -> Data:
+        """The same data where several processes make the fit, and each has rows that no other has.
+
+        Args:
+            processes: This process among them.
+            own: Whether these rows are only this process's. Otherwise all have the same: sources that can be divided
+                are, and of others each process takes its part of every batch.
+        """
+        loader = None if self.in_memory else self._stream.loader
+        if not processes.several or not (own or isinstance(loader, RowSource)):
+            return self
+        if self.weights is not None:
+            raise Unsupported("Rows with weights cannot be a process's own: pass all rows to all, and shards=False.")
+        if isinstance(loader, RowSource):
+            loader = loader if own else loader.share(processes)
+        size = loader.size if isinstance(loader, RowSource) else self.size
+        sizes = processes.gather(size)
+        if self.in_memory:
+            stream = Stream(OwnRows(self.tensors, self.most_rows), size, processes=processes)
+            stream.target_shape = self.target_shape
+        else:
+            old = self._stream
+            stream = Stream(loader, size, old.model, old.name, old.class_weights, old.target, processes)
+        return Data(stream, total(sizes), class_weights=self.class_weights, target=self.target)
+
+    @property
+    def divided(self) -> bool:
+        """Whether each of several processes has rows that no other has."""
+        return not self.in_memory and self._stream.processes.several
+
+    @property
+    def own_tensors(self) -> Batch:
+        """The rows of this process, all at once."""
+        whole = self if self.in_memory else self._stream.own_whole()
+        return self.tensors if self.in_memory else tuple(torch.cat(each) for each in zip(*whole, strict=True))
+
     @property
     def tensors(self) -> Batch:
         """All rows at once, with their weights if they have any; a loader is read through."""
@@ -132,8 +170,12 @@ class Data:
         return tuple(torch.cat(each) for each in zip(*self, strict=True))
 
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
-        """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
+        """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order.
+
+        Where rows are divided among processes, these are the batches of this one.
+        """
         if not self.in_memory:
+            self._set_steps(batch_size)
             for number, batch in enumerate(self._stream.epoch(seed, goes_on=epoch == skip == 0)):
                 if number >= skip:
                     yield batch
@@ -160,8 +202,15 @@ class Data:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
+        self._set_steps(batch_size)
         count = length_of(self.source)
-        return -(-self.size // self._stream.rows_of_batches) if count is None else count
+        count = -(-self._stream.size // self._stream.rows_of_batches) if count is None else count
+        return max(self._stream.processes.gather(count))
+
+    def _set_steps(self, batch_size: int) -> None:
+        """Divide rows that are a process's own into as many batches as the other processes make of theirs."""
+        if isinstance(self._stream.loader, OwnRows):
+            self._stream.loader.steps = -(-self.size // batch_size)
 
     @property
     def shape_of_target(self) -> TargetShape:
@@ -211,7 +260,7 @@ class Data:
             whole = self.tensors
             chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
             return tuple(each[chosen] for each in whole)
-        if self._stream.was_read:
+        if self._stream.was_read or self.divided:
             kept = self.kept
             if kept is not None:
                 return kept.some(most, seed=seed)
