@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, final
 
 from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Data, as_data
+from knowable.core.model.divided import divided
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
@@ -240,7 +241,7 @@ class FitJob:
             )
             processes.agree("The rows", (self.rows.size, _rows_identity(self.rows)), advice)
         return replace(
-            self, rows=self.rows.among(processes, own=own),
+            self, rows=divided(self.rows, processes, own=own),
             progress=self.progress if processes.first else False,
             checkpoint=None if self.checkpoint is None else of_processes(self.checkpoint, processes),
         )  # fmt: skip

@@ -37,8 +37,8 @@ class RowSource(ABC):
         """All rows once, in their order, in batches."""
 
     @abstractmethod
-    def share(self, processes: Processes) -> RowSource:
-        """The part of the rows that is this process's, which no other one has."""
+    def share(self, processes: Processes) -> RowSource | None:
+        """The part of the rows that is this process's, which no other one has; None where they cannot be divided."""
 
 
 class OwnRows(RowSource):

@@ -6,7 +6,7 @@ exchange goes through a :class:`Processes`: sums over all, values of the first o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -129,10 +129,3 @@ def _exchange() -> Iterator[None]:
             f"checkpoint= to go on from the last state, and under torchrun --max-restarts=N that happens by itself; a "
             f"longer time: TorchDistributed(timeout=...). [{said}]"
         ) from error
-
-
-def total(counts: Sequence[int]) -> int:
-    """The sum, refused where a process has none."""
-    if 0 in counts:
-        raise InvalidArgument(f"Process {counts.index(0)} has no rows: every process needs some.")
-    return sum(counts)

@@ -66,20 +66,24 @@ class Sampler(ChainSettings, Method):
         """Draw from the posterior of a network."""
         model, seed, engine = job.model, job.seed, full_precision(self, job.engine)
         self._check_memory(model)
-        rows = job.rows
+        rows = shown = job.rows
         if not rows.in_memory:
             with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
-                x, y, *weights = rows.tensors
-            rows = Data((x, y), rows.size, weights[0] if weights else None)
-        job = replace(job, rows=rows)
+                x, y, *weights = rows.own_tensors
+            rows = shown = Data((x, y), len(x) if rows.divided else rows.size, weights[0] if weights else None)
+        if job.rows.divided:
+            shown = job.rows.kept or Data(job.rows.first)
+        else:
+            job = replace(job, rows=rows)
         start = starting_points(job, self.start, self.chains)
         target = ModelTarget(
-            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
-        )
+            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode,
+            processes=engine.processes, size=job.rows.size if job.rows.divided else None,
+        )  # fmt: skip
         identity = {**job.identity, "engine": repr(engine)}
         if job.checkpoint is not None:
             identity["positions"] = tensor_fingerprint(start.positions)
-        monitor = FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout)
+        monitor = FunctionMonitor(model, shown.tensors[0], shown.tensors[1], start, target.layout)
         result = self._run(
             target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
             monitor=monitor, prediction_terms=monitor.prediction_terms,
