@@ -29,6 +29,7 @@ from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
 from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
+from knowable.core.training.optimiser_state import restore_state, saved_state
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings, optimiser_of, scheduler_of
 from knowable.core.training.shares import Counted, Shares
@@ -377,13 +378,9 @@ class TrainingRun:
     def _keep_state(self) -> None:
         """Keep the state as the one to go back to, in the memory of the one before."""
         self.keeping = True
+        state, plain = saved_state(self.params if self.keeps_all else (), self.optimiser)
         tensors = {**with_prefix("objective.", self.objective.tensors()), **with_prefix("random.", random_state())}
-        plain = []  # numbers of the optimiser's state that are not tensors
-        for index, param in enumerate(self.params if self.keeps_all else ()):
-            for name, value in self.optimiser.state.get(param, {}).items():
-                if value is not None:
-                    tensors[f"optimiser.{index}.{name}"] = _as_state(value, self.optimiser)
-                    plain += [] if isinstance(value, Tensor) else [f"{index}.{name}"]
+        tensors |= state
         content = {
             "plain_state": plain, "scheduled": self.scheduled,
             "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
@@ -430,13 +427,7 @@ class TrainingRun:
         count = sum(name.startswith("frame.") for name in tensors)
         self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
         self.best = without_prefix("best.", tensors)
-        for index, param in enumerate(self.params):
-            self.optimiser.state.pop(param, None)
-            if state := without_prefix(f"optimiser.{index}.", tensors):
-                plain = without_prefix(f"{index}.", dict.fromkeys(content.get("plain_state", ())))  # type: ignore[arg-type]
-                self.optimiser.state[param] = {
-                    name: value.item() if name in plain else value.clone() for name, value in state.items()
-                }
+        restore_state(self.params, self.optimiser, tensors, content.get("plain_state", ()))
         if self.scheduler is not None:
             self._begin_schedule(content.get("scheduled", 0))
         restore_random_state(without_prefix("random.", tensors))
@@ -492,9 +483,3 @@ def _copied(value: Tensor, held: Tensor | None) -> Tensor:
     if held is None or held.shape != value.shape or held.dtype != value.dtype:
         return value.detach().clone()
     return held.copy_(value.detach())
-
-
-def _as_state(value: Any, optimiser: torch.optim.Optimizer) -> Tensor:
-    if not isinstance(value, Tensor | int | float):
-        raise Unsupported(f"{type(optimiser).__name__} keeps a {type(value).__name__}, which cannot be saved.")
-    return torch.as_tensor(value)
