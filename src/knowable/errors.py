@@ -34,7 +34,7 @@ class TooFewSteps(KnowableError, RuntimeError):
     """A time limit ended a fit when it had hardly begun: there is no answer yet."""
 
 
-class ProcessLost(KnowableError, RuntimeError):
+class ProcessLost(KnowableError, ConnectionError):
     """Another process of a distributed fit has gone, or does not answer in time."""
 
 

@@ -108,6 +108,23 @@ def test_a_process_that_hangs_is_an_error_within_the_timeout(tmp_path):
     assert 4.0 < seconds < 20.0
 
 
+@pytest.mark.slow
+def test_weights_divided_among_processes_give_the_result_of_one(tmp_path):
+    """SGD in float64: Adam would turn the rounding of gradients that are zero into steps."""
+    found = tasks.in_processes(tasks.fully_sharded, tmp_path)
+    assert not isinstance(found[0], str), found[0]
+    expected, loss = tasks.fully_sharded(None)
+    for each, last in found:
+        assert last == pytest.approx(loss, rel=1e-9)
+        for name, value in expected.items():
+            torch.testing.assert_close(each[name], value, rtol=1e-8, atol=1e-9)
+    for said in tasks.in_processes(tasks.refused, tmp_path):
+        assert not isinstance(said, str), said
+        assert len(said) == 4
+        wanted = ("MeanFieldVI needs all weights", "checkpoint=", "clip=", "parameters of its own")
+        assert all(part in text for part, text in zip(wanted, said, strict=True)), said
+
+
 SCRIPT = """
     import os, signal, sys, torch
     import knowable as kn

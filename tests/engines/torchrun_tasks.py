@@ -44,7 +44,8 @@ def in_processes(
         each.join(240)
         if each.is_alive():
             each.kill()
-    return [torch.load(f"{store}.{rank}", weights_only=False) for rank in range(count)]
+    files = [Path(f"{store}.{rank}") for rank in range(count)]
+    return [torch.load(each, weights_only=False) if each.exists() else "ended without a result" for each in files]
 
 
 def _task(rank: int, count: int, store: str, timeout: float, task: Callable[..., Any], arguments: Any) -> None:
@@ -172,3 +173,56 @@ def hang(rank: int) -> tuple[str, float]:
     except kn.ProcessLost as error:
         return str(error), time.monotonic() - begun
     return "", 0.0
+
+
+class Transformer(torch.nn.Module):
+    """Two small blocks on sequences of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 8)
+        self.blocks = torch.nn.ModuleList(
+            [torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)]
+        )
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sequences ``(batch, words)`` to three classes."""
+        found = self.words(x)
+        for block in self.blocks:
+            found = block(found)
+        return self.head(found.mean(1))
+
+
+def fully_sharded(rank: int | None) -> tuple[dict[str, torch.Tensor], float]:
+    """The most probable weights of a small transformer, in parts or in one process, and the last loss."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 11, (45, 5), generator=generator)
+    torch.manual_seed(0)
+    model = kn.Model(Transformer().double(), kn.Categorical(), kn.Normal(1.0))
+    engine = None if rank is None else kn.engines.TorchDistributed(fully_shard=True)
+    training = kn.Training(optimiser="sgd")
+    rows, held_out = (x, x[:, 0] % 3), (x[:10], x[:10, 0] % 3)
+    posterior = kn.MAP(epochs=60, batch_size=16, learning_rate=0.05, training=training).fit(
+        model, rows, validation=held_out, engine=engine
+    )
+    return posterior.mean(), posterior.diagnostics.terms["loss"]
+
+
+def refused(rank: int) -> list[str]:
+    """What does not go with weights that are divided."""
+    model, rows = problem()
+    torch.manual_seed(0)
+    learned = kn.Model(torch.nn.Linear(3, 1).double(), kn.Gaussian())
+    engine, said = kn.engines.TorchDistributed(fully_shard=True), []
+    for method, each, options in (
+        (kn.MeanFieldVI(epochs=1), model, {}),
+        (kn.MAP(epochs=1), model, {"checkpoint": "state"}),
+        (kn.MAP(epochs=1, training=kn.Training(clip=1.0)), model, {}),
+        (kn.MAP(epochs=1), learned, {}),
+    ):
+        try:
+            method.fit(each, rows, engine=engine, **options)
+        except kn.Unsupported as error:
+            said.append(str(error))
+    return said

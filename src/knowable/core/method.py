@@ -74,6 +74,8 @@ class Method(ABC):
     """Whether rows of the data may have weights."""
     supports_binary: ClassVar[bool] = False
     """Whether parameters may be 0 or 1 (a Bernoulli prior)."""
+    divides_weights: ClassVar[bool] = False
+    """Whether it is for networks that are too large for one device: ``TorchDistributed(fully_shard=True)``."""
     fits_network: ClassVar[bool] = True
     """Whether the network's outputs are fitted to the targets: then they are compared with them before a fit."""
     moved: ClassVar[Mapping[str, str]] = {}
@@ -228,8 +230,9 @@ class FitJob:
         processes = self.engine.processes
         if not processes.several:
             return self
-        own = self.engine.shards
-        model = self.model
+        own, model = self.engine.shards, self.model
+        if self.engine.fully_shard:
+            self._refuse_fully_shard()
         values = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
         processes.agree("Settings", (repr(self.method), self.seed, repr(self.engine)), "Give all the same.")
         processes.agree("Models", repr(model), "Give all the same.")
@@ -245,6 +248,22 @@ class FitJob:
             progress=self.progress if processes.first else False,
             checkpoint=None if self.checkpoint is None else of_processes(self.checkpoint, processes),
         )  # fmt: skip
+
+    def _refuse_fully_shard(self) -> None:
+        """Refuse what cannot be done where each process has a part of the weights."""
+        method, training = self.method, getattr(self.method, "training", None)
+        likely = list(self.model.likelihood_params(self.model.params()))
+        if not method.divides_weights:
+            said = f"{type(method).__name__} needs all weights in every process. MAP and MaximumLikelihood do not"
+        elif likely:
+            said = f"The likelihood has parameters of its own ({', '.join(likely)}). Fix them: Gaussian(noise=0.1)"
+        elif self.checkpoint is not None:
+            said = "checkpoint= cannot save weights that are divided"
+        elif training is not None and training.clip is not None:
+            said = "Training(clip=...) cannot clip a gradient that is divided"
+        else:
+            return
+        raise Unsupported(f"fully_shard=True does not go with this fit. {said}. Or leave fully_shard out.")
 
     def part(self, name: str, **changes: Any) -> FitJob:
         """A fit that is one part of this one: its checkpoint is a folder inside this one's."""

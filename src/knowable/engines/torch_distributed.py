@@ -44,6 +44,10 @@ class TorchDistributed(Engine):
         shards: Whether the rows that each process passes to ``fit`` are its own, and no other has them. False: all pass
             the same rows. Shares of a :meth:`~knowable.core.model.data.Data.parquet` are taken either way without
             reading the others.
+        fully_shard: Whether weights, gradients and the optimiser's state are divided among the processes too, by FSDP2:
+            for networks that are too large for one device. For ``MAP`` and ``MaximumLikelihood``, normal or flat
+            priors, and likelihoods without parameters of their own; without checkpoints. The posterior has all weights,
+            in every process, on the CPU.
         timeout: Seconds after which a process that waits for another one gives up with an error.
 
     Example:
@@ -54,6 +58,7 @@ class TorchDistributed(Engine):
     """
 
     shards: bool = False  # type: ignore[misc]
+    fully_shard: bool = False  # type: ignore[misc]
     timeout: float = 600.0
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class Engine:
 
     named: ClassVar[dict[str, type[Engine]]] = {}  # other engines, by the snake_case of their class
     shards: ClassVar[bool] = False  # whether the rows that each of several processes passes to a fit are its own
+    fully_shard: ClassVar[bool] = False  # whether weights are divided among processes too
 
     precision: str = "full"
     mode: str = "auto"

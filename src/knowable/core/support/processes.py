@@ -57,13 +57,22 @@ class Processes:
                     dist.all_reduce(each)
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace every tensor by that of the first process."""
+        """Replace every tensor by that of the first process; those that are divided among processes stay."""
         if self.several:
             with _exchange(), torch.no_grad():
                 for each in tensors:
+                    if _is_divided(each):
+                        continue
                     whole = each.detach().contiguous()
                     dist.broadcast(whole, 0)
                     each.copy_(whole)
+
+    def all_finite(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether no number is NaN or infinite, in the parts of all processes."""
+        local = [each.to_local() if self.several and _is_divided(each) else each for each in tensors]
+        strange = torch.tensor(float(not all(torch.isfinite(each).all() for each in local)))
+        self.add(strange)
+        return strange.item() == 0
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What ``make`` returns, or raises, in the first process, which alone calls it."""
@@ -113,6 +122,13 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def _is_divided(value: Any) -> bool:
+    """Whether each process has a part of a tensor."""
+    from torch.distributed.tensor import DTensor  # takes a moment to import
+
+    return isinstance(value, DTensor)
 
 
 @contextmanager

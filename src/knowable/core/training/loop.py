@@ -232,7 +232,8 @@ class TrainingRun:
             if done is not None:
                 return done if math.isfinite(done[0].item()) else None
         self.optimiser.zero_grad(set_to_none=True)
-        means = self.shares.gradient(self._loss_of, batches, self.params, self.step)
+        divided = self.objective.divides_weights
+        means = self.shares.gradient(self._loss_of, batches, self.params, self.step, divided=divided)
         if means is None:
             return None
         if self.settings.training.clip is not None:
@@ -288,7 +289,7 @@ class TrainingRun:
 
     def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
         """Record the window and keep the state to go back to. False where the steps end here."""
-        if not all(torch.isfinite(value).all() for value in self.params):
+        if not self.shares.processes.all_finite(self.params):
             self._diverged(_NOT_FINITE)
             return False
         self.shares.mean_buffers(self.objective.tensors())
@@ -358,7 +359,8 @@ class TrainingRun:
     # --- validation --------------------------------------------------------------------------------------------------
 
     def _validate(self) -> float:
-        score = self.shares.processes.from_first(self._score)
+        together = self.objective.divides_weights
+        score = self._score() if together else self.shares.processes.from_first(self._score)
         if score > self.best_score:
             self.best_score, self.records_since_best = score, 0
             self.best = {name: value.detach().clone() for name, value in self.objective.tensors().items()}

@@ -59,28 +59,42 @@ class Shares:
             yield from itertools.repeat((last, 0), count - given)
 
     def gradient(
-        self, loss_of: LossOf, batches: Sequence[Counted], params: Sequence[nn.Parameter], step: int
+        self,
+        loss_of: LossOf,
+        batches: Sequence[Counted],
+        params: Sequence[nn.Parameter],
+        step: int,
+        *,
+        divided: bool = False,
     ) -> dict[str, Tensor] | None:
         """Leave the gradient of the mean over all rows in ``params``; the loss and its terms, means like it.
+
+        Args:
+            loss_of: The loss of a batch and its terms.
+            batches: This process's rows of the step.
+            params: What is trained.
+            step: The number of the step.
+            divided: Whether ``params`` are divided among the processes: their gradients then come as sums.
 
         Returns:
             None where the loss is not finite.
         """
         rows, found = sum(count for _, count in batches), []
+        weight = 1.0 if not divided else self._share_of_all(rows)
         for number, (batch, count) in enumerate(batches):
             with self.noise(step, number):
                 loss, terms = loss_of(batch)
             if not self.processes.several and not math.isfinite(loss.item()):
                 return None
             share = count / max(1, rows)
-            (loss if len(batches) == 1 else share * loss).backward()
+            (loss if len(batches) == 1 and not divided else weight * share * loss).backward()
             found.append((share, {"loss": loss.detach(), **terms}))
         means = found[0][1]
         if len(found) > 1:
             means = {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in means}
         if not self.processes.several:
             return means
-        means = self._mean_of_all(params, rows, means)
+        means = self._mean_of_all([] if divided else params, rows, means)
         return means if math.isfinite(means["loss"].item()) else None
 
     def noise(self, step: int, batch: int) -> AbstractContextManager[None]:
@@ -92,12 +106,17 @@ class Shares:
             return nullcontext()
         return own_randomness(derive_seed(self.seed, "noise", self.processes.rank, step, batch))
 
+    def _share_of_all(self, rows: int) -> float:
+        count = torch.tensor(float(rows))
+        self.processes.add(count)
+        return rows / max(1.0, count.item())
+
     def _mean_of_all(self, params: Sequence[nn.Parameter], rows: int, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Replace gradients by their means over the rows of all processes; return those of the terms.
 
         Everything goes in one message. A parameter that has no gradient anywhere keeps none.
         """
-        one = params[0].detach().new_ones(())
+        one = terms["loss"].new_ones(())
         there = [one * float(each.grad is not None) for each in params]
         numbers = torch.stack([each.detach().to(one).reshape(()) for each in (one, *terms.values(), *there)])
         found = [torch.zeros_like(each) if each.grad is None else each.grad for each in params]
