@@ -201,7 +201,7 @@ def fully_sharded(rank: int | None) -> tuple[dict[str, torch.Tensor], float]:
     torch.manual_seed(0)
     model = kn.Model(Transformer().double(), kn.Categorical(), kn.Normal(1.0))
     engine = None if rank is None else kn.engines.TorchDistributed(fully_shard=True)
-    training = kn.Training(optimiser="sgd")
+    training = kn.Training(optimiser=torch.optim.SGD)
     rows, held_out = (x, x[:, 0] % 3), (x[:10], x[:10, 0] % 3)
     posterior = kn.MAP(epochs=60, batch_size=16, learning_rate=0.05, training=training).fit(
         model, rows, validation=held_out, engine=engine
@@ -220,6 +220,7 @@ def refused(rank: int) -> list[str]:
         (kn.MAP(epochs=1), model, {"checkpoint": "state"}),
         (kn.MAP(epochs=1, training=kn.Training(clip=1.0)), model, {}),
         (kn.MAP(epochs=1), learned, {}),
+        (kn.MAP(epochs=1, training=kn.Training(optimiser="sgd")), model, {}),
     ):
         try:
             method.fit(each, rows, engine=engine, **options)

@@ -261,6 +261,8 @@ class FitJob:
             said = "checkpoint= cannot save weights that are divided"
         elif training is not None and training.clip is not None:
             said = "Training(clip=...) cannot clip a gradient that is divided"
+        elif training is not None and training.optimiser == "sgd":
+            said = "The fused step of 'sgd' does not take divided weights. Write Training(optimiser=torch.optim.SGD)"
         else:
             return
         raise Unsupported(f"fully_shard=True does not go with this fit. {said}. Or leave fully_shard out.")

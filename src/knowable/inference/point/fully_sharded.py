@@ -54,7 +54,7 @@ class ShardedPointObjective(Objective):
                 value.requires_grad_(name in start).copy_(start.get(name, value))
         mesh = init_device_mesh(model.device.type, (processes.count,))
         for layer in (*_layers(self.net), self.net):
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)  # also after a pass without a gradient
         for module in self.net.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum: the loss has the process's share of the rows
