@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
 from knowable.core.model.data import Data
 from knowable.core.model.row_source import OwnRows, RowSource
-from knowable.core.model.stream import Stream
+from knowable.core.model.stream import Stream, sampler_of
 from knowable.core.support.processes import Processes
-from knowable.errors import InvalidData, Unsupported
+from knowable.errors import InvalidArgument, InvalidData, Unsupported
 
 
 def divided(data: Data, processes: Processes, *, own: bool) -> Data:
@@ -22,7 +25,14 @@ def divided(data: Data, processes: Processes, *, own: bool) -> Data:
     if not own and isinstance(loader, RowSource):
         loader = loader.share(processes)
         own = loader is not None
-    if not processes.several or not own:
+    if not processes.several:
+        return data
+    if not own:
+        if isinstance(loader, DataLoader) and isinstance(sampler_of(loader), DistributedSampler):
+            raise InvalidArgument(
+                "data is a loader with a DistributedSampler, which gives each process rows of its own: say so with "
+                "TorchDistributed(shards=True), or pass a loader of all rows."
+            )
         return data
     if data.weights is not None:
         raise Unsupported("Rows with weights cannot be a process's own: pass all rows to all, and shards=False.")
