@@ -64,6 +64,8 @@ STUDIES = (
     "bayesian_optimisation",
     "continual",
     "serving",
+    "parquet",
+    "scaling_out",
     "active_learning",
     "distillation",
     "compression.lenets",

@@ -49,13 +49,13 @@ FAMILIES = {
 ROOT = "the front door"  # knowable itself and the modules beside __init__: registry, loading
 ROOMS = {
     "core": set(),
+    "engines": {"core"},
     "priors": {"core"},
     "likelihoods": {"core", "priors"},  # the Student-t likelihood shares its density with the prior of that name
     "inference": {"core", "likelihoods", "priors"},
     "evaluation": {"core"},
     "report": {"core", "evaluation", "likelihoods"},  # a prediction of labels has tables of its own
     "datasets": {"core"},
-    "engines": {"core"},
     "comparison": {"core", "evaluation", "report", "datasets", ROOT},  # methods by their names in the registry
     "decisions": {"core", "evaluation", "inference", "likelihoods", "priors"},
     "tabular": {"core", "likelihoods", "priors", "inference", "evaluation", "report", ROOT},

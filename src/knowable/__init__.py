@@ -66,6 +66,7 @@ from knowable.errors import (
     ModelWarning,
     NeedsClasses,
     NotSigned,
+    ProcessLost,
     TooFewSteps,
     UnseenCategory,
     Unsupported,
@@ -273,6 +274,7 @@ __all__ = [
     "ModelWarning",
     "NeedsClasses",
     "NotSigned",
+    "ProcessLost",
     "UnseenCategory",
 ]
 __all__ += point.__all__

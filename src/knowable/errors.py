@@ -34,6 +34,10 @@ class TooFewSteps(KnowableError, RuntimeError):
     """A time limit ended a fit when it had hardly begun: there is no answer yet."""
 
 
+class ProcessLost(KnowableError, ConnectionError):
+    """Another process of a distributed fit has gone, or does not answer in time."""
+
+
 class DamagedArtifact(KnowableError, OSError):
     """A saved folder is missing files, truncated, altered, or written by a newer format."""
 

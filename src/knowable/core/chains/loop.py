@@ -79,6 +79,10 @@ def _run_to_the_end(
     except KeyboardInterrupt:
         run.restore_good()
         interrupted = True
+        if run.target.processes.several:  # the others are waiting for this one, or have been stopped too
+            if checkpoint is not None:
+                checkpoint.save(*run.saved())
+            raise
     if checkpoint is not None:
         checkpoint.save(*run.saved())
     return interrupted

@@ -24,7 +24,7 @@ from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
 from knowable.core.support.tensors import give_back_free_memory
 from knowable.core.support.time_limit import Deadline, TimeIsUp
-from knowable.errors import Diverged
+from knowable.errors import Diverged, Unsupported
 
 Monitor = Callable[[Tensor], Tensor]
 """Positions ``(n, chains, D)`` to the quantities whose R-hat is monitored, ``(n, chains, M)``."""
@@ -66,6 +66,11 @@ class ChainRun:
     def __post_init__(self) -> None:
         self.thin = self.settings.storage.thin
         self._asked = self.warmup  # transitions, before a time limit makes them fewer
+        if self.target.processes.several and Deadline.within_limit() is not None:
+            raise Unsupported(
+                "time_limit does not hold for chains whose rows are shared among processes: their clocks would stop "
+                "them at different transitions. Set warmup= and draws= instead."
+            )
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
 from knowable.core.compiling.workers import Workers, in_turn, in_worker, on_workers
 from knowable.core.support.checks import check_choice, parse_memory
+from knowable.core.support.processes import ALONE, Processes
 from knowable.core.support.progress import ProgressSetting
 from knowable.errors import InvalidArgument, InvalidType
 
@@ -45,10 +47,18 @@ class Engine:
             this process, one piece after the other, with the same bits.
     """
 
+    named: ClassVar[dict[str, type[Engine]]] = {}  # other engines, by the snake_case of their class
+    shards: ClassVar[bool] = False  # whether the rows that each of several processes passes to a fit are its own
+    fully_shard: ClassVar[bool] = False  # whether weights are divided among processes too
+
     precision: str = "full"
     mode: str = "auto"
     cache_features: bool | int | str = False
     workers: Workers | None = field(default=None, repr=False)  # the result, and a checkpoint's identity, are the same
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Engine.named[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()] = cls
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache_features, bool):
@@ -63,6 +73,16 @@ class Engine:
         if self.precision == "full":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that make the fit together: by default this one alone."""
+        return ALONE
+
+    @property
+    def plain(self) -> Self:
+        """The same place with the default arithmetic."""
+        return replace(self, precision="full", mode="auto", cache_features=False)
 
     @property
     def elsewhere(self) -> bool:
@@ -104,15 +124,14 @@ class Engine:
 
 
 def as_engine(engine: Engine | Workers | str | None) -> Engine:
-    """The default engine where none is given; workers, or their name, as an engine that uses them."""
+    """The default engine where none is given; workers as an engine that uses them; either by its name."""
     if engine is None:
         return Engine()
     if isinstance(engine, str):
-        if engine not in Workers.named:
-            raise InvalidArgument(
-                f"engine must be an Engine, workers or one of {sorted(Workers.named)}, got {engine!r}."
-            )
-        engine = Workers.named[engine]()
+        known = {**Engine.named, **Workers.named}
+        if engine not in known:
+            raise InvalidArgument(f"engine must be an Engine, workers or one of {sorted(known)}, got {engine!r}.")
+        engine = known[engine]()
     if isinstance(engine, Workers):
         return Engine(workers=engine)
     if not isinstance(engine, Engine):

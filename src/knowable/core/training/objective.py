@@ -40,10 +40,13 @@ class Objective(nn.Module, ABC):
         snapshots: Tensors that the objective appends during training and does not change afterwards, such as the
             weights at some epochs. The loop saves them in checkpoints.
         remedy: What the error about a diverged loss advises.
+        divides_weights: Whether each process has a part of the weights (FSDP): all compute together whatever they
+            compute, and gradients come as sums over the processes.
         recording: Whether the loss is being recorded: no value may be read out of a tensor.
     """
 
     recordable: ClassVar[bool] = False
+    divides_weights: ClassVar[bool] = False
     remedy: ClassVar[str] = (
         "Standardise the data, lower learning_rate, or clip the gradient: training=kn.Training(clip=1.0)."
     )

@@ -70,7 +70,7 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
     known: Params = model.params()
     if start == "map" or (points and not isinstance(start, Posterior)):
         with share_of_time(_TIME_SHARE):
-            best = fit_point(job.part("points", engine=Engine()), training)
+            best = fit_point(job.part("points", engine=job.engine.plain), training)
         if best.diagnostics.interrupted:
             raise KeyboardInterrupt  # there are no draws yet to return
         known = best.mean()
@@ -88,7 +88,7 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
         mode="eager" if job.engine.mode == "eager" else "traced",
     )  # fmt: skip
     with share_of_time(_TIME_SHARE):
-        own = job.part("start", engine=Engine(), label=f"starting {chains} chains")
+        own = job.part("start", engine=job.engine.plain, label=f"starting {chains} chains")
         result = train(ensemble, data, training, **own.options)
     if result.interrupted:
         raise KeyboardInterrupt  # there are no draws yet to return

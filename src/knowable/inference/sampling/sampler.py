@@ -67,35 +67,40 @@ class Sampler(ChainSettings, Method):
         """The transition of all chains, for positions of ``dimension`` numbers."""
 
     def _divides(self, job: FitJob) -> bool:
-        return self._group_size(job) < self.chains
+        rows = job.rows
+        return rows.in_memory and self._group_size(job.model, rows.tensors[0], rows.size) < self.chains
 
-    def _group_size(self, job: FitJob) -> int:
-        """How many chains draw together once they are tuned; all where they cannot be apart, or time is limited."""
-        model, rows, start = job.model, job.rows, job.model.params()
+    def _group_size(self, model: Model, x: Any, size: int) -> int:
+        """How many chains draw together once they are tuned; all where they cannot be apart."""
+        start = model.params()
         kernel = self.kernel(sum(start[name].numel() for name in model.random_names))
-        if not kernel.splits or not rows.in_memory or self.chains == 1:
+        if not kernel.splits or self.chains == 1:
             return self.chains
-        return worthwhile_group(self.chains, rows.size * flops_per_row(model, rows.tensors[0]))
+        return worthwhile_group(self.chains, size * flops_per_row(model, x))
 
     def _fit(self, job: FitJob) -> ChainPosterior:
         """Draw from the posterior of a network."""
         model, seed, engine = job.model, job.seed, in_full_precision(self, job.engine)
         self._check_memory(model)
-        rows = job.rows
+        rows = shown = job.rows
         if not rows.in_memory:
             with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
-                x, y, *weights = rows.tensors
-            rows = Data((x, y), rows.size, weights[0] if weights else None)
-        job = replace(job, rows=rows)
-        size = self._group_size(job)
+                x, y, *weights = rows.own_tensors
+            rows = shown = Data((x, y), len(x) if rows.divided else rows.size, weights[0] if weights else None)
+        if job.rows.divided:
+            shown = job.rows.kept or Data(job.rows.first)
+        else:
+            job = replace(job, rows=rows)
+        size = self._group_size(model, rows.tensors[0], job.rows.size)
         start = starting_points(job, self.start, self.chains)
         target = ModelTarget(
-            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
-        )
+            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode,
+            processes=engine.processes, size=job.rows.size if job.rows.divided else None,
+        )  # fmt: skip
         identity = {**job.identity, "engine": repr(engine)}
         if job.checkpoint is not None:
             identity["positions"] = tensor_fingerprint(start.positions)
-        monitor = FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout)
+        monitor = FunctionMonitor(model, shown.tensors[0], shown.tensors[1], start, target.layout)
 
         def posterior(draws: Tensor, **more: Any) -> ChainPosterior:
             stack = target.layout.views(draws.reshape(-1, target.layout.size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time as clock
 from collections.abc import Mapping
 from functools import partial
@@ -124,6 +125,8 @@ def fit(
         }  # fmt: skip
         with told(quiet=quiet):
             run = fit_table(options, folder, force=force, quiet=quiet, engine=engine)
+        if os.environ.get("RANK", "0") != "0":  # of torchrun: the first process writes and speaks
+            return
         page = write_run(run, options, folder, force=force)
         tell(all_notices(run), quiet=quiet)
         report = folder / run_folder.REPORT if page and folder.is_dir() else None
