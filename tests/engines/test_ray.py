@@ -171,7 +171,7 @@ class TestOnACluster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cluster.add_node(num_cpus=1)  # for the next test
-        assert there == here and len(killed) == 1
+        assert there == here and len(killed) == 2
         counts = engine.counts
         assert counts.lost == 1 and counts.done == {"ensemble": 8, "nuts": 1, "comparison": 6}[what]
         assert counts.started == counts.done + 1
@@ -212,30 +212,29 @@ class TestOnACluster:
 
 
 def kill_a_node(cluster, engine, after: int, killed: list[int]) -> None:
-    """Kill a node that is at work, with its workers, as soon as so many pieces are done."""
+    """Kill a node that is at work, its workers first, as soon as so many pieces are done."""
     raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes}
-    while engine.counts.done < after or not killed:
+    while not killed:
         time.sleep(0.05)
-        busy = [parent for parent in map(_parent_at_work, _processes()) if parent in raylets]
-        if engine.counts.done >= after and busy:
-            time.sleep(0.5)
-            os.kill(busy[0], signal.SIGKILL)
-            killed.append(busy[0])
-            return
+        at_work = [(worker, raylet) for worker, raylet in map(_at_work, _processes()) if raylet in raylets]
+        if engine.counts.done >= after and at_work:
+            for process in at_work[0]:
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
 
 
 def _processes() -> list[Path]:
     return [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
 
 
-def _parent_at_work(process: Path) -> int:
-    """The parent of a worker that has a piece of work; 0 of any other process."""
+def _at_work(process: Path) -> tuple[int, int]:
+    """A worker that has a piece of work, and its parent; 0 for any other process."""
     try:
         if not (process / "cmdline").read_bytes().startswith(b"ray::_perform"):
-            return 0
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            return 0, 0
+        return int(process.name), int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:  # it has ended
-        return 0
+        return 0, 0
 
 
 def slow_map(number: int = 0, seconds: float = 3.0) -> kn.MAP:
