@@ -131,7 +131,7 @@ def knowable_step(problem: Problem, mode: str) -> Step:
 
     def step() -> Tensor:
         for run in runs:
-            run._one_step([data.tensors])
+            run._one_step([(data.tensors, data.size)])
         return runs[-1].params[0].detach().sum()
 
     return step

@@ -135,7 +135,7 @@ def _own_step(size: Size) -> Factory:
             objective = method_of(size).objective(model, x, TRAIN_SIZE)
         settings = TrainingSettings(epochs=10**6, batch_size=size.batch)
         run = TrainingRun(objective, as_data((x, y), model), settings, None, 0, Engine())
-        return lambda: run._one_step([(x, y)])
+        return lambda: run._one_step([((x, y), len(x))])
 
     return build
 

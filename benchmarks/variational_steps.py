@@ -58,7 +58,7 @@ def method_step(network: Network, name: str, **settings: Any) -> Step:
     run = run_of(method, kn.Model(network.make(), kn.Categorical(), kn.Normal(1.0)), (x, y))
 
     def step() -> None:
-        if not run._one_step([(x, y)]):
+        if not run._one_step([((x, y), len(x))]):
             raise FloatingPointError("the loss left the finite numbers")
 
     return step

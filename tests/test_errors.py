@@ -16,6 +16,8 @@ BUILTINS = {
     "Unsupported": NotImplementedError,
     "Diverged": RuntimeError,
     "TooFewSteps": RuntimeError,
+    "CannotConnect": ConnectionError,
+    "WorkerLost": RuntimeError,
     "CannotSave": OSError,
     "DamagedArtifact": OSError,
     "NotSigned": OSError,

@@ -5,6 +5,8 @@ import torch
 from benchmarks.bayesian_optimisation import contenders, problems, run, to_markdown
 from benchmarks.study import Rows
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # linear_operator
+
 
 def test_the_optima_are_those_of_the_functions():
     best = {
@@ -32,7 +34,6 @@ def test_rows_are_kept_and_a_table_has_medians_over_seeds(tmp_path):
     assert "| ours | 3.000 | 2.000 | -3.4 | 75% | 2.00 | 0, 1 |" in text and "failed: broken" in text
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of linear_operator
 @pytest.mark.slow
 def test_quick_run_has_a_row_for_every_contender(tmp_path):
     found = run(quick=True, only="*", rows=Rows(tmp_path / "rows.jsonl"))

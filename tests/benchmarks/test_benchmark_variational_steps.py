@@ -18,7 +18,7 @@ def test_step_of_a_method_is_a_step_of_its_run(name):
     model = kn.Model(SMALL_MLP.make(), kn.Categorical())
     run = run_of(getattr(kn, name)(epochs=10), model, (x, y))
     before = [value.detach().clone() for value in run.params]
-    assert run._one_step([(x, y)])
+    assert run._one_step([((x, y), len(x))])
     assert run.step == 1
     assert not any(torch.equal(old, new) for old, new in zip(before, run.params, strict=True))
     assert method_step(SMALL_MLP, name)() is None

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,13 +90,15 @@ def problem(rows: int = 60) -> tuple[kn.Model, tuple[torch.Tensor, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def cluster():
+    """A head that does no work, and two nodes that do."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        found.add_node(num_cpus=1)
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        for _ in range(2):
+            found.add_node(num_cpus=1)
         found.wait_for_nodes()
         yield found
         ray.shutdown()
@@ -158,16 +161,17 @@ class TestOnACluster:
             return method.fit(model, data, seed=seed, engine=engine)
 
         here = artifact_sha(found(None))
-        doomed = cluster.add_node(num_cpus=1, resources={"there": 1})
-        cluster.wait_for_nodes()
-        only_there = {"there": 0.1} if what == "nuts" else None  # its chains are one piece of work
-        engine = kn.engines.Ray(cluster.address, num_workers=3, resources=only_there)
-        killer = threading.Thread(target=kill_under_way, args=(cluster, doomed, engine, only_there is not None))
+        engine = kn.engines.Ray(cluster.address, num_workers=1 if what == "nuts" else 2)
+        killed: list[int] = []
+        killer = threading.Thread(target=kill_a_node, args=(cluster, engine, 0 if what == "nuts" else 2, killed))
         killer.start()
         with pytest.warns(kn.KnowableWarning, match="lost with their workers"):
             there = artifact_sha(found(engine))
         killer.join()
-        assert there == here
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cluster.add_node(num_cpus=1)  # for the next test
+        assert there == here and len(killed) == 2
         counts = engine.counts
         assert counts.lost == 1 and counts.done == {"ensemble": 8, "nuts": 1, "comparison": 6}[what]
         assert counts.started == counts.done + 1
@@ -207,14 +211,30 @@ class TestOnACluster:
             time.sleep(0.2)
 
 
-def kill_under_way(cluster, doomed, engine, alone: bool) -> None:
-    """Kill a node while it works: as soon as some pieces are done, or once the only one has been under way."""
-    while engine.counts.started == 0 or (engine.counts.done < 2 and not alone):
+def kill_a_node(cluster, engine, after: int, killed: list[int]) -> None:
+    """Kill a node that is at work, its workers first, as soon as so many pieces are done."""
+    raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes}
+    while not killed:
         time.sleep(0.05)
-    time.sleep(1.0)
-    if alone:
-        cluster.add_node(num_cpus=1, resources={"there": 1})  # where it can go on
-    cluster.remove_node(doomed, allow_graceful=False)
+        at_work = [(worker, raylet) for worker, raylet in map(_at_work, _processes()) if raylet in raylets]
+        if engine.counts.done >= after and at_work:
+            for process in at_work[0]:
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+
+
+def _processes() -> list[Path]:
+    return [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _at_work(process: Path) -> tuple[int, int]:
+    """A worker that has a piece of work, and its parent; 0 for any other process."""
+    try:
+        if not (process / "cmdline").read_bytes().startswith(b"ray::_perform"):
+            return 0, 0
+        return int(process.name), int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0, 0
 
 
 def slow_map(number: int = 0, seconds: float = 3.0) -> kn.MAP:

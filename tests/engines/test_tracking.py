@@ -33,7 +33,7 @@ def test_chains_report_blocks_and_at_the_end_their_diagnostics(tmp_path):
     posterior = fit(kn.TensorBoard(tmp_path), method)
     written = accumulator.EventAccumulator(str(tmp_path / "HMC"))
     written.Reload()
-    assert [each.step for each in written.Scalars("acceptance")] == [20, 70, 80, 80]  # and once more over all
+    assert [each.step for each in written.Scalars("acceptance")] == [20, 70, 80, 80]  # the last is the mean of all
     (rhat,) = written.Scalars("rhat")
     assert rhat.value == pytest.approx(posterior.diagnostics["rhat"], rel=1e-6)
 

@@ -76,10 +76,10 @@ def test_training_steps_wait_for_the_device_no_more_often_than_they_must(name):
         net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         run = _run(OBJECTIVES[name](kn.Model(on_device(net), kn.Gaussian(0.1))))
         batches = list(run.data.batches(8))
-        run._one_step(batches[:1])  # the first step has more to do
+        run._one_step([(batches[0], len(batches[0][0]))])  # the first step has more to do
         waits.clear()
         for batch in batches:
-            run._one_step([batch])
+            run._one_step([(batch, len(batch[0]))])
         assert len(waits) <= WAITS[name] * len(batches), waits
 
 

@@ -114,7 +114,7 @@ class RayPool(Pool):
                 KnowableWarning, stacklevel=6,
             )  # fmt: skip
         try:
-            self.shared = [ray.put((work, shared))]
+            self.shared = [ray.put(ray.cloudpickle.dumps((work, shared)))]
         except Exception as error:
             if isinstance(error, ray.exceptions.RayError):
                 raise
@@ -137,7 +137,7 @@ class RayPool(Pool):
         )  # when there was last a look at the machines; since when none has room
 
     def start(self, task: Any, around: Surroundings) -> Any:
-        return self.perform.remote(self.shared, task, around, self.inbox)
+        return self.perform.remote(self.shared, self.ray.cloudpickle.dumps(task), around, self.inbox)
 
     def wait(self, running: list[Any], seconds: float) -> list[Any]:
         ended, waiting = self.ray.wait(running, num_returns=1, timeout=seconds)
@@ -150,7 +150,7 @@ class RayPool(Pool):
     def result(self, ended: Any) -> Done:
         errors = self.ray.exceptions
         try:
-            return self.ray.get(ended)
+            return self.ray.cloudpickle.loads(self.ray.get(ended))
         except errors.OutOfMemoryError:
             raise WorkerLost(
                 "It ran out of memory. Use fewer num_workers, or ask for memory: resources={'memory': 8e9}."
@@ -222,16 +222,25 @@ def _plain(resources: Mapping[str, float]) -> dict[str, float]:
 _SHARED: tuple[Any, Any] = (None, None)  # the last work that this worker did, and what stands for it
 
 
-def _perform(holder: list[Any], task: Any, around: Surroundings, inbox: Any) -> Done:
-    """A Ray task. What all tasks share is read once by each worker."""
+def _perform(holder: list[Any], task: bytes, around: Surroundings, inbox: Any) -> bytes:
+    """A Ray task. What all tasks share is read once by each worker.
+
+    Everything is pickled here and not by Ray, whose arrays could not be written to.
+    """
     global _SHARED
     import ray
+    from ray import cloudpickle
 
     if _SHARED[0] != holder[0]:
         _SHARED = (None, None)
-        _SHARED = (holder[0], ray.get(holder[0]))
+        _SHARED = (holder[0], cloudpickle.loads(ray.get(holder[0])))
     work, shared = _SHARED[1]
-    return perform(work, shared, task, around, lambda report: None if inbox is None else inbox.told.remote(report))
+
+    def tell(report: Report) -> None:
+        if inbox is not None:
+            inbox.told.remote(report)
+
+    return cloudpickle.dumps(perform(work, shared, cloudpickle.loads(task), around, tell))
 
 
 class _Inbox:

@@ -47,8 +47,10 @@ def test_no_engine_is_the_default_one():
 
 
 def test_what_is_not_an_engine_is_refused():
-    with pytest.raises(kn.InvalidType, match="engine must be an Engine or None, got str"):
-        as_engine("bfloat16")  # type: ignore[arg-type]
+    with pytest.raises(kn.InvalidType, match=r"engine must be an Engine, workers .* or None, got int"):
+        as_engine(16)  # type: ignore[arg-type]
+    with pytest.raises(kn.InvalidArgument, match=r"engine must be .* got 'bfloat16'"):
+        as_engine("bfloat16")
     with pytest.raises(
         kn.InvalidArgument, match=r"precision must be one of 'full', 'bfloat16'; got 'bfloat'. Did you mean"
     ):

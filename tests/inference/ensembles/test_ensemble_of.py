@@ -182,7 +182,7 @@ def test_an_interrupt_at_a_member_with_nothing_to_return_leaves_the_others(monke
         return fit(self, *arguments)
 
     monkeypatch.setattr(kn.MeanFieldVI, "_fit", interrupted)
-    with pytest.warns(kn.Interrupted, match="stopped from the keyboard at member 1"):
+    with pytest.warns(kn.Interrupted, match="stopped from the keyboard with 1 of 2 members"):
         partial = method.fit(model, data)
     assert len(partial) == 1 and partial.diagnostics.interrupted
 

@@ -165,7 +165,7 @@ class Members:
     def _rows_of(self, members: range) -> Data:
         """The rows with these members' weights, where each member has its own."""
         rows = self.job.rows
-        if rows.weights is None or rows.weights.dim() == 1 or len(members) == self.count:
+        if rows.weights is None or rows.weights.dim() == 1 or 1 < len(members) == self.count:
             return rows
         own = rows.weights[:, members.start : members.stop]
         return replace(rows, weights=(own[:, 0] if len(members) == 1 else own).contiguous())
