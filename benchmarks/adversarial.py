@@ -56,14 +56,14 @@ class Recipe:
     """
 
     fits: FitRecipe = RECIPES["MNIST"]
-    images: int = 500
+    images: int = 200
     validation: int = 1_000
     epsilons: tuple[float, ...] = (0.1, 0.2)
     curve: tuple[float, ...] = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3)
-    samples: int = 15
+    samples: int = 10
     steps: int = 20
-    restarts: int = 3
-    checked: int = 40
+    restarts: int = 2
+    checked: int = 20
 
 
 RECIPE = Recipe()

@@ -80,7 +80,7 @@ class Recipe:
         rows: Of its batches.
         samples: Draws in its predictions.
         splits: How many of the twenty; rows that are kept do not depend on it.
-        large: How many of them, for data sets with thousands of rows.
+        large: How many of them for the deep process, on data sets with thousands of rows.
     """
 
     inducing: int = 100
@@ -148,7 +148,7 @@ def run(*, quick: bool, only: str, rows: Rows) -> dict[str, Any]:
         for name in names:
             for method in METHODS:
                 large = name not in SMALL
-                if (large and method == "GaussianProcess") or (large and number >= recipe.large):
+                if large and (method == "GaussianProcess" or ("Deep" in method and number >= recipe.large)):
                     continue
                 found[name][method].append(_row(name, number, method, recipe, quick, rows))
     results = {name: {m: summarise(each) for m, each in found[name].items() if each} for name in names}

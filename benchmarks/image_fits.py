@@ -114,14 +114,15 @@ def synthetic(rows: int, test: int) -> Images:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How everything on one data set is trained: fixed beforehand, or (prior, channels) by held-out training images.
+    """How everything on one data set is trained: fixed beforehand.
 
     Attributes:
         rows: Training images.
         test: Test images, of each data set.
         channels: Of the two convolutions; LeNet-5 has 6 and 16.
         epochs: Of point estimates and members of the ensemble.
-        noisy_epochs: Of dropout and of variational fits, whose gradients are noisier.
+        noisy_epochs: Of dropout, whose gradients are noisier.
+        variational_epochs: Of variational fits, which begin at the point estimate of the same seed.
         batch_size: Images per step.
         learning_rate: Of Adam; constant for half of the epochs, then falling to zero.
         prior: Standard deviation of the normal prior on weights (of Laplace where the evidence begins).
@@ -135,22 +136,24 @@ class Recipe:
     rows: int = 55_000
     test: int = 10_000
     channels: tuple[int, int] = (6, 16)
-    epochs: int = 12
-    noisy_epochs: int = 15
+    epochs: int = 5
+    noisy_epochs: int = 6
+    variational_epochs: int = 3
     batch_size: int = 128
     learning_rate: float = 2e-3
-    prior: float = 0.1
+    prior: float = 0.3
     rate: float = 0.1
     members: int = 10
-    variational_members: int = 5
-    snapshots: int = 20
-    samples: int = 50
+    variational_members: int = 3
+    snapshots: int = 10
+    samples: int = 20
 
 
-RECIPES = {"MNIST": Recipe(), "FashionMNIST": Recipe(channels=(16, 32), epochs=10, noisy_epochs=12)}
+RECIPES = {"MNIST": Recipe(), "FashionMNIST": Recipe(channels=(16, 32))}
 QUICK = Recipe(
-    rows=64, test=100, epochs=1, noisy_epochs=1, batch_size=32, members=2, variational_members=2, snapshots=3, samples=4
-)
+    rows=64, test=100, epochs=1, noisy_epochs=1, variational_epochs=1, batch_size=32, members=2, variational_members=2,
+    snapshots=3, samples=4,
+)  # fmt: skip
 
 
 def lenet5(*, channels: tuple[int, int] = (6, 16), seed: int = 0) -> nn.Module:
@@ -197,7 +200,7 @@ class ImageFits:
         if method == "MAP":
             return self.mode
         if method == "MCDropout":
-            return self._fit(method, kn.MCDropout(self.recipe.rate, **self._training(noisy=True)))
+            return self._fit(method, kn.MCDropout(self.recipe.rate, **self._training(self.recipe.noisy_epochs)))
         if method == "MeanFieldVI":
             return self._variational(0)
         if method == "Laplace, last layer":
@@ -229,21 +232,26 @@ class ImageFits:
     def _point(self, seed: int) -> Posterior:
         import knowable as kn
 
-        return self._fit("MAP", kn.MAP(**self._training()), seed=seed)
+        return self._fit("MAP", kn.MAP(**self._training(self.recipe.epochs)), seed=seed)
 
     def _variational(self, seed: int) -> Posterior:
         import knowable as kn
 
-        return self._fit("MeanFieldVI", kn.MeanFieldVI(**self._training(noisy=True)), seed=seed)
+        model = self.model(seed=seed)
+        model.net.load_state_dict(self._point(seed).mean())  # where it begins
+        method = kn.MeanFieldVI(**self._training(self.recipe.variational_epochs))
+        return self._fit(f"MeanFieldVI after {self.recipe.epochs} epochs", method, seed=seed, model=model)
 
-    def _fit(self, title: str, method: Method, *, seed: int = 0, **model: Any) -> Posterior:
+    def _fit(
+        self, title: str, method: Method, *, seed: int = 0, model: Model | None = None, **settings: Any
+    ) -> Posterior:
         wanted = f"{self.name}, {title}, seed {seed}, prior {self.recipe.prior:g}, channels {self.recipe.channels}"
         rows = self.images.x, self.images.y
-        return self.kept.fit(wanted, method, self.model(seed=seed, **model), rows, seed=seed)[0]
+        model = self.model(seed=seed, **settings) if model is None else model
+        return self.kept.fit(wanted, method, model, rows, seed=seed)[0]
 
-    def _training(self, *, noisy: bool = False) -> Mapping[str, Any]:
+    def _training(self, epochs: int) -> Mapping[str, Any]:
         recipe = self.recipe
-        epochs = recipe.noisy_epochs if noisy else recipe.epochs
         return {"epochs": epochs, "batch_size": recipe.batch_size, "learning_rate": recipe.learning_rate}
 
 

@@ -201,7 +201,7 @@ PUBLISHED = {  # READMEs of google/uncertainty-baselines (baselines/mnist) and c
 }
 _SETTINGS = (
     "{rows:,} training images, convolutions of {channels[0]} and {channels[1]} channels, prior scale {prior:g}, "
-    "{epochs} epochs ({noisy_epochs} of dropout and variational fits), {members} members "
+    "{epochs} epochs ({noisy_epochs} of dropout; {variational_epochs} more of variational fits), {members} members "
     "({variational_members} of the variational ensemble), dropout {rate:g}, {snapshots} snapshots, {samples} draws"
 )
 _PREDICTIVE = (
@@ -222,6 +222,8 @@ def to_markdown(run: Mapping[str, Any]) -> str:
     parts = []
     for name, recipe in run["recipes"].items():
         rows = {key.removeprefix(f"{name}: "): row for key, row in run["rows"].items() if key.startswith(f"{name}: ")}
+        if not rows:
+            continue
         (other,) = (each for each in run["recipes"] if each != name)
         notes = f"Mean ± standard error over the test images. Published: {PUBLISHED[name]}"
         parts += [

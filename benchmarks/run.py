@@ -33,6 +33,7 @@ BENCHMARKS = (
     "ensembles",
     "laplace",
     "linear_models",
+    "engines",
 )
 STUDIES = (
     "gradients",
@@ -63,6 +64,8 @@ STUDIES = (
     "bayesian_optimisation",
     "continual",
     "serving",
+    "parquet",
+    "scaling_out",
     "active_learning",
     "distillation",
     "compression.lenets",

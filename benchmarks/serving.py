@@ -250,12 +250,14 @@ def settled(run: Path, quick: bool) -> dict[str, Any]:
     stopped, taken, fixed = (torch.cat([part[a][b] for part in parts]) for a, b in ((0, 0), (0, 1), (1, 0)))
     early = taken < DRAWS
     some = x[early][:: max(1, int(early.sum()) // (20 if quick else 300))]
-    ratios = [timed(row, 0.0) / timed(row, 0.001) for row in some.split(1)]
+    pairs = [(timed(row, 0.0), timed(row, 0.001)) for row in some.split(1)]
+    ratios = [long / short for long, short in pairs]
     return {
         "error": None, "rows": len(x), "same": (stopped == fixed).double().mean().item(),
         "same_settled": (stopped == fixed)[early].double().mean().item(), "settled": early.double().mean().item(),
         "draws": taken.double().mean().item(), "ratio": statistics.median(ratios),
-        "quartiles": statistics.quantiles(ratios, n=4),
+        "quartiles": statistics.quantiles(ratios, n=4), "draws_of_settled": taken[early].double().mean().item(),
+        "together": sum(long for long, _ in pairs) / sum(short for _, short in pairs),
     }  # fmt: skip
 
 
@@ -389,13 +391,16 @@ def _settled(row: Mapping[str, Any]) -> str:
         "rows",
         "settled before 64 draws",
         "mean draws",
+        "of settled rows",
         "time of 64 draws over that of settled rows",
+        "of all of them together",
         "same label",
         "of settled rows",
     )
     low, _, high = row["quartiles"]
     cells = [
-        row["rows"], f"{row['settled']:.1%}", f"{row['draws']:.1f}", f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})",
+        row["rows"], f"{row['settled']:.1%}", f"{row['draws']:.1f}", f"{row['draws_of_settled']:.1f}",
+        f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{row['together']:.2f}",
         f"{row['same']:.3%}", f"{row['same_settled']:.3%}",
     ]  # fmt: skip
     return table(

@@ -70,7 +70,11 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 NEEDS = {"docs/how_to/adapters.md": "peft", "docs/how_to/transformer.md": "transformers"}  # of the group "adapters"
 
 
-LONG = {"how_to/compare_methods", "how_to/sample_a_network", "how_to/variational_families", "explanation/underfitting"}
+LONG = {
+    "explanation/underfitting", "how_to/compare_methods", "how_to/gaussian_processes", "how_to/infinite_width",
+    "how_to/prior_over_functions", "how_to/sample_a_network", "how_to/segmentation", "how_to/select_models",
+    "how_to/variational_families",
+}  # fmt: skip
 SHORT_TUTORIALS = {"first_posterior", "classification", "one_weight", "polynomials_and_evidence"}
 SHORT_TUTORIALS |= {
     "from_a_network_to_a_gaussian_process"

@@ -19,6 +19,7 @@ BUILTINS = {
     "CannotSave": OSError,
     "DamagedArtifact": OSError,
     "NotSigned": OSError,
+    "ProcessLost": ConnectionError,
     "MissingExtra": ImportError,
 }
 DEFINED = {name: each for name, each in vars(errors).items() if inspect.isclass(each)}

@@ -49,6 +49,7 @@ FAMILIES = {
 ROOT = "the front door"  # knowable itself and the modules beside __init__: registry, loading
 ROOMS = {
     "core": set(),
+    "engines": {"core"},
     "priors": {"core"},
     "likelihoods": {"core", "priors"},  # the Student-t likelihood shares its density with the prior of that name
     "inference": {"core", "likelihoods", "priors"},

@@ -17,6 +17,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from knowable import engines
 from knowable._version import __version__
 from knowable.comparison import Comparison, Selection, compare, select
 from knowable.core.chains.diagnostics import ChainDiagnostics
@@ -41,13 +42,16 @@ from knowable.core.posterior.recalibrated import Recalibrated
 from knowable.core.prediction.joint import JointPrediction
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.storage.folder import Checkpoint
+from knowable.core.support.progress import Progress
 from knowable.core.support.time_limit import time_limit
 from knowable.core.training.settings import Training
 from knowable.decisions.certificate import Certificate, CertifiedPrediction, Guarantee
 from knowable.decisions.certify import certify
 from knowable.decisions.stream_alarm import StreamAlarm
+from knowable.engines.tracking import MLflow, TensorBoard
 from knowable.errors import (
     CalibrationWarning,
+    CannotConnect,
     CannotSave,
     ConvergenceWarning,
     DamagedArtifact,
@@ -62,9 +66,11 @@ from knowable.errors import (
     ModelWarning,
     NeedsClasses,
     NotSigned,
+    ProcessLost,
     TooFewSteps,
     UnseenCategory,
     Unsupported,
+    WorkerLost,
     WorseThanNetwork,
 )
 from knowable.evaluation import conformal, metrics
@@ -185,9 +191,13 @@ __all__ = [
     # running
     "Checkpoint",
     "Engine",
+    "engines",
+    "TensorBoard",
+    "MLflow",
     "Training",
     "ChainStorage",
     "time_limit",
+    "Progress",
     # tables
     "BayesianRegressor",
     "BayesianClassifier",
@@ -250,9 +260,11 @@ __all__ = [
     "InvalidData",
     "Unsupported",
     "Diverged",
+    "CannotConnect",
     "CannotSave",
     "DamagedArtifact",
     "MissingExtra",
+    "WorkerLost",
     "TooFewSteps",
     "KnowableWarning",
     "ConvergenceWarning",
@@ -262,6 +274,7 @@ __all__ = [
     "ModelWarning",
     "NeedsClasses",
     "NotSigned",
+    "ProcessLost",
     "UnseenCategory",
 ]
 __all__ += point.__all__

@@ -34,6 +34,10 @@ class TooFewSteps(KnowableError, RuntimeError):
     """A time limit ended a fit when it had hardly begun: there is no answer yet."""
 
 
+class ProcessLost(KnowableError, ConnectionError):
+    """Another process of a distributed fit has gone, or does not answer in time."""
+
+
 class DamagedArtifact(KnowableError, OSError):
     """A saved folder is missing files, truncated, altered, or written by a newer format."""
 
@@ -48,6 +52,14 @@ class CannotSave(KnowableError, OSError):
 
 class MissingExtra(KnowableError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
+
+
+class CannotConnect(KnowableError, ConnectionError):
+    """The machines that an engine names cannot be reached, or have too little for a piece of work."""
+
+
+class WorkerLost(KnowableError, RuntimeError):
+    """Workers died, or ran out of memory, again and again on the same piece of work."""
 
 
 class KnowableWarning(UserWarning):

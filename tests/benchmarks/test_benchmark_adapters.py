@@ -9,6 +9,7 @@ from benchmarks import adapters
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft, in transformers
 def test_quick_run_has_a_row_for_every_method(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.setattr(adapters, "FOLDER", tmp_path)

@@ -32,6 +32,7 @@ def test_rows_are_kept_and_a_table_has_medians_over_seeds(tmp_path):
     assert "| ours | 3.000 | 2.000 | -3.4 | 75% | 2.00 | 0, 1 |" in text and "failed: broken" in text
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of linear_operator
 @pytest.mark.slow
 def test_quick_run_has_a_row_for_every_contender(tmp_path):
     found = run(quick=True, only="*", rows=Rows(tmp_path / "rows.jsonl"))

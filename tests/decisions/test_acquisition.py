@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import knowable as kn
 from knowable.decisions import acquisition
 
 
@@ -73,6 +74,29 @@ def test_a_batch_is_the_greedy_choice_by_enumeration(seed):
         slow.append(max(gains, key=gains.get))
     assert chosen == slow
     assert information == pytest.approx(joint_information(probs, weights, slow), abs=1e-9)
+
+
+def test_rows_passed_over_are_not_better(seed, monkeypatch):
+    """The search looks at few rows in full; here at two at first, and by groups of outcomes at the others."""
+    probs, weights = draws(seed, rows=40)
+    monkeypatch.setattr(acquisition, "_BLOCK", 2)
+    monkeypatch.setattr(acquisition, "_GROUPS", 5)
+    chosen, information = acquisition.batch_mutual_information(probs, weights, 3)
+    for place in range(3):
+        gains = {k: joint_information(probs, weights, [*chosen[:place], k]) for k in range(40)}
+        assert max(gains, key=lambda k: gains[k] if k not in chosen[:place] else -1.0) == chosen[place]
+    assert information == pytest.approx(joint_information(probs, weights, chosen), abs=1e-9)
+
+
+def test_less_is_known_given_groups_of_outcomes(seed, monkeypatch):
+    probs, weights = draws(seed, rows=30)
+    monkeypatch.setattr(acquisition, "_CONFIGURATIONS", 50)  # drawn from the fourth row on
+    outcomes = acquisition._Outcomes(weights, probs[:, 0], seed)
+    for row in range(1, 6):
+        for groups in (1, 4, 100):
+            monkeypatch.setattr(acquisition, "_GROUPS", groups)
+            assert (outcomes.at_most(probs) >= outcomes.entropy_of(probs) - 1e-12).all()
+        outcomes = outcomes.with_row(probs[:, row])
 
 
 def test_drawn_outcomes_estimate_the_information_of_all(seed, monkeypatch):
@@ -151,3 +175,12 @@ def test_numbers_inform_about_others_by_their_correlation(seed):
         expected = -0.5 * torch.log(1 - covariance**2 / (own * there)).mean()
         assert found[row].item() == pytest.approx(expected.item(), abs=1e-10)
         assert lower[row].item() == pytest.approx((covariance**2 / own).mean().item(), abs=1e-12)
+
+
+def test_the_upper_bound_has_the_epistemic_part_alone():
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    posterior = kn.ExactLinear().fit(kn.Model(torch.nn.Linear(1, 1), kn.Gaussian(0.5)), (x, 2 * x))
+    prediction = posterior.predict(x)
+    expected = prediction.mean.flatten() + 3 * (prediction.variance.flatten() - 0.25).sqrt()
+    found = acquisition.upper_confidence_bound(prediction, 3.0)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

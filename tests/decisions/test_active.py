@@ -231,3 +231,14 @@ def test_yes_or_no_has_the_information_of_two_classes():
     learner = kn.ActiveLearner(model, kn.MeanFieldVI(epochs=5), x, "bald", samples=20, candidates=30)
     learner.label(range(6), (y[:6] > 0).long())
     assert len(learner.query(3).unique()) == 3
+
+
+def test_a_posterior_that_is_known_is_not_fitted_again():
+    x, y = numbers()
+    method = kn.ExactLinear()
+    known = method.fit(number_model(), (x[:10], y[:10].unsqueeze(1)))
+    told = kn.ActiveLearner(number_model(), method, x)
+    told.label(range(10), y[:10], posterior=known)
+    assert told.posterior is known and int(told.query(1)[0]) >= 10
+    told.label([20], y[20:21])
+    assert told.posterior is not known

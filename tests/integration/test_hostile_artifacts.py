@@ -58,8 +58,8 @@ def _is_fine(attack: str, path: str, outcome: str, said: str, seconds: float) ->
     )
 
 
-def test_a_hundred_hostile_artifacts_are_refused(originals, tmp_path, seed):
-    assert _attack(originals, tmp_path, 100, seed)["refused"] > 80
+def test_thirty_hostile_artifacts_are_refused(originals, tmp_path, seed):
+    assert _attack(originals, tmp_path, 30, seed)["refused"] > 20
 
 
 @pytest.mark.slow

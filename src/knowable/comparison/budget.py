@@ -23,15 +23,17 @@ class Budget:
         seconds: For everything, or None for no limit.
         fits: How many fits are still to be made.
         spent: Seconds that earlier runs of the same comparison took.
+        at_once: How many fits are made at a time.
         clock: Tells the time in seconds.
     """
 
     def __init__(
-        self, seconds: float | None, fits: int, *, spent: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ):
+        self, seconds: float | None, fits: int, *, spent: float = 0.0, at_once: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
         self._clock = clock
         self._end = math.inf if seconds is None else clock() + seconds - spent
-        self._fits = fits
+        self._fits, self._at_once = fits, at_once
         self._besides: dict[str, list[float]] = {}  # seconds beside the fit, of every one so far
         self._needs: dict[str, float] = {}  # seconds of methods that exceed their share
 
@@ -53,7 +55,7 @@ class Budget:
         taken = began - self.left
         if math.isfinite(taken):
             self._besides.setdefault(method, []).append(max(0.0, taken - fit))
-            if taken > _OVERRUN * began / max(1, self._fits):
+            if taken > _OVERRUN * began / max(1, self._turns):
                 self._needs[method] = min(taken, self._needs.get(method, math.inf))
         self._fits -= 1
 
@@ -63,7 +65,12 @@ class Budget:
 
     @property
     def _share(self) -> float:
-        return self.left / (self._fits + _RESERVE) if self._fits > 1 else self.left / (1.0 + _MARGIN)
+        return self.left / (self._turns + _RESERVE) if self._turns > 1 else self.left / (1.0 + _MARGIN)
+
+    @property
+    def _turns(self) -> int:
+        """How many fits are still to be made one after the other."""
+        return math.ceil(self._fits / self._at_once)
 
     def _beside(self, method: str) -> float:
         known = self._besides.get(method) or [each for taken in self._besides.values() for each in taken]

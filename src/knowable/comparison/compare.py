@@ -24,10 +24,12 @@ from knowable.comparison.problem import (
     table_fingerprint,
 )
 from knowable.comparison.run import ComparisonRun, Conditions, fits_to_make
+from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.compiling.workers import Workers
 from knowable.core.method import Method
 from knowable.core.model.model import Model
 from knowable.core.support.checks import check_count, check_number
-from knowable.errors import InvalidType, KnowableError, KnowableWarning
+from knowable.errors import InvalidType, KnowableError, KnowableWarning, Unsupported
 
 REFERENCE = "nuts"
 """The default reference, where it is among the methods compared."""
@@ -49,6 +51,7 @@ def compare(
     reference: Method | str | bool | None = None,
     samples: int = 256,
     progress: bool | None = None,
+    engine: Engine | Workers | str | None = None,
 ) -> Comparison:
     """Fit several methods to the same folds of the same data, and score each on the rows it has not seen.
 
@@ -73,6 +76,8 @@ def compare(
             than 5,000 random parameters. False: none.
         samples: Draws of a prediction. An estimator has its own number.
         progress: Show a bar; None shows it only on a terminal.
+        engine: Where the fits are made: here (None), or several at a time with ``kn.engines.Ray(...)`` or ``"ray"``.
+            The scores are the same.
 
     Returns:
         Scores with standard errors, paired differences and the ranking: ``print`` it, or see its methods.
@@ -100,8 +105,11 @@ def compare(
     splits = as_splits(cv, problem.rows, y.numpy(force=True) if isinstance(y, Tensor) else y, seed=seed)
     conditions = Conditions(problem, seed, samples, None if outside is None else problem.outside(outside))
     journal = Journal(out, identity(conditions, splits))
-    clock = Budget(budget, fits_to_make(journal, candidates, splits, held), spent=journal.seconds)
-    run = ComparisonRun(conditions, candidates, splits, held, journal, clock)
+    made_by = _only_workers(as_engine(engine))
+    clock = Budget(
+        budget, fits_to_make(journal, candidates, splits, held), spent=journal.seconds, at_once=made_by.at_once
+    )
+    run = ComparisonRun(conditions, candidates, splits, held, journal, clock, made_by)
     run.go(progress)
     _check_any(run)
     return Comparison(
@@ -136,6 +144,13 @@ def as_problem(model_or_estimator: Any, data: Any) -> Problem:
         f"compare needs a knowable Model, or an estimator with fit, predict_dist, get_params and set_params; got "
         f"{type(model_or_estimator).__name__}."
     )
+
+
+def _only_workers(engine: Engine) -> Engine:
+    """An engine that says where fits are made and nothing else: how they are made is the methods' own affair."""
+    if engine != Engine(workers=engine.workers):
+        raise Unsupported("engine of a comparison says where fits are made: pass kn.engines.Ray(...), or leave it out.")
+    return engine
 
 
 def identity(conditions: Conditions, splits: tuple[Split, ...]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -113,7 +114,7 @@ class ModelProblem(Problem):
         data = (self.inputs(index), self.outcomes(index))
         with time_limit(seconds):
             posterior = as_method(method).fit(self.model, data, seed=seed, progress=False)
-        return Fitted(posterior.predict, lambda y, prediction: y, posterior.diagnostics)
+        return Fitted(posterior.predict, _as_they_are, posterior.diagnostics)
 
     def identity(self) -> dict[str, str]:
         """Model, start values and data."""
@@ -143,7 +144,7 @@ AUTO = "auto"
 """The name by which an estimator chooses a method itself."""
 
 _BEFORE = {"budget": "normal", "class_weight": None}  # what comparisons did before there were these parameters
-_SET = ("method", "random_state", "time_limit")  # parameters that the comparison sets
+_SET = ("method", "random_state", "time_limit", "engine")  # parameters that the comparison sets, or that change nothing
 
 
 @runtime_checkable
@@ -217,8 +218,8 @@ class EstimatorProblem(Problem):
             estimator.fit(self.inputs(index), self.outcomes(index))
         posterior = getattr(estimator, "posterior_", None)  # where it keeps one
         return Fitted(
-            lambda x, *, samples: estimator.predict_dist(x),  # with as many draws as the estimator is set to
-            lambda y, prediction: _as_scored(estimator, y, prediction),
+            partial(_predicted_by, estimator),
+            partial(_as_scored, estimator),
             Diagnostics() if posterior is None else posterior.diagnostics,
         )
 
@@ -244,6 +245,15 @@ class EstimatorProblem(Problem):
 
     def _own(self) -> dict[str, Any]:
         return self.estimator.get_params(deep=False)
+
+
+def _as_they_are(y: Any, prediction: Prediction) -> Any:
+    return y
+
+
+def _predicted_by(estimator: Any, x: Any, *, samples: int) -> Prediction:
+    """The prediction, with as many draws as the estimator is set to."""
+    return estimator.predict_dist(x)
 
 
 def _as_scored(estimator: Any, y: Any, prediction: Prediction) -> np.ndarray:

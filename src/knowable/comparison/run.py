@@ -7,6 +7,7 @@ import math
 import re
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from knowable.comparison.folds import Split
 from knowable.comparison.journal import Journal, Record
 from knowable.comparison.methods import Candidate
 from knowable.comparison.problem import Fitted, Problem
+from knowable.core.compiling.engine import Engine
 from knowable.core.prediction.prediction import ClassPrediction, Prediction
-from knowable.core.support.progress import Bar, progress_bar
+from knowable.core.support.progress import progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.core.support.tensors import give_back_free_memory
 from knowable.errors import Interrupted, InvalidArgument, KnowableWarning
@@ -41,47 +43,60 @@ class ComparisonRun:
     reference: Candidate | None
     journal: Journal
     budget: Budget
+    engine: Engine = field(default_factory=Engine)  # where the fits are made
     records: list[Record] = field(default_factory=list)  # what came out, failures too
     not_run: list[tuple[str, int]] = field(default_factory=list)  # methods and folds that there was no time for
 
     def go(self, progress: bool | None = None) -> None:
         """Make every fit that is not in the journal yet, as far as the time goes."""
+        fits = deque(fit for fold in range(len(self.splits)) for fit in self._first_of(fold))
         with progress_bar("comparing", progress) as bar:
-            for fold in range(len(self.splits)):
-                self._fold(fold, bar)
+
+            def begin(fit: Fit) -> Fit | None:
+                text = f"fold {fit.fold + 1}, {fit.candidate.name}"
+                bar.update(self._done, len(self.splits) * len(self.candidates), text)
+                return self._begun(fit, fits)
+
+            for fit, outcome in self.engine.run(_attempted, self.conditions, fits, begin=begin, progress=False):
+                self._ended(fit, outcome, fits)
         self.records.sort(key=lambda record: (record.fold, self._place(record.method)))
 
-    def _fold(self, fold: int, bar: Bar) -> None:
-        """One fold, the reference first."""
-        truth: Fitted | None = None
-        missing = [candidate for candidate in self.candidates if self._known(candidate, fold) is None]
-        for candidate in sorted(self.candidates, key=lambda each: each is not self.reference):
-            bar.update(self._done, len(self.splits) * len(self.candidates), f"fold {fold + 1}, {candidate.name}")
+    def _first_of(self, fold: int) -> list[Fit]:
+        """The fits of a fold to begin with: the reference's, if the others need it, or all that are missing."""
+        missing = []
+        for candidate in self.candidates:
             known = self._known(candidate, fold)
-            if known is not None:
+            if known is None:
+                missing.append(candidate)
+            else:
                 self.records.append(replace(known, method=candidate.name))
-            if candidate is self.reference and missing:  # needed by the others, even if its scores are known
-                truth = self._attempt(candidate, fold, None, keep=known is None)
-            elif known is None:
-                self._attempt(candidate, fold, truth)
+        fits = [Fit(candidate, fold, self.splits[fold], self._reference_of(candidate)) for candidate in missing]
+        if self.reference is None or not missing:
+            return fits
+        others = tuple(fit for fit in fits if fit.candidate is not self.reference)
+        keep = len(others) < len(fits)  # else its scores are known, and only the others need it
+        return [Fit(self.reference, fold, self.splits[fold], "", keep=keep, others=others)]
 
-    def _attempt(self, candidate: Candidate, fold: int, truth: Fitted | None, *, keep: bool = True) -> Fitted | None:
-        """One fit, if there is time for it; it is kept unless it is only made again for the sake of others."""
-        if not self.budget.allows(candidate.name):
-            if keep:
-                self.not_run.append((candidate.name, fold))
-                self.budget.skip()
-            return None
-        left = self.budget.left
-        outcome = attempt(
-            self.conditions, candidate, fold, self.splits[fold], seconds=self.budget.for_fit(candidate.name),
-            reference=self._reference_of(candidate), truth=truth,
-        )  # fmt: skip
-        if keep:
+    def _begun(self, fit: Fit, fits: deque[Fit]) -> Fit | None:
+        """The fit as it is made, if there is time for it."""
+        if self.budget.allows(fit.candidate.name):
+            fit.began = self.budget.left
+            return replace(
+                fit, seconds=self.budget.for_fit(fit.candidate.name), others=None if fit.others is None else ()
+            )
+        if fit.keep:
+            self.not_run.append((fit.candidate.name, fit.fold))
+            self.budget.skip()
+        fits.extendleft(reversed(fit.others or ()))
+        return None
+
+    def _ended(self, fit: Fit, outcome: Outcome, fits: deque[Fit]) -> None:
+        """Keep what came out, unless it was only made again for the sake of others, which come next."""
+        if fit.keep:
             self.journal.add(outcome.record)
             self.records.append(outcome.record)
-            self.budget.count(candidate.name, began=left, fit=outcome.seconds)
-        return outcome.fitted
+            self.budget.count(fit.candidate.name, began=fit.began, fit=outcome.seconds)
+        fits.extendleft(replace(each, truth=outcome.fitted) for each in reversed(fit.others or ()))
 
     def _known(self, candidate: Candidate, fold: int) -> Record | None:
         return self.journal.find(candidate.settings, self._reference_of(candidate), fold)
@@ -96,6 +111,29 @@ class ComparisonRun:
     @property
     def _done(self) -> int:
         return len(self.records) + len(self.not_run)
+
+
+@dataclass
+class Fit:
+    """One method on one fold, to be made."""
+
+    candidate: Candidate
+    fold: int
+    split: Split
+    reference: str  # settings of what it is held against
+    seconds: float | None = None  # that it may take
+    truth: Fitted | None = None  # what it is held against
+    keep: bool = True  # whether its scores are wanted
+    others: tuple[Fit, ...] | None = None  # of the reference: those that wait for it
+    began: float = 0.0  # seconds left when it began
+
+
+def _attempted(conditions: Conditions, fit: Fit) -> Outcome:
+    """Make a fit; of the reference alone more than the record is needed."""
+    outcome = attempt(
+        conditions, fit.candidate, fit.fold, fit.split, seconds=fit.seconds, reference=fit.reference, truth=fit.truth
+    )
+    return outcome if fit.others is not None else replace(outcome, fitted=None)
 
 
 def fits_to_make(

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self, final
 
 from knowable.core.compiling.engine import Engine, as_engine
+from knowable.core.compiling.workers import Workers
 from knowable.core.model.data import Data, as_data
+from knowable.core.model.divided import divided
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import tensors_of
 from knowable.core.posterior.cached_features import rebound, with_features
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.training_rows import TrainingRows
-from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
+from knowable.core.storage.folder import Checkpoint, as_checkpoint, of_processes, part_of, tensor_fingerprint
 from knowable.core.support.checks import arguments_named, check_count, readable
+from knowable.core.support.progress import ProgressSetting
 from knowable.core.support.randomness import own_randomness
 from knowable.errors import InvalidArgument, InvalidType, ModelWarning, Unsupported
 
@@ -73,6 +76,8 @@ class Method(ABC):
     """Whether rows of the data may have weights."""
     supports_binary: ClassVar[bool] = False
     """Whether parameters may be 0 or 1 (a Bernoulli prior)."""
+    divides_weights: ClassVar[bool] = False
+    """Whether it is for networks that are too large for one device: ``TorchDistributed(fully_shard=True)``."""
     fits_network: ClassVar[bool] = True
     """Whether the network's outputs are fitted to the targets: then they are compared with them before a fit."""
     moved: ClassVar[Mapping[str, str]] = {}
@@ -99,9 +104,9 @@ class Method(ABC):
         *,
         validation: Any = None,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Workers | str | None = None,
         start: Any = None,
     ) -> Any:
         """Fit the posterior of ``model`` given ``data``.
@@ -111,9 +116,13 @@ class Method(ABC):
             data: ``(x, y)`` tensors or arrays, a Dataset or a DataLoader.
             validation: Held-out data of the same kind, for early stopping.
             seed: Fixes every random choice of the fit.
-            progress: Show a progress bar; None shows it only on a terminal.
+            progress: Show a progress bar; None shows it only on a terminal. Or a function of a
+                :class:`~knowable.Progress`, which can look at the posterior as it is and stop the fit; or a tracker
+                that gets every figure of the fit, ``kn.TensorBoard(folder)`` or ``kn.MLflow()``.
             checkpoint: A folder to save to at intervals; a fit that finds its own state there continues from it.
-            engine: Precision of the arithmetic, and how gradients are computed.
+            engine: Precision of the arithmetic, how gradients are computed, and where: ``Engine(...)``,
+                ``kn.engines.Ray(...)`` or ``"ray"`` for independent work, ``kn.engines.TorchDistributed(...)`` or
+                ``"torch_distributed"`` for one fit in several processes.
             start: Initial weights, for methods with a setting of that name; overrides it.
 
         Returns:
@@ -121,7 +130,7 @@ class Method(ABC):
         """
         method = self if start is None else _with_start(self, start)
         job = FitJob.of(method, model, data, validation, seed, progress, checkpoint, engine)
-        posterior = _fit_on_features(job) if job.engine.cache_features else method._fit(job)
+        posterior = _fitted(job) if not job.engine.elsewhere or method._divides(job) else _fitted_elsewhere(job)
         posterior.target_shape, posterior.method = job.rows.shape_of_target, self
         posterior.training_rows, posterior.citation = TrainingRows.of(job.rows), self.references
         return posterior
@@ -138,6 +147,10 @@ class Method(ABC):
     @property
     def makes_inputs(self) -> bool:
         """Whether the network sees other inputs than the rows of the data: perturbed, transformed or drawn ones."""
+        return False
+
+    def _divides(self, job: FitJob) -> bool:
+        """Whether :meth:`_fit` gives independent parts to the engine itself; else the fit is one piece of work."""
         return False
 
     @abstractmethod
@@ -163,7 +176,7 @@ class FitJob:
     rows: Data  # the training data
     validation: Data | None = None  # held-out data, or None
     seed: int = 0  # fixes every random choice
-    progress: bool | None = None  # show a progress bar (None: only on a terminal)
+    progress: ProgressSetting = None  # show a progress bar (None: only on a terminal), a function or a tracker
     checkpoint: Checkpoint | None = None  # where to save at intervals, or None
     engine: Engine = field(default_factory=Engine)  # precision of the arithmetic, and how gradients are computed
     label: str = ""  # text of the progress bar; the method's name where it is empty
@@ -176,9 +189,9 @@ class FitJob:
         data: Any,
         validation: Any = None,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Workers | str | None = None,
     ) -> FitJob:
         """Check the arguments of a fit."""
         if not isinstance(model, Model):
@@ -196,7 +209,7 @@ class FitJob:
         if held_out is not None and held_out.weighted:
             raise Unsupported("validation has row weights: held-out rows all count the same. Leave weights out.")
         job = cls(method, model, rows, held_out, seed, progress, as_checkpoint(checkpoint), as_engine(engine))
-        job = job.for_method(method)
+        job = job.for_method(method)._in_processes()
         if method.fits_network:
             _warn_about(own, rows)
         return job
@@ -220,6 +233,48 @@ class FitJob:
                 f"cache_features=True is not for {method!r}, which changes the network or its inputs. Leave it out."
             )
         return replace(self, method=method)
+
+    def _in_processes(self) -> FitJob:
+        """The part of this process, where the engine runs the fit in several: all must have been given the same."""
+        processes = self.engine.processes
+        if not processes.several:
+            return self
+        own, model = self.engine.shards, self.model
+        if self.engine.fully_shard:
+            self._refuse_fully_shard()
+        values = [*model.params().values(), *model.frozen_params().values(), *model.buffers().values()]
+        processes.agree("Settings", (repr(self.method), self.seed, repr(self.engine)), "Give all the same.")
+        processes.agree("Models", repr(model), "Give all the same.")
+        advice = "Write torch.manual_seed(0) before the network is built, or load the same weights in all."
+        processes.agree("Initial weights", tensor_fingerprint(*values), advice)
+        if not own:
+            advice = (
+                "If the rows of each are its own, say so: TorchDistributed(shards=True). Else pass the same to all."
+            )
+            processes.agree("The rows", (self.rows.size, _rows_identity(self.rows)), advice)
+        return replace(
+            self, rows=divided(self.rows, processes, own=own),
+            progress=self.progress if processes.first else False,
+            checkpoint=None if self.checkpoint is None else of_processes(self.checkpoint, processes),
+        )  # fmt: skip
+
+    def _refuse_fully_shard(self) -> None:
+        """Refuse what cannot be done where each process has a part of the weights."""
+        method, training = self.method, getattr(self.method, "training", None)
+        likely = list(self.model.likelihood_params(self.model.params()))
+        if not method.divides_weights:
+            said = f"{type(method).__name__} needs all weights in every process. MAP and MaximumLikelihood do not"
+        elif likely:
+            said = f"The likelihood has parameters of its own ({', '.join(likely)}). Fix them: Gaussian(noise=0.1)"
+        elif self.checkpoint is not None:
+            said = "checkpoint= cannot save weights that are divided"
+        elif training is not None and training.clip is not None:
+            said = "Training(clip=...) cannot clip a gradient that is divided"
+        elif training is not None and training.optimiser == "sgd":
+            said = "The fused step of 'sgd' does not take divided weights. Write Training(optimiser=torch.optim.SGD)"
+        else:
+            return
+        raise Unsupported(f"fully_shard=True does not go with this fit. {said}. Or leave fully_shard out.")
 
     def part(self, name: str, **changes: Any) -> FitJob:
         """A fit that is one part of this one: its checkpoint is a folder inside this one's."""
@@ -253,6 +308,25 @@ class FitJob:
             "data": _rows_identity(self.rows),
             "validation": None if self.validation is None else _rows_identity(self.validation),
         }
+
+
+def _fitted(job: FitJob) -> Posterior:
+    return _fit_on_features(job) if job.engine.cache_features else job.method._fit(job)
+
+
+def _fitted_elsewhere(job: FitJob) -> Posterior:
+    """The whole fit as one piece of work for the engine."""
+    name = type(job.method).__name__
+    ((_, (posterior, of_this_model)),) = job.engine.run(_whole, job, ["all"], label=name, progress=job.progress)
+    if of_this_model:  # and not of the worker's copy
+        posterior.model = job.model
+    return posterior
+
+
+def _whole(job: FitJob, task: str) -> tuple[Posterior, bool]:
+    """The posterior, and whether its model is the one that was given."""
+    posterior = _fitted(job)
+    return posterior, posterior.model is job.model
 
 
 def _fit_on_features(job: FitJob) -> Posterior:

@@ -144,12 +144,14 @@ class ActiveLearner:
             return rows[torch.randperm(len(rows), generator=generator_for(seed, "random"))[:n]]
         return rows[self._choose(self.pool[rows.to(self.pool.device)], n, seed)]
 
-    def label(self, indices: Any, y: Any) -> None:
+    def label(self, indices: Any, y: Any, *, posterior: Posterior | None = None) -> None:
         """Take the targets of some rows of the pool.
 
         Args:
             indices: Rows of the pool, as :meth:`query` gave them.
             y: Their targets. What is refused leaves everything as it was.
+            posterior: The posterior given all labels, these among them, where it is known already; it is then not
+                fitted again.
         """
         rows = [int(each) for each in to_tensor(indices, "indices").flatten().tolist()]
         wrong = [row for row in rows if not 0 <= row < len(self.pool)]
@@ -163,6 +165,8 @@ class ActiveLearner:
         labels = checked.tensors[1]
         self._y = labels if self._y is None else torch.cat([self._y, labels])
         self.indices += rows
+        if posterior is not None:
+            self._fitted = len(self.indices), posterior
         self._save()
 
     @property
@@ -295,7 +299,8 @@ class ActiveLearner:
             why = "labels of pixels" if pixels > 1 else "labels"
             raise Unsupported(f"acquisition={name!r} is not for {why}. Use 'bald' or 'entropy'.")
         if name == "batch_bald":
-            return torch.tensor(scores.batch_mutual_information(probs, weights, n, seed=seed)[0])
+            chosen, information = scores.batch_mutual_information(probs, weights, n, seed=seed)
+            return torch.tensor(chosen) if math.isfinite(information) else torch.tensor([math.nan])
         return scores.epig(probs, _as_rows(self._at_targets(seed))[0], weights)
 
     def _of_numbers(self, prediction: RegressionPrediction, n: int, seed: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +139,12 @@ class CategoricalPrediction(ClassPrediction):
     ):  # fmt: skip
         self.log_probs, self.log_weights, self.ignore_index = log_probs, log_weights, ignore_index
         self.log_sums, self.closed_form = log_sums, log_mean_probs is not None
-        self.log_mean_probs = self._log_mix(log_probs) if log_mean_probs is None else log_mean_probs
+        self._given = log_mean_probs
+
+    @cached_property
+    def log_mean_probs(self) -> Tensor:  # type: ignore[override]
+        """Logarithms of the averaged probabilities, ``(batch, classes, ...)``."""
+        return self._log_mix(self.log_probs) if self._given is None else self._given
 
     @property
     def samples(self) -> Tensor:  # type: ignore[override]

@@ -46,6 +46,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
         precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.
+        engine: Where independent work is done, see :meth:`~knowable.core.method.Method.fit`: here, or with ``"ray"``
+            there.
         verbose: Show a progress bar on a terminal.
         class_weight: How much the rows of each class count, on top of ``sample_weight``: a number by label,
             ``"balanced"`` for classes that count the same, or None. Probabilities are then those of a population in
@@ -88,12 +90,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         random_state: Any = None,
         kinds: Any = None,
         precision: str = "double",
+        engine: Any = None,
         verbose: bool = False,
         class_weight: Mapping[Any, float] | str | None = None,
     ):
         super().__init__(
             method, network=network, likelihood=likelihood, prior=prior, budget=budget, time_limit=time_limit,
-            samples=samples, random_state=random_state, kinds=kinds, precision=precision, verbose=verbose,
+            samples=samples, random_state=random_state, kinds=kinds, precision=precision, engine=engine,
+            verbose=verbose,
         )  # fmt: skip
         self.class_weight = class_weight
 

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from knowable.core.chains.posterior import ChainPosterior
+from knowable.core.compiling.engine import as_engine
 from knowable.core.method import Method
 from knowable.core.model.data import Data
 from knowable.core.model.likelihood import Likelihood
@@ -77,6 +78,7 @@ class BayesianEstimator(BaseEstimator):
         random_state: Any = None,
         kinds: Any = None,
         precision: str = "double",
+        engine: Any = None,
         verbose: bool = False,
     ):
         self.method = method
@@ -89,6 +91,7 @@ class BayesianEstimator(BaseEstimator):
         self.random_state = random_state
         self.kinds = kinds
         self.precision = precision
+        self.engine = engine
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -183,7 +186,9 @@ class BayesianEstimator(BaseEstimator):
             training, held_out = self._divided(data)
             progress = None if self.verbose else False
             _LOG.info("fitting %s rows by %r", f"{data.size:,}", self.method_)
-            found = self.method_.fit(self.model_, training, validation=held_out, seed=self.seed_, progress=progress)
+            found = self.method_.fit(
+                self.model_, training, validation=held_out, seed=self.seed_, progress=progress, engine=self.engine
+            )
             _LOG.info("fitted in %.0f s: %s", time.monotonic() - started, found.diagnostics.message)
         self._refuse_few_steps(found)
         if isinstance(found, ChainPosterior) and found.diagnostics.interrupted and "rhat" not in found.diagnostics:
@@ -333,6 +338,7 @@ class BayesianEstimator(BaseEstimator):
             check_number("time_limit", self.time_limit, above=0)
         check_count("samples", self.samples)
         check_choice("precision", self.precision, PRECISIONS)
+        as_engine(self.engine)
 
     def predict_dist(self, X: Any) -> Prediction:
         """The predictive distribution of each row of ``X``, in the units of the training targets."""

@@ -72,6 +72,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         random_state: Fixes everything random.
         kinds: What some columns are, by name, see :class:`~knowable.tabular.schema.Schema`.
         precision: ``"double"`` or ``"single"``, of the weights of a network that is made here.
+        engine: Where independent work is done, see :meth:`~knowable.core.method.Method.fit`: here, or with ``"ray"``
+            there.
         verbose: Show a progress bar on a terminal.
 
     Attributes:

@@ -20,7 +20,7 @@ from knowable.core.chains.loop import run_chains
 from knowable.core.chains.run import ChainRun
 from knowable.core.chains.settings import ChainResult, ChainSettings, ChainStorage, Mixing
 from knowable.core.compiling.recorder import BatchedGradient
-from knowable.core.support.progress import progress_bar
+from knowable.core.support.progress import Bar, progress_bar
 from knowable.inference.sampling.hmc import HMC
 from tests.core.chain_cases import Autoregressive, Counting, normal_target
 
@@ -378,8 +378,8 @@ def test_the_bar_says_so_once_when_a_block_may_have_to_wait_for_the_compiler(mon
     monkeypatch.setattr(BatchedGradient, "compiling", property(lambda self: self.calls > 0))
     said: list[str] = []
 
-    class Recorder:
-        def update(self, done: float, total: float, text: str) -> None:
+    class Recorder(Bar):
+        def update(self, done, total, text, terms=None, make=None):
             said.append(text)
 
     monkeypatch.setattr(chain_run, "_BLOCK", 10)

@@ -128,10 +128,11 @@ def test_scales_that_differ_by_a_million_are_found_in_the_warm_up(sampler, seed)
     assert ((ratio - 1).abs() < 0.03 + 4 * (2 / samples.diagnostics.ess["x"]).sqrt()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
-@pytest.mark.parametrize("chains", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", [SGLD, pytest.param(SGHMC, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mass", ["identity", pytest.param("diagonal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("sampler", [SGLD, SGHMC])
+@pytest.mark.parametrize("mass", ["identity", "diagonal"])
 def test_fused_or_not_the_steps_on_batches_are_the_same(sampler, mass, chains):
     ends = {}
     for mode in ("traced", "compiled"):

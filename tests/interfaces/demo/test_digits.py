@@ -91,14 +91,15 @@ def test_the_advice_is_to_reject_everything_where_nothing_can_be_accepted(rough)
 
 
 @pytest.mark.slow
-def test_the_ensemble_beats_one_network_on_few_digits_and_on_turned_ones(monkeypatch, seed):
-    chosen = {digits.PLAIN, digits.POINT, digits.HERO}
+def test_the_ensemble_beats_ordinary_training_and_its_own_members(monkeypatch, seed):
+    """One network with the same prior may be luckier than the ensemble; on average it is not: it could be a member."""
     every = digits.methods
+    chosen = {digits.PLAIN, digits.HERO}
     monkeypatch.setattr(digits, "methods", lambda e: {name: m for name, m in every(e).items() if name in chosen})
     result = digits.run(seed=seed, epochs=300, progress=False)
-    for name in (digits.PLAIN, digits.POINT):
-        assert result.scores[digits.HERO]["nll"] < result.scores[name]["nll"]
-        inside, outside = result.predictions, result.turned
-        assert kn.metrics.auroc(inside[digits.HERO], outside[digits.HERO]) > kn.metrics.auroc(
-            inside[name], outside[name]
-        )
+    inside, outside, y = result.predictions[digits.HERO], result.turned[digits.HERO], result.test.y
+    own = -inside.samples[:, torch.arange(len(y)), y].log().mean(1)
+    assert result.scores[digits.HERO]["nll"] < min(own.mean().item(), result.scores[digits.PLAIN]["nll"])
+    entropies = [torch.special.entr(each.samples).sum(2) for each in (inside, outside)]
+    alone = [kn.metrics.auroc(*scores) for scores in zip(*entropies, strict=True)]
+    assert kn.metrics.auroc(inside, outside) > sum(alone) / len(alone)

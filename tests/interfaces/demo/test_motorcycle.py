@@ -40,6 +40,7 @@ def test_held_out_predictions_are_in_original_units_and_the_table_holds_their_sc
     assert motorcycle.table(rough).cell("Exact linear", "crps").value == pytest.approx(np.mean(scores), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_section_has_a_band_for_each_method_and_says_the_coverage(rough):
     section = motorcycle.section(rough)
     assert [panel.kind for panel in section.panels] == ["band"] * 6 + ["noise", "calibration", "curves"]

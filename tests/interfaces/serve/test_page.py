@@ -79,6 +79,7 @@ def test_classes_with_a_certificate(browser, classes, window, tmp_path):
         paste(browser, "x,z\n0.1,0.1\n-1.5,1.5\n1.5,-1.5\n0.2,\n")
         rows = text_of(browser, "li.row")
         assert len(rows) == 4 and all("%" in each for each in rows) and any("One of: " in each for each in rows)
+        assert not browser.evaluate("document.getElementById('level').checkVisibility()")  # labels have no interval
         assert "promised" in text_of(browser, "#promise")[0]
         shot(browser, tmp_path, "classes")
         assert browser.complaints == []

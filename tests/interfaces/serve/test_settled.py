@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import knowable as kn
+from knowable.core.posterior.monte_carlo import predict_outputs
 from knowable.core.support.randomness import own_randomness
 from knowable.interfaces.serve.settled import LOOKS, MOVE, Draws, draws_needed, in_random_order
 
@@ -93,6 +94,17 @@ def test_settled_rows_take_few_draws_and_every_row_is_answered():
         taken[piece.rows] = piece.draws
     assert taken.min() == LOOKS[0] and (taken > 0).all()
     assert taken[0] <= taken[50]  # the edge is decided before the middle
+
+
+def test_a_settled_row_has_the_answer_of_its_first_draws():
+    posterior = fitted(kn.MeanFieldVI(epochs=300), kn.Categorical(), 2)
+    x = torch.linspace(-0.6, 0.6, 101).unsqueeze(1)
+    with torch.no_grad():
+        outputs, _, _ = predict_outputs(posterior, x, 64, posterior.seed, None)
+    for block in (1, 32):
+        for piece in Draws(posterior, 64, block=block).predict(x, most=64, epsilon=0.001, level=0.9):
+            expected = outputs[: piece.draws, piece.rows].softmax(-1).mean(0)
+            assert torch.allclose(piece.prediction.probs, expected, atol=1e-5)
 
 
 def test_atoms_are_shuffled_and_none_is_lost():

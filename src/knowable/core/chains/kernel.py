@@ -77,6 +77,8 @@ class Kernel(ABC):
 
     state_type: ClassVar[type[State]] = State
     """Class of the state, which a resumed run restores."""
+    splits: ClassVar[tuple[str, ...]] = ()
+    """Fields of the state that are each chain's own, where tuned chains have nothing else to do with each other."""
 
     @abstractmethod
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> Any:

@@ -17,12 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from knowable.core.chains.convergence import ACCURATE
+from knowable.core.chains.groups import Apart
 from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.run import ChainRun, Monitor, PredictionTerms
 from knowable.core.chains.settings import FEW, ChainResult, ChainSettings, Mixing
 from knowable.core.chains.target import Target
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint
-from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, ProgressSetting, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted
 
@@ -38,22 +40,26 @@ def run_chains(
     prediction_terms: PredictionTerms | None = None,  # how well predictions are known, where draws make some
     mixing: Mixing | None = None,  # when to stop where settings.draws is None
     seed: int = 0,
-    progress: bool | None = None,  # None: a bar only on a terminal
+    progress: ProgressSetting = None,  # None: a bar only on a terminal
+    posterior: Callable[[Tensor], Posterior] | None = None,  # of draws (chains, n, D), for those who look on
     checkpoint: Checkpoint | None = None,  # where to save now and then, and to resume from
     label: str = "sampling",  # of the bar
     identity: dict[str, Any] | None = None,  # of this run; a checkpoint of another is refused
+    apart: Apart | None = None,  # how tuned chains draw in groups; None: all together
 ) -> ChainResult:
     """Run all chains from ``start`` ``(chains, D)``: warm-up, then draws until there are enough."""
     started = time.monotonic()
-    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed)
+    run = ChainRun(kernel, target, settings, warmup, monitor, mixing or Mixing(), seed, apart)
     with own_randomness(derive_seed(seed, "chains")), progress_bar(label, progress) as bar:
+        run.every, run.posterior = bar.every, posterior
         if checkpoint is not None:
             checkpoint.begin({"seed": seed, **(identity or {})})
         if checkpoint is None or not run.resume(checkpoint, start):
             run.begin(start)
         with deferred_interrupts() as raise_if_interrupted:
             interrupted = _run_to_the_end(run, checkpoint, bar, raise_if_interrupted)
-    result = run.result(interrupted, time.monotonic() - started)
+        result = run.result(interrupted, time.monotonic() - started)
+        bar.update(run.done, run.done, "done", result.terms, run.present)
     if prediction_terms is not None:
         result = _with_predictions(result, prediction_terms(result.draws))
     _warn(result)
@@ -73,6 +79,10 @@ def _run_to_the_end(
     except KeyboardInterrupt:
         run.restore_good()
         interrupted = True
+        if run.target.processes.several:  # the others are waiting for this one, or have been stopped too
+            if checkpoint is not None:
+                checkpoint.save(*run.saved())
+            raise
     if checkpoint is not None:
         checkpoint.save(*run.saved())
     return interrupted

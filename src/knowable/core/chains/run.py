@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,18 @@ from torch import Tensor
 
 from knowable.core.chains.convergence import convergence_terms
 from knowable.core.chains.draw_store import DTYPES, DrawStore
+from knowable.core.chains.groups import Apart, advance_apart
 from knowable.core.chains.kernel import Block, Kernel, WarmUp, restored_state, state_tensors
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing, info_terms
 from knowable.core.chains.target import Target
 from knowable.core.network.params import with_prefix, without_prefix
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.storage.folder import Checkpoint
 from knowable.core.support.progress import Bar
 from knowable.core.support.randomness import generator_for, random_state, restore_random_state
 from knowable.core.support.tensors import give_back_free_memory
 from knowable.core.support.time_limit import Deadline, TimeIsUp
-from knowable.errors import Diverged
+from knowable.errors import Diverged, Unsupported
 
 Monitor = Callable[[Tensor], Tensor]
 """Positions ``(n, chains, D)`` to the quantities whose R-hat is monitored, ``(n, chains, M)``."""
@@ -48,6 +50,7 @@ class ChainRun:
     monitor: Monitor
     mixing: Mixing
     seed: int
+    apart: Apart | None = None  # how tuned chains draw in groups; None: all together
     done: int = 0  # transitions, warm-up included
     finished: bool = False
     converged: bool | None = None
@@ -56,11 +59,18 @@ class ChainRun:
     info: dict[str, list[Tensor]] = field(default_factory=dict)
     sampling_from: int = 0  # gradients taken when the warm-up ended
     timed: bool = False  # ended by a time limit
+    every: float | None = None  # seconds that a block may take, where somebody looks on
+    posterior: Callable[[Tensor], Posterior] | None = None  # of draws (chains, n, D), for those who look on
     _compiled: bool = False
 
     def __post_init__(self) -> None:
         self.thin = self.settings.storage.thin
         self._asked = self.warmup  # transitions, before a time limit makes them fewer
+        if self.target.processes.several and Deadline.within_limit() is not None:
+            raise Unsupported(
+                "time_limit does not hold for chains whose rows are shared among processes: their clocks would stop "
+                "them at different transitions. Set warmup= and draws= instead."
+            )
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +102,8 @@ class ChainRun:
         )
         each = chains * dimension * start.element_size()
         self.largest_block = max(1, min(_BLOCK, _BLOCK_BYTES // each))
-        self.block_size = self.largest_block if self.deadline is None else min(_FIRST_BLOCK, self.largest_block)
+        unlimited = self.deadline is None and self.every is None
+        self.block_size = self.largest_block if unlimited else min(_FIRST_BLOCK, self.largest_block)
 
     # --- transitions -------------------------------------------------------------------------------------------------
 
@@ -125,7 +136,26 @@ class ChainRun:
         if self.largest_block < _BLOCK:  # positions are large
             give_back_free_memory()
         what = "warm-up" if warming else "drawing"
-        bar.update(self.done, self.warmup + self._wanted() * self.thin, what)
+        bar.update(
+            self.done, self.warmup + self._wanted() * self.thin, what, self._figures(block, warming), self.present
+        )
+
+    def _figures(self, block: Block, warming: bool) -> dict[str, float]:
+        """How a block went: means over its transitions and chains."""
+        info = block.info.tensors()
+        means = {name: info[name].mean().item() for name in ("acceptance", "diverging", "steps") if name in info}
+        log_density = block.values.mean().item()
+        return {"warming_up": float(warming), "log_density": log_density, **means, **self.kernel.tuned(self.state)}
+
+    @property
+    def present(self) -> Callable[[], Posterior] | None:
+        """What makes the posterior of the draws so far; in the warm-up, of where the chains are."""
+        make = self.posterior
+        if make is None:
+            return None
+        if self.store.kept:
+            return lambda: make(self.store.draws.transpose(0, 1).contiguous())
+        return lambda: make(self.state.position.unsqueeze(1).cpu())
 
     def _advance(self, count: int, warmup: WarmUp | None) -> Block:
         """So many transitions; TimeIsUp if they do not end in time (the first of a warm-up may use all of it)."""
@@ -133,9 +163,14 @@ class ChainRun:
             until = _WARMUP_SHARE if warmup is not None and self.done else 1.0
             self.target.time = self.deadline.part(_BLOCK_SHARE, until=until)
         try:
-            self.state, block = self.kernel.advance(
-                self.target, self.state, count, generator=self.generator, warmup=warmup
-            )
+            if self.apart is not None and warmup is None and self.deadline is None:
+                self.state, block = advance_apart(
+                    self.apart, self.kernel, self.target, self.state, count, done=self.done, seed=self.seed
+                )
+            else:
+                self.state, block = self.kernel.advance(
+                    self.target, self.state, count, generator=self.generator, warmup=warmup
+                )
         finally:
             self.target.time = None
         return block
@@ -192,10 +227,12 @@ class ChainRun:
 
     def _apply_time_limit(self, warming: bool, each: float) -> None:
         """Shorten the warm-up, or end the run, where the time limit demands it; a transition took ``each`` seconds."""
+        limits = [self.every or math.inf, math.inf if self.deadline is None else _BLOCK_SHARE * self.deadline.left]
+        if min(limits) < math.inf:
+            planned = max(1, int(min(limits) / max(each, 1e-9)))
+            self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if self.deadline is None:
             return
-        planned = max(1, int(_BLOCK_SHARE * self.deadline.left / max(each, 1e-9)))
-        self.block_size = min(self.largest_block, planned, 2 * self.block_size)
         if warming:
             possible = self.deadline.steps_left(self.done, until=_WARMUP_SHARE)
             self.warmup = self._asked if possible is None else min(self._asked, self.done + possible)
@@ -228,7 +265,7 @@ class ChainRun:
             self.state,
             self.generator.get_state(),
             random_state(),
-            (self.target.gradients, self.target.function.calls, self.target.function.direct),
+            self.target.counts,
             (self.done, self.finished, self.converged, self.sampling_from),
             (len(self.monitored), self.store.seen),
         )
@@ -238,14 +275,11 @@ class ChainRun:
         self.state, generator, own, gradients, progress, (lists, seen) = self._good
         self.generator.set_state(generator)
         restore_random_state(own)
-        self._restore_counts(gradients)
+        self.target.counts = gradients
         self.done, self.finished, self.converged, self.sampling_from = progress
         for each in (self.monitored, self.values, *self.info.values()):
             del each[lists:]
         self.store.back_to(seen)
-
-    def _restore_counts(self, counts: Sequence[int]) -> None:
-        self.target.gradients, self.target.function.calls, self.target.function.direct = counts
 
     def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a checkpoint holds."""
@@ -253,7 +287,7 @@ class ChainRun:
             "done": self.done, "finished": self.finished, "converged": self.converged,
             "sampling_from": self.sampling_from, "store": [self.store.seen, self.store.stride],
             "warmup": self.warmup, "timed": self.timed,
-            "gradients": [self.target.gradients, self.target.function.calls, self.target.function.direct],
+            "gradients": list(self.target.counts),
         }  # fmt: skip
         tensors = state_tensors(self.state, "state.")
         tensors |= with_prefix("random.", random_state())
@@ -281,7 +315,7 @@ class ChainRun:
         self.done, self.finished, self.converged = content["done"], content["finished"], content["converged"]
         self.sampling_from = content["sampling_from"]
         self.warmup, self.timed = content.get("warmup", self.warmup), content.get("timed", False)
-        self._restore_counts(content["gradients"])
+        self.target.counts = content["gradients"]
         history = without_prefix("history.", tensors)
         self.monitored = [history["monitored"]] if "monitored" in history else []
         self.values = [history["values"]] if "values" in history else []

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from knowable.core.model.data import Batch, Data
 from knowable.core.model.model import Model
 from knowable.core.network.params import Buffers, Layout, Params
 from knowable.core.posterior.monte_carlo import bytes_per_row
+from knowable.core.support.processes import ALONE, Processes
 from knowable.core.support.time_limit import Deadline
 from knowable.errors import InvalidArgument, InvalidType
 
@@ -29,12 +31,14 @@ Recordable = tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]
 CHAINS_PER_BLOCK = 16  # and more, as far as they stay in the cache together
 _CACHE_BYTES = 8 * 2**20
 _BLOCK_BYTES = 128 * 2**20  # working memory of one call
+_GROUP_FLOPS = 1e8  # of a forward pass: about 7 ms of a step on a core, beside which its overhead of 0.4 ms is little
 
 
 class Target(ABC):
     """A log density, up to a constant, of positions ``(C, D)``."""
 
     function: BatchedGradient  # a resumed run restores its count of calls
+    processes: Processes = ALONE  # that compute it together
 
     def __init__(self, layout: Layout, temperature: float = 1.0):
         self.step_graphs: dict[Any, Recorded] = {}  # compiled steps of kernels, by the step's function
@@ -57,6 +61,15 @@ class Target(ABC):
         if isinstance(self.temperature, Tensor):
             return value / self.temperature, gradient / self.temperature.unsqueeze(-1)
         return (value, gradient) if self.temperature == 1.0 else (value / self.temperature, gradient / self.temperature)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Gradients of all chains, and calls of the function, on which it depends when steps are compiled."""
+        return self.gradients, self.function.calls, self.function.direct
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        self.gradients, self.function.calls, self.function.direct = counts
 
     def count(self, chains: int, gradients: int) -> None:
         """Count gradients that were taken within a fused step."""
@@ -85,7 +98,8 @@ class Target(ABC):
 
     @property
     def _fuses(self) -> bool:
-        return self.function.compiling and not isinstance(self.temperature, Tensor)
+        alone = not self.processes.several  # a graph has no place for what others say
+        return alone and self.function.compiling and not isinstance(self.temperature, Tensor)
 
     @abstractmethod
     def _value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,21 +143,38 @@ class ModelTarget(Target):
 
     The network is in evaluation mode, so that this is one fixed function of the weights. Normal priors are added in
     closed form. Chains go through the network in blocks that stay in the cache, rows in blocks that stay in memory.
+
+    Args:
+        model: The model.
+        data: Its rows; those of this process alone where ``size`` is larger than their number.
+        points: Values of the parameters that are not random.
+        buffers: The network's buffers.
+        temperature: T of p^(1/T).
+        mode: How gradients are computed.
+        processes: Those that compute the sum over the rows together, each on its share; all see the same positions.
+        size: Number of rows N of all processes, where each has rows of its own.
     """
 
     def __init__(
         self, model: Model, data: Data, *, points: Params, buffers: Buffers, temperature: float = 1.0,
-        mode: str = "auto",
+        mode: str = "auto", processes: Processes = ALONE, size: int | None = None,
     ):  # fmt: skip
         start = model.params()
         super().__init__(Layout.of({name: start[name] for name in model.random_names}), temperature)
-        self.model, self.size, self.points, self.buffers = model, data.size, points, buffers
+        self.model, self.size, self.points, self.buffers = model, size or data.size, points, buffers
+        self.processes, self.divided = processes, size is not None
         self.normal_prior = NormalDensity.of(model, self.layout)  # None where the prior is another one
+        self._prior_of_block = None if processes.several else self.normal_prior  # with several, once for their sum
         self.function = BatchedGradient(self._joint_of_batch, mode=mode)
         self.data = data
+        self._options = {"points": points, "buffers": buffers, "temperature": temperature, "mode": mode}
         self._rows: dict[int, list[Batch]] = {}
         self._stands_for = 1.0
         self._row_bytes: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a worker: without what was recorded here."""
+        return partial(ModelTarget, **self._options), (self.model, self.data)
 
     def _bytes_per_row(self, x: Tensor) -> int:
         """Memory that the gradient of one chain takes for one row of ``x``, about."""
@@ -158,10 +189,19 @@ class ModelTarget(Target):
 
     def _value_and_grad(self, position: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor]:
         blocks = position.split(self.block_size(len(position), None if batch is None else batch[0]))
-        return _joined([self._block_gradient(block, batch) for block in blocks])
+        value, gradient = _joined([self._block_gradient(block, batch) for block in blocks])
+        if not self.processes.several:
+            return value, gradient
+        self.processes.add(value, gradient)
+        prior = self.normal_prior
+        return (value, gradient) if prior is None else prior.add_to(position, value, gradient)
 
     def _value(self, position: Tensor) -> Tensor:
-        return torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
+        value = torch.cat([self._block_value(block) for block in position.split(self.block_size(len(position)))])
+        if not self.processes.several:
+            return value
+        self.processes.add(value)
+        return value if self.normal_prior is None else value + self.normal_prior.value(position)
 
     def block_size(self, chains: int, x: Tensor | None = None) -> int:
         """Equal blocks, of as many chains as stay in the cache on these rows, or sixteen."""
@@ -187,31 +227,39 @@ class ModelTarget(Target):
 
     def _block_gradient(self, block: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor]:
         value = gradient = None
-        for rows in self.rows(len(block)) if batch is None else [batch]:
+        for rows in self.rows(len(block)) if batch is None else self._shared([batch]):
             part, slope = self.function.value_and_grad(block, *rows)
             value = part if value is None else value + part
             gradient = slope if gradient is None else gradient + slope
-        assert value is not None and gradient is not None
-        scale = self._stands_for if batch is None else self.size / len(batch[0])
+        if value is None or gradient is None:  # no row left for this process
+            return block.new_zeros(len(block)), torch.zeros_like(block)
+        scale = self._stands_for if batch is None else self.data.size / len(batch[0])
         if scale != 1.0:
             value, gradient = value.mul_(scale), gradient.mul_(scale)
-        return (value, gradient) if self.normal_prior is None else self.normal_prior.add_to(block, value, gradient)
+        prior = self._prior_of_block
+        return (value, gradient) if prior is None else prior.add_to(block, value, gradient)
 
     def _block_value(self, block: Tensor) -> Tensor:
         value = sum(self.function.value(block, *rows) for rows in self.rows(len(block)))
-        assert isinstance(value, Tensor)
-        value = value * self._stands_for
-        return value if self.normal_prior is None else value + self.normal_prior.value(block)
+        value = value * self._stands_for if isinstance(value, Tensor) else block.new_zeros(len(block))
+        return value if self._prior_of_block is None else value + self._prior_of_block.value(block)
+
+    def _shared(self, pieces: list[Batch]) -> list[Batch]:
+        """This process's share of rows that all have."""
+        if not self.processes.several or self.divided:
+            return pieces
+        shares = [self.processes.share(each) for each in pieces]
+        return [each for each in shares if len(each[0])]
 
     def rows(self, chains: int) -> list[Batch]:
-        """All rows, with their weights if they have any, cut so that ``chains`` chains on one piece fit in memory."""
+        """All rows of this process, with their weights, cut so that ``chains`` chains on one piece fit in memory."""
         if chains not in self._rows:
             whole = self.data.tensors
             x = whole[0]
             pieces = math.ceil(len(x) / max(1, _BLOCK_BYTES // (self._bytes_per_row(x) * chains)))
             count = math.ceil(len(x) / pieces)
-            self._rows[chains] = list(zip(*(each.split(count) for each in whole), strict=True))
-            self._stands_for = self.size / len(x)  # 1, unless a loader gives another number of rows than announced
+            self._rows[chains] = self._shared(list(zip(*(each.split(count) for each in whole), strict=True)))
+            self._stands_for = self.data.size / len(x)  # 1, unless a loader gives another number of rows than announced
         return self._rows[chains]
 
     def _joint_of_batch(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -286,6 +334,16 @@ def equal_blocks(chains: int, bytes_each: int) -> int:
     """How many chains, or members, go through a network together: equal blocks that stay in the cache, or sixteen."""
     most = max(CHAINS_PER_BLOCK, _CACHE_BYTES // max(1, bytes_each))
     return math.ceil(chains / math.ceil(chains / most))
+
+
+def worthwhile_group(count: int, flops: float) -> int:
+    """How many chains, or members, advance together: equal groups in which a step costs little beside its arithmetic.
+
+    ``flops`` are those of the forward pass of one of them, on all rows of a step. With more in a group a step takes
+    longer in proportion, so that groups lose nothing, and can be apart.
+    """
+    most = max(1, math.ceil(_GROUP_FLOPS / max(1.0, flops)))
+    return math.ceil(count / math.ceil(count / most))
 
 
 def _one_number(value: Any) -> Tensor:

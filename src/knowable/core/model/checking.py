@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from knowable.core.model.model import Model
 
 
-def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tuple[Tensor, Tensor]:
-    """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which."""
+def checked_pair(
+    x: Any, y: Any, model: Model | None, name: str = "data", outputs: dict[Any, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as ``model`` takes them, or an error that says what is wrong with which.
+
+    ``outputs`` keeps the network's by the shape of rows, so that it is tried once for many batches.
+    """
     of = "" if name == "data" else f" of {name}"
     x = as_rows(x, f"x{of}")
     y = targets_of(y, model, f"y{of}")
@@ -31,7 +36,10 @@ def checked_pair(x: Any, y: Any, model: Model | None, name: str = "data") -> tup
     if model is None:
         return x, y
     x = cast_inputs(x, model)
-    output = model.probe(x)
+    if outputs is None or not isinstance(x, Tensor) or not x.is_floating_point():
+        output = model.probe(x)
+    elif (output := outputs.get(x.shape[1:])) is None:
+        output = outputs[x.shape[1:]] = model.probe(x)
     return x, model.likelihood.check_target(y.to(model.device), output, name=f"y{of}")
 
 

@@ -26,10 +26,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from knowable.core.model.checking import cast_inputs, checked_pair, targets_of
+from knowable.core.model.parquet import open_files
+from knowable.core.model.row_source import OwnRows
 from knowable.core.model.row_weights import checked_class_weights, checked_weights, weights_of_classes
+from knowable.core.model.sources import is_dataset, size_found, size_of_loader, two_of
 from knowable.core.model.stream import (
     CHUNK,
-    SEVERAL,
     Batch,
     Stream,
     TargetName,
@@ -37,13 +39,11 @@ from knowable.core.model.stream import (
     in_order,
     length_of,
     pair_of,
-    sampler_of,
     shape_of,
 )
 from knowable.core.network.inputs import as_rows, check_arguments, check_inputs, is_several, tupled
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
-from knowable.core.support.tensors import check_rows
 from knowable.errors import InvalidArgument, InvalidData, InvalidType
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ class Data:
         source = self.source
         if isinstance(source, Mapping):
             source = pair_of(source, self.target, "data")
-        ours = self.target is None and _is_ours(source)
+        ours = self.target is None and is_dataset(source)
         if isinstance(source, TensorDataset | tuple) or ours:  # a list is one of batches
-            x, y = _two(source, "data")
+            x, y = two_of(source, "data")
             source = as_rows(x) if is_several(x) else x, as_rows(y, "y") if isinstance(y, Mapping) else y
             object.__setattr__(self, "source", source)
         if self.size is None:
-            object.__setattr__(self, "size", _size_found(source))
+            object.__setattr__(self, "size", size_found(source))
         object.__setattr__(self, "size", check_count("size", self.size))
         if self.weights is not None:
             object.__setattr__(self, "weights", checked_weights(self.weights, self.size, self.in_memory))
@@ -113,6 +113,38 @@ class Data:
         if not self.in_memory:
             stream = source if isinstance(source, Stream) else Stream(source, self.size, target=self.target)
             object.__setattr__(self, "_stream", stream)
+
+    @classmethod
+    def parquet(
+        cls,
+        paths: Any,
+        *,
+        target: str | Sequence[str],
+        features: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = True,
+    ) -> Data:
+        """The rows of Parquet or Arrow files, which may be larger than memory.
+
+        Row groups are read as they are needed. An epoch takes them in random order, keeps the rows of 32 MB of them,
+        and gives batches of these in random order; both orders follow from the seed of the fit and the epoch.
+
+        Args:
+            paths: Name of a file or a folder, or several: Parquet (``.parquet``, ``.pq``) or Arrow IPC (``.arrow``,
+                ``.feather``, ``.ipc``).
+            target: The column to predict, or several. Whole numbers are classes or counts.
+            features: The columns that the network sees, in order; None takes all others. All must be numbers without
+                missing values.
+            batch_size: Rows of a batch.
+            shuffle: Whether an epoch comes in random order.
+
+        Raises:
+            MissingExtra: Without pyarrow.
+            InvalidData: If a file cannot be read, or a column is not there or not of numbers; while it is read, if
+                values are missing. Errors name the file, the column and the row group.
+        """
+        files = open_files(paths, target=target, features=features, batch_size=batch_size, shuffle=shuffle)
+        return cls(files, files.size)
 
     @property
     def weighted(self) -> bool:
@@ -125,6 +157,17 @@ class Data:
         return isinstance(self.source, tuple)
 
     @property
+    def divided(self) -> bool:
+        """Whether each of several processes has rows that no other has."""
+        return not self.in_memory and self._stream.processes.several
+
+    @property
+    def own_tensors(self) -> Batch:
+        """The rows of this process, all at once."""
+        whole = self if self.in_memory else self._stream.own_whole()
+        return self.tensors if self.in_memory else tuple(torch.cat(each) for each in zip(*whole, strict=True))
+
+    @property
     def tensors(self) -> Batch:
         """All rows at once, with their weights if they have any; a loader is read through."""
         if self.in_memory:
@@ -132,8 +175,12 @@ class Data:
         return tuple(torch.cat(each) for each in zip(*self, strict=True))
 
     def batches(self, batch_size: int, *, seed: int = 0, epoch: int = 0, skip: int = 0) -> Iterator[Batch]:
-        """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order."""
+        """One epoch of shuffled batches, from batch number ``skip`` on. A loader keeps its own batches and order.
+
+        Where rows are divided among processes, these are the batches of this one.
+        """
         if not self.in_memory:
+            self._set_steps(batch_size)
             for number, batch in enumerate(self._stream.epoch(seed, goes_on=epoch == skip == 0)):
                 if number >= skip:
                     yield batch
@@ -160,8 +207,15 @@ class Data:
         """How many batches one epoch has; of an iterable without a length, if all have as many rows as the first."""
         if self.in_memory:
             return len(_batch_sizes(self.size, batch_size))
+        self._set_steps(batch_size)
         count = length_of(self.source)
-        return -(-self.size // self._stream.rows_of_batches) if count is None else count
+        count = -(-self._stream.size // self._stream.rows_of_batches) if count is None else count
+        return max(self._stream.processes.gather(count))
+
+    def _set_steps(self, batch_size: int) -> None:
+        """Divide rows that are a process's own into as many batches as the other processes make of theirs."""
+        if isinstance(self._stream.loader, OwnRows):
+            self._stream.loader.steps = -(-self.size // batch_size)
 
     @property
     def shape_of_target(self) -> TargetShape:
@@ -211,7 +265,7 @@ class Data:
             whole = self.tensors
             chosen = torch.randperm(self.size, generator=generator_for(seed, "statistics"))[:most].to(whole[0].device)
             return tuple(each[chosen] for each in whole)
-        if self._stream.was_read:
+        if self._stream.was_read or self.divided:
             kept = self.kept
             if kept is not None:
                 return kept.some(most, seed=seed)
@@ -308,9 +362,9 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             weights = by_class if weights is None else weights * by_class.view(-1, *(1,) * (weights.dim() - 1))
         return replace(inner, weights=weights)
     if isinstance(data, TensorDataset):
-        data = _two(data, name)
+        data = two_of(data, name)
     if isinstance(data, DataLoader):
-        return _loaded(data, _size_of(data, name), model, name)
+        return _loaded(data, size_of_loader(data, name), model, name)
     if isinstance(data, IterableDataset):
         raise InvalidArgument(
             f"{name} is an IterableDataset, whose number of rows is unknown, and the posterior "
@@ -321,7 +375,7 @@ def as_data(data: Any, model: Model | None = None, *, name: str = "data", batch_
             raise InvalidData(f"{name} is empty: it has no rows.")
         loader = DataLoader(data, batch_size=batch_size or 128, shuffle=True)
         return _loaded(loader, len(data), model, name)  # type: ignore[arg-type]
-    data = _two(data, name)
+    data = two_of(data, name)
     x, y = checked_pair(data[0], data[1], model, name)
     counted = None if model is None else model.likelihood.counted(y)
     if model is not None and counted is not None and not counted.any():
@@ -367,7 +421,7 @@ def column_of(data: Any, place: int) -> Any:
         return data.tensors[place] if place < len(data.tensors) else _notargets_of(place)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=CHUNK)
-    if _is_ours(data):
+    if is_dataset(data):
         return (data.x, data.y)[place]
     if not isinstance(data, DataLoader | Stream):
         return data
@@ -401,58 +455,6 @@ def _loaded(
     if model is not None and not isinstance(loader, Stream):
         loader = Stream(loader, size, model, name, class_weights, target)
     return Data(loader, size, class_weights=class_weights, target=target)
-
-
-def _is_ours(data: Any) -> bool:
-    """Whether it is one of knowable.datasets."""
-    return isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor)
-
-
-def _two(data: Any, name: str) -> tuple[Any, Any]:
-    """Inputs and targets of data in memory."""
-    if isinstance(data, TensorDataset):
-        data = data.tensors
-    if _is_ours(data):
-        return data.x, data.y
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return data[0], data[1]
-    if isinstance(data, tuple | list):
-        got = f"{len(data)} items"
-        hint = SEVERAL if len(data) > 2 else ""
-        hint += " Weights of rows go beside them: kn.Data((x, y), weights=w)." if len(data) == 3 else ""
-    else:
-        got = f"{type(data).__name__}"
-        hint = " Put inputs and targets in parentheses: (x, y)." if getattr(data, "ndim", 0) else ""
-        if isinstance(data, Mapping):
-            hint = " Say which of its entries is the target: kn.Data(..., target=...)."
-    raise InvalidType(f"{name} must be a pair (x, y), a Dataset or a DataLoader; got {got}.{hint}")
-
-
-def _size_found(source: Any) -> int:
-    if isinstance(source, tuple):
-        x = as_rows(source[0], "x")
-        return len(check_rows(x, "x") if isinstance(x, Tensor) else x)
-    if isinstance(source, DataLoader):
-        return _size_of(source, "data")
-    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
-        return len(source)  # type: ignore[arg-type]
-    raise InvalidArgument(
-        f"size must be given: the number of rows of a {type(source).__name__} is not known, and the posterior depends "
-        f"on it. Pass Data(loader, size=N)."
-    )
-
-
-def _size_of(loader: DataLoader, name: str) -> int:
-    try:
-        size = len(sampler_of(loader))
-    except TypeError:
-        raise InvalidArgument(
-            f"{name} is a loader whose number of rows is unknown, and the posterior depends on it. "
-            f"Pass Data(loader, size=N)."
-        ) from None
-    if size == 0:
-        raise InvalidData(f"{name} is empty: its dataset has no rows.")
-    return size
 
 
 def _notargets_of(place: int) -> Any:

@@ -2,6 +2,9 @@
 
 What looks at the first batch gets that of the next epoch, which goes on from there. What wants some of the rows gets
 those kept of the first pass, a random sample of bounded size.
+
+Where several processes have different rows, an epoch is of this process's own, and everything else is of all: the first
+batch is that of the first process, a whole pass goes through the processes in turn, and the rows kept are gathered.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from knowable.core.model.checking import checked_pair, targets_of
 from knowable.core.model.row_hashes import row_hashes
+from knowable.core.model.row_source import RowSource
 from knowable.core.model.row_weights import weights_of_classes
 from knowable.core.network.inputs import as_rows, tupled
+from knowable.core.support.processes import ALONE, Processes
 from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidData
 
@@ -54,13 +59,17 @@ class Stream:
         name: str = "data",
         class_weights: Tensor | None = None,
         target: TargetName = None,
+        processes: Processes = ALONE,
     ):
         self.loader, self.size, self.model, self.name = loader, size, model, name
-        self.class_weights, self.target = class_weights, target
+        self.class_weights, self.target, self.processes = class_weights, target, processes
         self.target_shape: TargetShape = None  # known from the first batch on
+        self._outputs: dict[Any, Tensor] = {}  # of the network, by the shape of rows
         self._first: Batch | None = None
+        self._first_of_all: Batch | None = None
         self._waiting: Iterator[Batch] | None = None  # has given the first batch, and no other
         self._kept: KeptRows | None = None
+        self._kept_of_all: KeptRows | None = None
         self.limit = LIMIT  # bytes of rows that are kept
 
     def __len__(self) -> int:
@@ -73,7 +82,13 @@ class Stream:
 
     @property
     def first(self) -> Batch:
-        """The first batch that it gives."""
+        """The first batch that it gives; of several processes, that of the first one."""
+        if self._first_of_all is None:
+            self._first_of_all = self.processes.from_first(lambda: self._own_first)
+        return self._first_of_all
+
+    @property
+    def _own_first(self) -> Batch:
         if self._first is None:
             self._waiting = self._opened(self.loader)
             found = next(self._waiting, None)
@@ -89,25 +104,33 @@ class Stream:
         """Number of rows of a batch: what the loader says, or those of the first."""
         if isinstance(self.loader, DataLoader) and self.loader.batch_size is not None:
             return self.loader.batch_size
-        return max(1, len(self.first[1]))
+        return max(1, len(self._own_first[1]))
 
     def kept(self) -> KeptRows:
         """The rows kept; where there was no pass yet, after one."""
         if self._kept is None:
-            for _ in self.whole():
+            for _ in self.own_whole():
                 pass
         assert self._kept is not None
-        return self._kept
+        if not self.processes.several:
+            return self._kept
+        if self._kept_of_all is None or not self._kept_of_all.whole:
+            self._kept_of_all = KeptRows.of_all(self.processes.gather(self._kept), self.limit)
+        return self._kept_of_all
 
     def epoch(self, seed: int = 0, *, goes_on: bool = True) -> Iterator[Batch]:
         """One epoch in the loader's own order; if it ``goes_on``, with the iterator that waits."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or not goes_on:
             return self._passed(self._opened(self.loader), seed)
-        return self._passed(chain([_copied(self.first)], waiting), seed)
+        return self._passed(chain([_copied(self._own_first)], waiting), seed)
 
     def whole(self) -> Iterator[Batch]:
         """Every row once, in order: without shuffling and without dropping the last batch."""
+        yield from self.processes.in_turn(self.own_whole())
+
+    def own_whole(self) -> Iterator[Batch]:
+        """The same of the rows that are this process's own."""
         loader = in_order(self.loader)
         return self.epoch() if loader is self.loader else self._passed(self._opened(loader), 0)
 
@@ -115,8 +138,10 @@ class Stream:
         """A pass, of which rows are kept if there was no whole one before."""
         mine = None
         if not self.was_read:
-            generator = generator_for(seed, "kept rows")
-            mine = self._kept = KeptRows(generator, self.limit, shuffled=shuffles(self.loader))
+            own = (self.processes.rank,) if self.processes.rank else ()
+            generator = generator_for(seed, "kept rows", *own)
+            limit = self.limit // self.processes.count
+            mine = self._kept = KeptRows(generator, limit, shuffled=shuffles(self.loader))
         length = length_of(self.loader)
         for number, batch in enumerate(batches, 1):
             if self._first is None:
@@ -141,7 +166,7 @@ class Stream:
                 continue
             if self.target_shape is None:
                 self.target_shape = shape_of(targets_of(y, self.model))
-            x, y = checked_pair(x, y, self.model, self.name)
+            x, y = checked_pair(x, y, self.model, self.name, self._outputs)
             yield (
                 (x, y) if self.class_weights is None else (x, y, weights_of_classes(self.class_weights, y, self.model))
             )
@@ -173,6 +198,17 @@ class KeptRows:
         self._batches: list[Batch] = []
         self._keys: list[Tensor] = []
         self._joined = False  # into one batch
+
+    @classmethod
+    def of_all(cls, parts: Sequence[KeptRows], limit: int) -> KeptRows:
+        """A random sample of all rows from those that several processes kept of theirs."""
+        found = cls(parts[0]._generator, limit, shuffled=parts[0]._shuffled)
+        found._threshold = max(each._threshold for each in parts)
+        found.seen, found.whole = sum(each.seen for each in parts), all(each.whole for each in parts)
+        for part in parts:
+            for batch, keys in zip(part._batches, part._keys, strict=True):
+                found._add(batch, keys)
+        return found
 
     def __len__(self) -> int:
         return sum(map(len, self._keys))
@@ -263,6 +299,8 @@ def _first_rows(batches: Iterator[Batch], most: int) -> Iterator[Batch]:
 
 def in_order(loader: Any) -> Any:
     """The same loader without shuffling and without dropping the last batch, where its rows can be told apart."""
+    if isinstance(loader, RowSource):
+        return loader.in_order()
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     rows = sorted(sampler_of(loader))
@@ -271,6 +309,8 @@ def in_order(loader: Any) -> Any:
 
 def shuffles(loader: Any) -> bool:
     """Whether the rows come in another order in each epoch, as far as that can be told."""
+    if isinstance(loader, RowSource):
+        return True
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     return not isinstance(sampler_of(loader), SequentialSampler)

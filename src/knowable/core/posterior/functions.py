@@ -12,6 +12,7 @@ from knowable.core.model.data import as_input
 from knowable.core.network.params import Params, expand_params
 from knowable.core.posterior.monte_carlo import check_result_fits, free_memory
 from knowable.core.posterior.posterior import Posterior
+from knowable.core.posterior.weightless import Weightless
 from knowable.core.prediction.components import NormalOutputs, root_of
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count
@@ -19,7 +20,7 @@ from knowable.core.support.randomness import generator_for
 from knowable.errors import InvalidArgument, Unsupported
 
 
-class FunctionPosterior(Posterior):
+class FunctionPosterior(Weightless, Posterior):
     r"""A normal distribution over the values of a function at any inputs.
 
     .. math:: f(x_1), \ldots, f(x_n) \mid D \sim \mathcal{N}(m, \Sigma)
@@ -132,36 +133,11 @@ class FunctionPosterior(Posterior):
 
     # --- what is about weights ---------------------------------------------------------------------------------------
 
-    def _no_weights(self) -> NoReturn:
-        raise Unsupported(
+    def _no_weights(self) -> str:
+        return (
             f"{type(self).__name__} is a distribution over functions: there are no weights to sample, average or "
             f"score. Use predict(x), or sample_functions(x, n) for values of whole functions."
         )
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """Not defined: there are no weights."""
-        self._no_weights()
-
-    def mean(self) -> Params:
-        """Not defined: there are no weights. The mean function is ``predict(x).mean``."""
-        self._no_weights()
-
-    def std(self) -> Params:
-        """Not defined: there are no weights."""
-        self._no_weights()
-
-    def log_prob(self, params: Params) -> Tensor:
-        """Not defined: there are no weights."""
-        self._no_weights()
-
-    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        self._no_weights()
-
-    def _mean_random(self) -> Params:
-        self._no_weights()
-
-    def _std_random(self) -> Params:
-        self._no_weights()
 
     def as_prior(self) -> NoReturn:
         """Not defined: a prior is over weights."""
@@ -169,10 +145,6 @@ class FunctionPosterior(Posterior):
             f"{type(self).__name__} is a distribution over functions, so it cannot be a prior over the weights of a "
             f"model. Fit all data together, or use a method whose posterior is over weights, such as Laplace."
         )
-
-    def to_arviz(self, *arguments: Any, **settings: Any) -> NoReturn:
-        """Not defined: ArviZ describes draws of parameters."""
-        self._no_weights()
 
     def __repr__(self) -> str:
         evidence = f", log evidence {self.log_evidence!r}" if self.log_evidence is not None else ""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from knowable.core.model.data import as_input
-from knowable.core.network.params import Params, with_prefix, without_prefix
+from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.posterior.saving import build_whole, describe_whole, own_classes
+from knowable.core.posterior.weightless import Weightless
 from knowable.core.prediction.prediction import Prediction
 from knowable.core.support.checks import check_count
 from knowable.core.support.randomness import derive_seed
@@ -22,7 +23,7 @@ from knowable.errors import InvalidArgument, Unsupported
 _NEGLIGIBLE = 1e-12  # probability of a model that predictions leave out
 
 
-class ModelAverage(Posterior):
+class ModelAverage(Weightless, Posterior):
     r"""Several models with their probabilities: :math:`p(y \mid x, D) = \sum_m p(M_m \mid D)\, p(y \mid x, D, M_m)`.
 
     The variance of a prediction is that of the mixture: the models' variances on average, and how much their means
@@ -97,44 +98,11 @@ class ModelAverage(Posterior):
 
     # --- what is about weights ---------------------------------------------------------------------------------------
 
-    def _no_weights(self) -> NoReturn:
-        raise Unsupported(
+    def _no_weights(self) -> str:
+        return (
             f"A model average has no weights of its own: its {len(self.members)} models have different ones. Ask one "
             f"of them, such as average.members[{next(iter(self.members))!r}], or predict(x)."
         )
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """Not defined: the models have different weights."""
-        self._no_weights()
-
-    def mean(self) -> Params:
-        """Not defined: the models have different weights. The mean function is ``predict(x).mean``."""
-        self._no_weights()
-
-    def std(self) -> Params:
-        """Not defined: the models have different weights."""
-        self._no_weights()
-
-    def log_prob(self, params: Params) -> Tensor:
-        """Not defined: the models have different weights."""
-        self._no_weights()
-
-    def as_prior(self) -> NoReturn:
-        """Not defined: the models have different weights."""
-        self._no_weights()
-
-    def to_arviz(self, *arguments: Any, **settings: Any) -> NoReturn:
-        """Not defined: the models have different weights."""
-        self._no_weights()
-
-    def _sample_random(self, n: int, generator: torch.Generator | None) -> Params:
-        self._no_weights()
-
-    def _mean_random(self) -> Params:
-        self._no_weights()
-
-    def _std_random(self) -> Params:
-        self._no_weights()
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 

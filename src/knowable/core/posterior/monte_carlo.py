@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from knowable.core.model.model import Model
 from knowable.core.network.network import DRAWS_AT_ONCE
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CACHED = 2**24  # bytes of activations that a processor keeps near: convolutions of more rows take twice the time
+_CACHED = 2**24  # bytes of activations that a processor keeps near: small convolutions of more rows take up to twice
+_PER_WEIGHT = (
+    4  # the time; but every block reads all weights again, so that their activations may be so many times more
+)
 _DEFAULT_MEMORY = 2 * 2**30  # working memory when no cap is given
 _VECTORISE_BELOW = 20_000  # random parameters; beyond it a batched call is no faster than a loop,
 _OR_SHARE = 0.02  # unless they are so few of all that draws have nearly all products in common
@@ -102,7 +106,8 @@ def bytes_to_export(posterior: Posterior, x: Tensor | None, draws: int, memory: 
 
 def check_result_fits(posterior: Posterior, x: Tensor, draws: int, memory: int | None) -> None:
     """Refuse a ``memory`` limit of which the outputs of ``draws`` draws alone would take more than half."""
-    _check_result(len(x) * draws * _bytes_of_output(posterior, x), draws, len(x), memory)
+    if memory is not None:  # or nothing is asked of the network
+        _check_result(len(x) * draws * _bytes_of_output(posterior, x), draws, len(x), memory)
 
 
 def _check_result(size: int, draws: int, rows: int, memory: int | None) -> None:
@@ -158,8 +163,13 @@ class Budget:
         self.vectorise = footprint.random <= max(_VECTORISE_BELOW, _OR_SHARE * every)
         together = min(self.block, DRAWS_AT_ONCE) if self.vectorise else 1
         each = footprint.working + (together - 1) * footprint.own
-        most = min(left // 2, _CACHED) if posterior.model.device.type == "cpu" else left // 2
+        most = min(left // 2, bytes_near(posterior.model)) if posterior.model.device.type == "cpu" else left // 2
         self.rows = max(1, int(most // each))
+
+
+def bytes_near(model: Model) -> int:
+    """Bytes of activations of a block of rows with which a processor is at its quickest."""
+    return max(_CACHED, _PER_WEIGHT * sum(value.numel() * value.element_size() for value in model.net.parameters()))
 
 
 class _Footprint:
@@ -191,6 +201,15 @@ def bytes_per_row(model: Model, x: Tensor, buffers: Buffers) -> int:
     params, rows = model.network_params(model.params()), x[:2]
     with torch.no_grad():
         return _counted(lambda: model.network(params, rows, buffers=buffers), len(rows))[1]
+
+
+def flops_per_row(model: Model, x: Tensor, buffers: Buffers | None = None) -> float:
+    """Operations of a forward pass on one row, at least two for each parameter."""
+    params, rows = model.network_params(model.params()), x[:2]
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        model.network(params, rows, buffers=model.buffers() if buffers is None else buffers)
+    size = sum(value.numel() for value in params.values())
+    return max(counted.get_total_flops() / len(rows), 2.0 * size)
 
 
 def _counted(run: Callable[[], T], rows: int) -> tuple[T, int]:

@@ -288,7 +288,7 @@ class Posterior(ABC):
             held_out: Rows that were not used for training, of the same kind as these. Training rows are refused.
             method: For classes ``"temperature"``, ``"vector"`` or ``"isotonic"``, for numbers ``"scale"``. ``"auto"``:
                 ``"scale"``, for classes ``"temperature"`` or ``"vector"``, and none of them where predictions do not
-                become clearly better: by cross-validation, by more than a standard error.
+                become clearly better: by cross-validation, by more than two standard errors.
             samples: Number of posterior draws with which it is fitted.
 
         Raises:

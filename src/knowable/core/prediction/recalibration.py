@@ -41,6 +41,7 @@ FOR_CLASSES, FOR_NUMBERS = ("temperature", "vector", "isotonic"), ("scale",)
 FEWEST = {"none": 50, "temperature": 50, "scale": 50, "vector": 100, "isotonic": 500}
 """How many labels or numbers a method needs to be of use."""
 FOLDS = 5  # of the cross-validation
+_CLEARLY = 2.0  # standard errors; few rows that are very wrong decide, and the best of three is the luckiest
 _VALUES_AT_ONCE = 500_000
 _MOST_OUTPUTS = 100  # with a scale each
 _SPREAD_OF_SLOPES = 0.5
@@ -109,7 +110,7 @@ def fitted(prediction: Prediction, y: Tensor, method: str = "auto") -> Recalibra
         y: Their outcomes, as the likelihood takes them.
         method: ``"auto"`` compares ``"none"`` with ``"scale"`` for numbers, and with ``"temperature"`` and ``"vector"``
             for classes, by the negative log likelihood of rows that they were not fitted to. It takes the simplest one
-            that is within a standard error, of the paired difference, of the best.
+            that is within two standard errors, of the paired difference, of the best.
 
     Raises:
         Unsupported: If the method is not for this kind of prediction, with the reason.
@@ -148,11 +149,11 @@ Fit = tuple[tuple[str, Values], Tensor]
 
 
 def _chosen(fits: list[Fit], problem: _Problem) -> Fit:
-    """The first of the maps, from the simplest on, that is within a standard error of the best."""
+    """The first of the maps, from the simplest on, that the best is not clearly better than."""
     best = min(fits, key=lambda fit: problem.mean_and_error(fit[1])[0])
     for fit in fits:
         worse, error = problem.mean_and_error(fit[1] - best[1])
-        if not worse > error:  # also where a single row has no error
+        if not worse > _CLEARLY * error:  # also where a single row has no error
             return fit
     return best
 

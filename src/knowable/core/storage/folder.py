@@ -8,6 +8,7 @@ answer. The format is described in ``artifact.schema.json`` beside this file, an
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from knowable.core.storage.files import Files, as_path, parse_json, saving
 from knowable.core.storage.tensor_file import Unchecked, block_hashes, read_tensors
 from knowable.core.support.checks import check_number
 from knowable.core.support.files import check_folder, flush, write_atomically
+from knowable.core.support.processes import ALONE, Processes
 from knowable.errors import CannotSave, DamagedArtifact, InvalidArgument, InvalidType
 
 FORMAT_VERSION = 2
@@ -272,6 +274,8 @@ def tensor_fingerprint(*tensors: Tensor, rows: int = 512) -> str:
 class Checkpoint:
     """Where and how often a fit saves its state; a fit that finds its own state there goes on from it.
 
+    Of several processes that make a fit together, the first one reads and writes.
+
     Args:
         path: The folder.
         seconds: Least time between two saves.
@@ -281,6 +285,7 @@ class Checkpoint:
     seconds: float = 30.0
     _identity: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _last: float = field(default=0.0, init=False, repr=False)
+    _processes: Processes = field(default=ALONE, init=False, repr=False)
 
     def __post_init__(self) -> None:
         as_path(self.path)
@@ -290,20 +295,25 @@ class Checkpoint:
         """Say which fit this is; its state can only be taken up by the same fit."""
         self._identity = {key: str(value) for key, value in identity.items()}
         self._last = time.monotonic()
-        check_place(self.path, "checkpoint")
+        self._processes.from_first(lambda: check_place(self.path, "checkpoint"))
 
     @property
     def due(self) -> bool:
         """Whether it is time to save again."""
-        return time.monotonic() - self._last >= self.seconds
+        return self._processes.first and time.monotonic() - self._last >= self.seconds
 
     def save(self, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Save a state, replacing the last one atomically."""
+        if not self._processes.first:
+            return
         write_folder(self.path, "checkpoint", {"identity": self._identity, "state": content}, tensors)
         self._last = time.monotonic()
 
     def load(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The saved state, None if there is none, an error if it belongs to another fit."""
+        return self._processes.from_first(self._load)
+
+    def _load(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         if not is_folder(self.path):
             return None
         saved, tensors = read_folder(self.path, "checkpoint")
@@ -327,4 +337,14 @@ def as_checkpoint(value: Checkpoint | str | os.PathLike[str] | None) -> Checkpoi
 
 def part_of(checkpoint: Checkpoint | None, name: str) -> Checkpoint | None:
     """A checkpoint inside another one's folder, for a fit that is made of several."""
-    return None if checkpoint is None else Checkpoint(Path(os.fspath(checkpoint.path)) / name, checkpoint.seconds)
+    if checkpoint is None:
+        return None
+    part = Checkpoint(Path(os.fspath(checkpoint.path)) / name, checkpoint.seconds)
+    return of_processes(part, checkpoint._processes)
+
+
+def of_processes(checkpoint: Checkpoint, processes: Processes) -> Checkpoint:
+    """The same checkpoint of a fit that several processes make together."""
+    found = copy.copy(checkpoint)
+    found._processes = processes
+    return found

@@ -71,6 +71,13 @@ def check_type(name: str, value: Any, kinds: type | tuple[type, ...], expected: 
     return value
 
 
+def check_names(name: str, value: Any) -> list[str]:
+    """Return ``value`` as a list if it is a sequence of strings, or raise."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, str) for each in value):
+        raise InvalidType(f"{name} must be names in a list, got {_show(value)}.")
+    return list(value)
+
+
 def check_generator(value: Any) -> torch.Generator | None:
     """Return ``value`` if it is a generator or None, or raise saying how to make one."""
     if value is None or isinstance(value, torch.Generator):

@@ -7,13 +7,13 @@ everything the next step depends on, and the order of the data depends only on t
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +23,16 @@ from knowable.core.compiling.engine import Engine, as_engine
 from knowable.core.model.data import Batch, Data
 from knowable.core.network.params import with_prefix, without_prefix
 from knowable.core.storage.folder import Checkpoint, as_checkpoint
-from knowable.core.support.progress import Bar, deferred_interrupts, progress_bar
+from knowable.core.support.progress import Bar, ProgressSetting, deferred_interrupts, progress_bar
 from knowable.core.support.randomness import derive_seed, own_randomness, random_state, restore_random_state
 from knowable.core.support.tensors import keep_free_memory
 from knowable.core.support.time_limit import Deadline
 from knowable.core.training.lbfgs import lbfgs_round
 from knowable.core.training.objective import CompiledObjective, Objective, may_be_compiled
+from knowable.core.training.optimiser_state import restore_state, saved_state
 from knowable.core.training.schedule import WINDOW, Schedule, Settling
 from knowable.core.training.settings import TrainingResult, TrainingSettings, optimiser_of, scheduler_of
+from knowable.core.training.shares import Counted, Shares
 from knowable.errors import ConvergenceWarning, Diverged, Interrupted, InvalidData, Unsupported
 
 
@@ -41,7 +43,7 @@ def train(
     *,
     validation: Data | None = None,
     seed: int = 0,
-    progress: bool | None = None,
+    progress: ProgressSetting = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
     label: str = "fitting",
@@ -55,7 +57,7 @@ def train(
         settings: Epochs, learning rate, batch size and schedule.
         validation: Held-out data for early stopping on its log predictive density.
         seed: Fixes the order of the data and all noise.
-        progress: Show a progress bar (None: only on a terminal).
+        progress: Show a progress bar (None: only on a terminal), a function of a Progress, or a tracker.
         checkpoint: A folder to save to at intervals and to resume from.
         engine: Precision of the arithmetic, and whether the loss is compiled.
         label: Text of the progress bar.
@@ -90,6 +92,10 @@ def _run_to_the_end(
     except KeyboardInterrupt:
         run.restore_good()
         interrupted = True
+        if run.shares.processes.several:  # the others are waiting for this one, or have been stopped too
+            if saver is not None:
+                saver.save(*run.good)
+            raise
     if saver is not None:
         saver.save(*run.good)
     return interrupted
@@ -166,6 +172,8 @@ class TrainingRun:
         self.best: dict[str, Tensor] = {}
         self.good: tuple[dict[str, Any], dict[str, Tensor]] = ({}, {})  # the state at the end of the last window
         self.keeping = False  # whether that is just being replaced by the state as it is
+        self.shares = Shares(self.engine.processes, self.data, self.seed)
+        self.shares.processes.copy_from_first(self.objective.tensors().values())
         self._keep_state()
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -179,7 +187,8 @@ class TrainingRun:
         if self.batch < self.per_epoch:
             done = self.batch * self.settings.training.accumulate
             batches = self.data.batches(self.rows, seed=self.seed, epoch=self.epoch, skip=done)
-            for group in _in_groups(batches, self.settings.training.accumulate):
+            left = self.per_epoch * self.settings.training.accumulate - done
+            for group in self.shares.groups(batches, self.settings.training.accumulate, left):
                 going_on = self._one_step(group)
                 if going_on:
                     self._close_epoch_and_cycle()
@@ -194,7 +203,7 @@ class TrainingRun:
                 self._close_epoch()
         self.epoch, self.batch = self.epoch + 1, 0
 
-    def _one_step(self, batches: list[Batch]) -> bool:
+    def _one_step(self, batches: list[Counted]) -> bool:
         self.objective.epoch = self.epoch + self.batch / self.per_epoch
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * self.schedule.factor(self.step)
@@ -215,30 +224,26 @@ class TrainingRun:
             self._step_schedule()
         return True
 
-    def _gradient_and_update(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def _gradient_and_update(self, batches: list[Counted]) -> tuple[Tensor, dict[str, Tensor]] | None:
         """The loss and its terms, their means over the rows of all batches; None where it is not finite."""
-        if len(batches) == 1 and self.settings.training.clip is None:
-            done = self.objective.whole_step(self.optimiser, *batches[0])
+        alone = not self.shares.processes.several
+        if len(batches) == 1 and self.settings.training.clip is None and alone:
+            done = self.objective.whole_step(self.optimiser, *batches[0][0])
             if done is not None:
                 return done if math.isfinite(done[0].item()) else None
         self.optimiser.zero_grad(set_to_none=True)
-        rows = sum(len(batch[0]) for batch in batches)
-        found = []
-        for batch in batches:
-            with self.engine.precision_context(batch[0].device):
-                loss, terms = self._loss(*batch)
-            if not math.isfinite(loss.item()):
-                return None
-            share = len(batch[0]) / rows
-            (loss if len(batches) == 1 else share * loss).backward()
-            found.append((share, {"loss": loss.detach(), **terms}))
+        divided = self.objective.divides_weights
+        means = self.shares.gradient(self._loss_of, batches, self.params, self.step, divided=divided)
+        if means is None:
+            return None
         if self.settings.training.clip is not None:
             self.objective.clip_gradient(self.settings.training.clip)
         self.objective.update(self.optimiser)
-        means = found[0][1]
-        if len(found) > 1:
-            means = {name: torch.stack([share * each[name] for share, each in found]).sum(0) for name in means}
         return means.pop("loss"), means
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.engine.precision_context(batch[0].device):
+            return self._loss(*batch)
 
     def _begin_schedule(self, steps: int) -> None:
         """The rates as they were first, and the user's scheduler after so many of its steps."""
@@ -276,15 +281,18 @@ class TrainingRun:
 
     def _apply_time_limit(self) -> None:
         """Plan for as many steps as the time limit allows."""
-        possible = None if self.deadline is None else self.deadline.total_steps(self.step)
+        if self.deadline is None:
+            return
+        possible = self.shares.processes.from_first(partial(self.deadline.total_steps, self.step))
         if possible is not None:
             self.schedule.limit(self.step, possible)
 
     def _close_window(self, saver: Checkpoint | None, bar: Bar) -> bool:
         """Record the window and keep the state to go back to. False where the steps end here."""
-        if not all(torch.isfinite(value).all() for value in self.params):
+        if not self.shares.processes.all_finite(self.params):
             self._diverged(_NOT_FINITE)
             return False
+        self.shares.mean_buffers(self.objective.tensors())
         done = self.step - (self.history[-1]["step"] if self.history else 0)
         record = {
             "step": self.step,
@@ -305,7 +313,8 @@ class TrainingRun:
             self.schedule.record(self.step, record["loss"])
         self.finished = self.finished or self.step >= self.schedule.total_steps
         self._keep_state()
-        bar.update(self.step, self.schedule.total_steps, f"loss {record['loss']:.4g}")
+        words, terms = f"loss {record['loss']:.4g}", {name: each for name, each in record.items() if name != "step"}
+        bar.update(self.step, self.schedule.total_steps, words, terms, self.objective.present_posterior)
         if saver is not None and saver.due:
             saver.save(*self.good)
         return not self.finished
@@ -333,8 +342,7 @@ class TrainingRun:
         found: dict[str, Tensor] = {}
 
         def loss() -> Tensor:
-            with self.engine.precision_context(batch[0].device):
-                value, terms = self._loss(*batch)
+            value, terms = self._loss_of(batch)
             found.update(terms, loss=value.detach())
             return value
 
@@ -352,10 +360,8 @@ class TrainingRun:
     # --- validation --------------------------------------------------------------------------------------------------
 
     def _validate(self) -> float:
-        # on its own random stream: looking at held-out data does not change what training draws
-        with own_randomness(derive_seed(self.seed, "validation")), torch.no_grad():
-            total = sum(self.objective.predictive_log_likelihood(x, y).sum().item() for x, y in self.validation or ())
-        score = total / self.validation.size if self.validation else 0.0
+        together = self.objective.divides_weights
+        score = self._score() if together else self.shares.processes.from_first(self._score)
         if score > self.best_score:
             self.best_score, self.records_since_best = score, 0
             self.best = {name: value.detach().clone() for name, value in self.objective.tensors().items()}
@@ -364,18 +370,20 @@ class TrainingRun:
             self.finished = self.records_since_best >= self.settings.training.patience
         return score
 
+    def _score(self) -> float:
+        # on its own random stream: looking at held-out data does not change what training draws
+        with own_randomness(derive_seed(self.seed, "validation")), torch.no_grad():
+            total = sum(self.objective.predictive_log_likelihood(x, y).sum().item() for x, y in self.validation or ())
+        return total / self.validation.size if self.validation else 0.0
+
     # --- state -------------------------------------------------------------------------------------------------------
 
     def _keep_state(self) -> None:
         """Keep the state as the one to go back to, in the memory of the one before."""
         self.keeping = True
+        state, plain = saved_state(self.params if self.keeps_all else (), self.optimiser)
         tensors = {**with_prefix("objective.", self.objective.tensors()), **with_prefix("random.", random_state())}
-        plain = []  # numbers of the optimiser's state that are not tensors
-        for index, param in enumerate(self.params if self.keeps_all else ()):
-            for name, value in self.optimiser.state.get(param, {}).items():
-                if value is not None:
-                    tensors[f"optimiser.{index}.{name}"] = _as_state(value, self.optimiser)
-                    plain += [] if isinstance(value, Tensor) else [f"{index}.{name}"]
+        tensors |= state
         content = {
             "plain_state": plain, "scheduled": self.scheduled,
             "step": self.step, "epoch": self.epoch, "batch": self.batch, "halvings": self.halvings,
@@ -422,13 +430,7 @@ class TrainingRun:
         count = sum(name.startswith("frame.") for name in tensors)
         self.objective.snapshots = [tensors[f"frame.{index}"] for index in range(count)]
         self.best = without_prefix("best.", tensors)
-        for index, param in enumerate(self.params):
-            self.optimiser.state.pop(param, None)
-            if state := without_prefix(f"optimiser.{index}.", tensors):
-                plain = without_prefix(f"{index}.", dict.fromkeys(content.get("plain_state", ())))  # type: ignore[arg-type]
-                self.optimiser.state[param] = {
-                    name: value.item() if name in plain else value.clone() for name, value in state.items()
-                }
+        restore_state(self.params, self.optimiser, tensors, content.get("plain_state", ()))
         if self.scheduler is not None:
             self._begin_schedule(content.get("scheduled", 0))
         restore_random_state(without_prefix("random.", tensors))
@@ -458,6 +460,7 @@ class TrainingRun:
             with torch.no_grad():
                 for name, value in self.objective.tensors().items():
                     value.copy_(self.best[name])
+        self.shares.processes.copy_from_first(self.objective.tensors().values())
         if self.keeps_all:
             self._keep_state()
 
@@ -483,16 +486,3 @@ def _copied(value: Tensor, held: Tensor | None) -> Tensor:
     if held is None or held.shape != value.shape or held.dtype != value.dtype:
         return value.detach().clone()
     return held.copy_(value.detach())
-
-
-def _in_groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Groups of ``size`` batches; the last group may be smaller."""
-    source = iter(batches)
-    while group := list(itertools.islice(source, size)):
-        yield group
-
-
-def _as_state(value: Any, optimiser: torch.optim.Optimizer) -> Tensor:
-    if not isinstance(value, Tensor | int | float):
-        raise Unsupported(f"{type(optimiser).__name__} keeps a {type(value).__name__}, which cannot be saved.")
-    return torch.as_tensor(value)

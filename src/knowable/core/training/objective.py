@@ -19,6 +19,7 @@ from knowable.core.compiling.recorder import Recorded, unchecked_distributions
 from knowable.core.model.model import Model
 from knowable.core.network.inputs import as_rows
 from knowable.core.network.params import Buffers
+from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.randomness import own_randomness
 
 
@@ -39,10 +40,13 @@ class Objective(nn.Module, ABC):
         snapshots: Tensors that the objective appends during training and does not change afterwards, such as the
             weights at some epochs. The loop saves them in checkpoints.
         remedy: What the error about a diverged loss advises.
+        divides_weights: Whether each process has a part of the weights (FSDP): all compute together whatever they
+            compute, and gradients come as sums over the processes.
         recording: Whether the loss is being recorded: no value may be read out of a tensor.
     """
 
     recordable: ClassVar[bool] = False
+    divides_weights: ClassVar[bool] = False
     remedy: ClassVar[str] = (
         "Standardise the data, lower learning_rate, or clip the gradient: training=kn.Training(clip=1.0)."
     )
@@ -91,6 +95,10 @@ class Objective(nn.Module, ABC):
             **{f"parameter.{name}": value for name, value in self.named_parameters()},
             **{f"buffer.{name}": value for name, value in self.net_buffers.items()},
         }
+
+    def present_posterior(self) -> Posterior | None:
+        """The posterior as the parameters are now, for those who look on; None where there is none before the end."""
+        return None
 
     # --- hooks of the loop -------------------------------------------------------------------------------------------
 

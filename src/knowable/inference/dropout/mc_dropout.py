@@ -196,14 +196,11 @@ def _fit_dropout(method: MCDropout | ConcreteDropout, job: FitJob, **settings: A
     objective = DropoutObjective(model, rows.size, placement, way=method.way, **settings)
     result = train(objective, rows, method.training_settings(), **job.options)
     params = {name: value.detach() for name, value in objective.params().items()}
-    sites = zip(placement.sites, objective.rates(), strict=True)
-    found = replace(placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
+    found = objective.present_placement()
     terms = objective.final_elbo(rows, seed, result.epochs) | {f"rate.{site.name}": site.rate for site in found.sites}
     notes = (*_notes(placement), *rows.sample_notes)
     diagnostics = training_diagnostics(method, model, result, params, terms, notes)
-    points = {name: params[name] for name in model.point_names}
-    common = {"points": points, "buffers": objective.net_buffers, "seed": seed, "diagnostics": diagnostics}
-    return MaskedWeights(model, params, found, prediction=method.prediction, **common)
+    return objective.posterior(params, found, prediction=method.prediction, seed=seed, diagnostics=diagnostics)
 
 
 def _notes(placement: Placement) -> tuple[str, ...]:
@@ -258,6 +255,21 @@ class DropoutObjective(Objective):
     def params(self) -> Params:
         """Means of all parameters, by name."""
         return dict(zip(self.names, self.values, strict=True))
+
+    def present_placement(self) -> Placement:
+        """Where dropout acts, with the rates as they are."""
+        sites = zip(self.placement.sites, self.rates(), strict=True)
+        return replace(self.placement, sites=tuple(replace(site, rate=rate) for site, rate in sites))
+
+    def posterior(self, params: Params, placement: Placement, **common: Any) -> MaskedWeights:
+        """Masked weights with these means."""
+        points = {name: params[name] for name in self.model.point_names}
+        return MaskedWeights(self.model, params, placement, points=points, buffers=self.net_buffers, **common)
+
+    def present_posterior(self) -> MaskedWeights:
+        """The distribution as it is."""
+        params = {name: value.detach().clone() for name, value in self.params().items()}
+        return self.posterior(params, self.present_placement())
 
     def rates(self) -> list[float]:
         """The sites' rates: those that were set, to the last bit, or those that were learned."""

@@ -39,8 +39,8 @@ class BayesianBootstrap(Trained, Method):
         batch_size: Rows per step; None takes all rows up to 1,024, and 128 beyond.
         training: Optimiser, gradient clipping, patience of early stopping, divergence and accumulation:
             ``kn.Training(...)``.
-        vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
-            it and has up to 100,000 parameters.
+        vectorise: Train all members in one step (True) or in turn (False). None: as in
+            :class:`~knowable.inference.ensembles.deep_ensemble.DeepEnsemble`.
 
     Example:
         >>> import torch
@@ -66,6 +66,9 @@ class BayesianBootstrap(Trained, Method):
         check_count("members", self.members)
         if self.vectorise is not None:
             check_type("vectorise", self.vectorise, bool, "True, False or None")
+
+    def _divides(self, job: FitJob) -> bool:
+        return True
 
     def _fit(self, job: FitJob) -> Particles:
         """Draw the weights of the rows, then train the members with them."""

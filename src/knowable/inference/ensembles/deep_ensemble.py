@@ -41,8 +41,9 @@ class DeepEnsemble(Trained, Method):
             ``kn.Training(...)``.
         adversarial: Size of adversarial perturbations (fast gradient sign), as a fraction of each input's range (0.01
             in the paper; 0 for none). Half of the likelihood is then that of the perturbed inputs.
-        vectorise: Train all members in one step (True) or in turn (False). None: in one step where the network allows
-            it and has up to 100,000 parameters. With ``Engine(mode="compiled")`` that step is compiled.
+        vectorise: Train all members in one step (True) or in turn (False). None: in turn where the network has more
+            than 100,000 parameters or cannot be batched; else in one step, or in groups where a step for all would be
+            mostly arithmetic. With ``Engine(mode="compiled")`` that step is compiled.
         start: ``"fresh"``: all members but the first begin at new initial weights. ``"network"``: all begin at the
             network's own (the others with a little noise, 1% of the spread of each parameter's elements), and are
             trained in turn, in other orders of the data; for networks that are already trained.
@@ -79,6 +80,9 @@ class DeepEnsemble(Trained, Method):
     @property
     def makes_inputs(self) -> bool:
         return self.adversarial > 0
+
+    def _divides(self, job: FitJob) -> bool:
+        return True
 
     def _fit(self, job: FitJob) -> Particles:
         attack, notes, nearby = None, (), self.start == "network"

@@ -73,6 +73,9 @@ class EnsembleOf(Method):
         check_choice("weights", self.weights, WEIGHTS)
         check_choice("start", self.start, ("fresh", "network"))
 
+    def _divides(self, job: FitJob) -> bool:
+        return True
+
     def _fit(self, job: FitJob) -> Mixture:
         """Fit the members one after the other."""
         model = job.model
@@ -91,31 +94,32 @@ class EnsembleOf(Method):
 
     def _fits(self, job: FitJob) -> list[Posterior]:
         """The members that were fitted; an interrupt leaves those that are whole, or the first as it is."""
-        fits: list[Posterior] = []
-        given, model, seed = job.model, job.model, job.seed
-        for k in range(self.members):
-            if k == 1 and self.start == "fresh":
-                warn_of_replaced_weights(given, seed, "To keep them in every member: EnsembleOf(..., start='network').")
-            start = given if k == 0 or self.start == "network" else given.starting_at(*fresh_start(given, seed, k))
+        found: dict[int, Posterior] = {}
+        given, model = job.model, job.model
+        apart = model.point_names and self.members > 1
+        first = [[0], list(range(1, self.members))] if apart else [list(range(self.members))]
+        if self.members > 1 and self.start == "fresh":
+            warn_of_replaced_weights(given, job.seed, "To keep them in every member: EnsembleOf(..., start='network').")
+        for tasks in first:  # the others begin with the first member's point estimates, if there are any
             try:
-                with share_of_time(1 / (self.members - k)):
-                    own_seed = seed if k == 0 else derive_seed(seed, "member", k)
-                    member = job.part(f"member {k}", model=start, seed=own_seed).for_method(self.method)
-                    fit = self.method._fit(member)
-            except KeyboardInterrupt:  # this member had nothing to return yet
-                if not fits:
+                with share_of_time(len(tasks) / (self.members - len(found))):
+                    for k, fit in job.engine.run(
+                        _member, (self, job, given), tasks, label=type(self).__name__, progress=job.progress
+                    ):
+                        if not fit.diagnostics.interrupted or not found:
+                            found[k] = fit
+                        if fit.diagnostics.interrupted:
+                            return [found[k] for k in sorted(found)]
+            except KeyboardInterrupt:  # the members under way had nothing to return yet
+                if not found:
                     raise
-                warnings.warn(f"The fit was stopped from the keyboard at member {k}.", Interrupted, stacklevel=3)
+                text = f"The fit was stopped from the keyboard with {len(found)} of {self.members} members fitted."
+                warnings.warn(text, Interrupted, stacklevel=3)
                 break
-            if not fit.diagnostics.interrupted or not fits:
-                fits.append(fit)
-            if fit.diagnostics.interrupted:
-                break
-            if k == 0:
-                given = model.with_fixed(
-                    _shared_points(model, fits, hyper=False), fit.buffers if model.point_names else None
-                )
-        return fits
+            if model.point_names and 0 in found:
+                shared = _shared_points(model, [found[0]], hyper=False)
+                given = model.with_fixed(shared, found[0].buffers)
+        return [found[k] for k in sorted(found)]
 
     def _log_weights(self, members: Sequence[Posterior], held_out: Data | None) -> Tensor:
         if self.weights == "equal" or len(members) == 1:
@@ -124,6 +128,15 @@ class EnsembleOf(Method):
             return evidence_log_weights(members)
         assert held_out is not None
         return stacking_log_weights(held_out_log_densities(members, held_out))
+
+
+def _member(shared: tuple[EnsembleOf, FitJob, Model], k: int) -> Posterior:
+    """Fit one member."""
+    ensemble, job, given = shared
+    start = given if k == 0 or ensemble.start == "network" else given.starting_at(*fresh_start(given, job.seed, k))
+    seed = job.seed if k == 0 else derive_seed(job.seed, "member", k)
+    member = job.part(f"member {k}", model=start, seed=seed, label=f"{type(ensemble.method).__name__}, member {k}")
+    return ensemble.method._fit(member.for_method(ensemble.method))
 
 
 def _shared_points(model: Model, fits: list[Posterior], *, hyper: bool = True) -> Params:
@@ -244,6 +257,9 @@ class MultiSWAG(SWAG):
         super().__post_init__()
         check_count("members", self.members)
         check_choice("weights", self.weights, tuple(each for each in WEIGHTS if each != "evidence"))
+
+    def _divides(self, job: FitJob) -> bool:
+        return True
 
     def _fit(self, job: FitJob) -> Mixture:
         one = SWAG(**{each.name: getattr(self, each.name) for each in fields(SWAG)})

@@ -20,6 +20,7 @@ from knowable.core.model.model import Model
 from knowable.core.network.batched import batched
 from knowable.core.network.params import Buffers, Layout, Params, expand_params, index_params
 from knowable.core.posterior.monte_carlo import bytes_per_row
+from knowable.core.posterior.particles import Particles
 from knowable.core.training.objective import Objective, loss_with_gradients
 
 
@@ -64,6 +65,11 @@ class EnsembleObjective(Objective):
     def stack(self) -> Params:
         """The members' random parameters, each ``(K, ...)``."""
         return self.layout.views(self.positions.detach())
+
+    def present_posterior(self) -> Particles:
+        """The members as they are."""
+        stack = {name: value.clone() for name, value in self.stack().items()}
+        return Particles(self.model, stack, points=self.points, buffers=self.net_buffers)
 
     # --- the loop's side ---------------------------------------------------------------------------------------------
 

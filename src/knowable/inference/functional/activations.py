@@ -34,6 +34,7 @@ _TOLERATED = 1e-4  # and with all of them
 _ROUNDING = 1e-14  # share of E[φ²] that what is left out is uncertain by
 _REACH = 12.0  # standard deviations to which integrals go
 _NUMBERS_AT_ONCE = 2**23
+_LARGEST_GRID = 2**23  # numbers: activations of inputs so large that they need more have, for all we can see, kinks
 
 
 class DualActivation:
@@ -124,8 +125,10 @@ def correlation(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def _terms_needed(function: Callable[[Tensor], Tensor], variance: float, name: str) -> int:
     """How many Hermite coefficients activations of this variance need."""
-    at = torch.tensor(variance, dtype=torch.float64)
+    at, left_out = torch.tensor(variance, dtype=torch.float64), 1.0
     for terms in _TERMS:
+        if terms * 2 * _REACH / _step(terms, variance) > _LARGEST_GRID:
+            break
         *kept, rest = _coefficients(function, at, terms, variance)
         left_out = float(rest.square() / (torch.stack([*kept, rest]).square().sum() + _TINY))
         if left_out <= _ENOUGH:
@@ -159,11 +162,15 @@ def _grid(terms: int, largest: float, device: torch.device) -> tuple[Tensor, Ten
 
     The trapezoidal rule, whose error falls exponentially for smooth functions; steps are short where √a is large.
     """
-    step = min(0.05, 0.2 / math.sqrt(max(largest, _TINY)), 1.0 / math.sqrt(terms))
-    return tuple(each.to(device) for each in _grid_of(terms, math.floor(math.log2(step))))  # type: ignore[return-value]
+    found = _grid_of(terms, math.floor(math.log2(_step(terms, largest))))
+    return tuple(each.to(device) for each in found)  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=16)
+def _step(terms: int, largest: float) -> float:
+    return min(0.05, 0.2 / math.sqrt(max(largest, _TINY)), 1.0 / math.sqrt(terms))
+
+
+@lru_cache(maxsize=8)
 def _grid_of(terms: int, log_step: int) -> tuple[Tensor, Tensor, Tensor]:
     count = 2 * math.ceil(_REACH / 2.0**log_step) + 1
     nodes = torch.linspace(-_REACH, _REACH, count, dtype=torch.float64)

@@ -25,7 +25,7 @@ from knowable.core.network.jacobian import BatchJacobian, jacobian_vector_produc
 from knowable.core.network.layers import NetworkLayers
 from knowable.core.network.network import DRAWS_AT_ONCE
 from knowable.core.network.params import Params
-from knowable.core.posterior.monte_carlo import bytes_per_row, check_result_fits, predict_outputs
+from knowable.core.posterior.monte_carlo import bytes_near, bytes_per_row, check_result_fits, predict_outputs
 from knowable.core.posterior.normal import NormalPosterior, saved_normal
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.components import NormalOutputs
@@ -117,9 +117,9 @@ class LaplacePosterior(NormalPosterior):
     def _predict(self, x: Tensor, samples: int, seed: int, memory: int | None) -> Prediction:
         if self.prediction != "linearised":
             return super()._predict(x, samples, seed, memory)
-        self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
-        if self._outputs_of(x) <= _MOST_OUTPUTS:
-            outputs = self._closed_form(x, samples, seed, memory)
+        output = self.model.network.probe(x, self.model.network_params(self.mean()), self.buffers)
+        if output[0].numel() <= _MOST_OUTPUTS:
+            outputs = self._closed_form(x, samples, seed, memory, output[0].numel())
         else:
             outputs = self._with_drawn_functions(x, samples, seed, memory)
             if outputs is None:
@@ -137,9 +137,8 @@ class LaplacePosterior(NormalPosterior):
         pushed = jacobian_vector_products(function, at, directions, vectorise=vectorise, at_once=DRAWS_AT_ONCE)
         return function(at) + pushed
 
-    def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None) -> NormalOutputs:
+    def _closed_form(self, x: Tensor, samples: int, seed: int, memory: int | None, outputs: int) -> NormalOutputs:
         check_result_fits(self, x, samples, memory)
-        outputs = self._outputs_of(x)
         row_bytes = self._row_bytes(self._layers_at(x), outputs)
         mean, covariance = self._moments(x, self._covariance, row_bytes, memory)
         generator = generator_for(seed, "predict", device=self.model.device)
@@ -169,7 +168,8 @@ class LaplacePosterior(NormalPosterior):
         """Outputs at the mean and a ``function`` of the rows, which takes ``row_bytes`` for each, in batches."""
         layers = self._layers_at(x)
         known = 3 * bytes_per_row(self.model, x, self.buffers) + row_bytes
-        count = max(1, min(_BATCH_BYTES, memory or _BATCH_BYTES) // known)
+        batch = max(_BATCH_BYTES, bytes_near(self.model))
+        count = max(1, min(batch, memory or batch) // known)
 
         def of(part: Tensor) -> tuple[Tensor, Tensor]:
             rows = self._jacobian(part, layers)
@@ -183,9 +183,6 @@ class LaplacePosterior(NormalPosterior):
     def _jacobian(self, x: Tensor, layers: NetworkLayers) -> BatchJacobian:
         params = self.model.network_params(self.mean())
         return BatchJacobian(self.model.network, layers, params, x, self.buffers, differentiable=x.requires_grad)
-
-    def _outputs_of(self, x: Tensor) -> int:
-        return self.model.network(self.model.network_params(self.mean()), x[:1], buffers=self.buffers)[0].numel()
 
     def _layers_at(self, x: Tensor) -> NetworkLayers:
         if self._layers is None:

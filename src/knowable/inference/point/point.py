@@ -107,6 +107,11 @@ class PointObjective(Objective):
         output = self.model.forward(params, x, buffers=self.net_buffers, training=True)
         return self.model.score(output, y, params, weights).mean()
 
+    def present_posterior(self) -> Particles:
+        """One atom, the parameters as they are."""
+        params = {name: value.detach().clone() for name, value in self.params().items()}
+        return one_atom(self.model, params, buffers=self.net_buffers)
+
     def predictive_log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density of held-out rows."""
         params = self.params()
@@ -123,11 +128,16 @@ def fit_point(
     model, method = job.model, job.method
     if objective is None and use_prior:
         refuse_learned_prior(method, model)
-    objective = objective or PointObjective(model, job.rows.size, use_prior=use_prior)
-    result = train(objective, job.rows, settings, **job.options)
-    params = {name: value.detach() for name, value in objective.params().items()}
+    if job.engine.fully_shard and job.engine.processes.several:
+        from knowable.inference.point.fully_sharded import ShardedPointObjective  # takes a moment to import
+
+        found = ShardedPointObjective(model, job.rows.size, job.engine.processes, use_prior=use_prior)
+    else:
+        found = objective or PointObjective(model, job.rows.size, use_prior=use_prior)
+    result = train(found, job.rows, settings, **job.options)
+    params = {name: value.detach() for name, value in found.params().items()}
     diagnostics = training_diagnostics(method, model, result, params)
-    return one_atom(model, params, buffers=objective.net_buffers, seed=job.seed, diagnostics=diagnostics)
+    return one_atom(model, params, buffers=found.net_buffers, seed=job.seed, diagnostics=diagnostics)
 
 
 def one_atom(model: Model, params: Params, **common: Any) -> Particles:
@@ -194,6 +204,7 @@ class MAP(Trained, Method):
     summary = "the most probable weights: ordinary training with the prior as regulariser"
     references = ("mackay1992",)
     supports_row_weights = True
+    divides_weights = True
 
     def _fit(self, job: FitJob) -> Particles:
         fit = partial(fit_point, settings=self.training_settings())
@@ -234,6 +245,7 @@ class MaximumLikelihood(Trained, Method):
     aliases = ("ml", "mle")
     references = ("mackay1992",)
     supports_row_weights = True
+    divides_weights = True
 
     def _fit(self, job: FitJob) -> Particles:
         fit = partial(fit_point, settings=self.training_settings(), use_prior=False)

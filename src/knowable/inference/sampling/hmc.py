@@ -118,6 +118,7 @@ class HMCKernel(Kernel):
     most_steps: int = 1000
 
     state_type = HMCState
+    splits = ("position", "value", "gradient")
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> HMCState:
         """Where the chains begin, before any tuning."""

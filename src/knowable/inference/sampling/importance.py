@@ -29,7 +29,7 @@ from knowable.core.posterior.diagnostics import Diagnostics, LogEvidence
 from knowable.core.posterior.particles import Particles
 from knowable.core.posterior.posterior import Posterior
 from knowable.core.support.checks import check_choice, check_count, check_number, check_type, parse_memory
-from knowable.core.support.progress import progress_bar
+from knowable.core.support.progress import ProgressSetting, progress_bar
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.errors import ConvergenceWarning, Interrupted, InvalidArgument, Unsupported
 from knowable.inference.sampling.importance_weights import (
@@ -142,7 +142,7 @@ class ImportanceSampling(Method):
         init_params: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: ProgressSetting = None,
         engine: Engine | None = None,
     ) -> Samples:
         """Draw from a bare density, by a Student t around the mode that is found from ``init_params``.
@@ -386,7 +386,7 @@ class WeightedDraws:
 
 def weighted_draws(
     proposal: Proposal, density: JointDensity | BareDensity, draws: int, *, smooth: bool, seed: int,
-    progress: bool | None,
+    progress: ProgressSetting,
 ) -> WeightedDraws:  # fmt: skip
     """Draw block by block and weigh; the draws themselves are made again once it is known which ones are kept."""
     found: list[tuple[Tensor, Tensor]] = []

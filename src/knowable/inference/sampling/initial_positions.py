@@ -70,7 +70,7 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
     known: Params = model.params()
     if start == "map" or (points and not isinstance(start, Posterior)):
         with share_of_time(_TIME_SHARE):
-            best = fit_point(job.part("points", engine=Engine()), training)
+            best = fit_point(job.part("points", engine=job.engine.plain), training)
         if best.diagnostics.interrupted:
             raise KeyboardInterrupt  # there are no draws yet to return
         known = best.mean()
@@ -88,7 +88,7 @@ def starting_points(job: FitJob, start: str | Posterior, chains: int) -> Start:
         mode="eager" if job.engine.mode == "eager" else "traced",
     )  # fmt: skip
     with share_of_time(_TIME_SHARE):
-        own = job.part("start", engine=Engine(), label=f"starting {chains} chains")
+        own = job.part("start", engine=job.engine.plain, label=f"starting {chains} chains")
         result = train(ensemble, data, training, **own.options)
     if result.interrupted:
         raise KeyboardInterrupt  # there are no draws yet to return
@@ -193,8 +193,15 @@ def _warn_of_flat_directions(target: Target, gradient: Tensor) -> None:
 
 
 def full_precision(method: Any, engine: Engine | None) -> Engine:
-    """The engine of a sampler, which must compute in the network's own precision."""
+    """The engine for a bare density."""
     engine = as_engine(engine)
+    if engine.elsewhere:
+        raise Unsupported("A bare density is sampled in this process. Leave the engine's workers out.")
+    return in_full_precision(method, engine)
+
+
+def in_full_precision(method: Any, engine: Engine) -> Engine:
+    """The engine of a sampler, which must compute in the network's own precision."""
     if engine.precision != "full":
         raise Unsupported(
             f"{type(method).__name__} needs exact gradients and densities: precision={engine.precision!r} would change "

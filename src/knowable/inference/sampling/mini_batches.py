@@ -78,10 +78,15 @@ class MiniBatches:
     def __init__(self, target: Target, batch_size: int | None, seed: int):
         self.seed = seed
         self.data: Data | None = target.data if isinstance(target, ModelTarget) else None
-        self.rows = 0 if self.data is None else rows_per_step(batch_size, self.data.size)
-        # whether the gradient is that of all rows
-        self.exact = self.data is None or self.rows >= self.data.size
+        size = target.size if isinstance(target, ModelTarget) else 0
+        self.rows = rows_per_step(batch_size, size) if size else 0
+        self.exact = self.rows >= size  # whether the gradient is that of all rows
         self.per_epoch = 1 if self.data is None or self.exact else self.data.batches_per_epoch(self.rows)
+        self.stream: tuple[int, ...] = ()  # of random numbers, beside the seed and the epoch
+        if isinstance(target, ModelTarget) and target.divided:  # of a process's own rows, their share of a batch
+            self.per_epoch = -(-size // self.rows)
+            self.rows = max(1, round(self.rows * target.data.size / size))
+            self.stream = (target.processes.rank,)
         self._at = -1  # the step whose batch comes next from the iterator
         self._iterator: Iterator[Batch] = iter(())
         self.current: Target = target  # the log density of the batch last used
@@ -104,7 +109,7 @@ class MiniBatches:
         assert self.data is not None
         epoch, number = divmod(step, self.per_epoch)
         if step != self._at or number == 0:
-            generator = generator_for(self.seed, epoch)
+            generator = generator_for(self.seed, epoch, *self.stream)
             self._iterator = _independent(self.data, self.rows, self.per_epoch, generator, number)
         self._at = step + 1
         return next(self._iterator)

@@ -166,6 +166,7 @@ def _exact(target: Target, flat: Tensor) -> Tensor:
     total = torch.zeros((len(flat), len(flat)), dtype=torch.float64, device=flat.device)
     for batch in target.rows(1):
         total -= hessian(target.function.function, flat, *batch)
+    target.processes.add(total)
     prior = NormalDensity.of(target.model, target.layout)
     return total if prior is None else total + prior.precision.double().diag()
 

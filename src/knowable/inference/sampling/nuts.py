@@ -108,6 +108,7 @@ class NUTSKernel(Kernel):
     mass: str
 
     state_type = NUTSState
+    splits = ("position", "value", "gradient")
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> NUTSState:
         """Where the chains begin, before any tuning."""

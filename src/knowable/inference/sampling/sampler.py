@@ -14,12 +14,13 @@ from torch import Tensor
 from knowable.core.chains.convergence import prediction_error, share_between_chains
 from knowable.core.chains.diagnostics import ChainDiagnostics
 from knowable.core.chains.draw_store import DTYPES, rows_within
+from knowable.core.chains.groups import Apart
 from knowable.core.chains.kernel import Kernel
 from knowable.core.chains.loop import run_chains
 from knowable.core.chains.posterior import ChainPosterior, Samples
 from knowable.core.chains.run import Monitor
 from knowable.core.chains.settings import ChainResult, ChainSettings, Mixing
-from knowable.core.chains.target import DensityTarget, ModelTarget, Target
+from knowable.core.chains.target import DensityTarget, ModelTarget, Target, worthwhile_group
 from knowable.core.compiling.engine import Engine
 from knowable.core.method import FitJob, Method
 from knowable.core.model.data import Data
@@ -27,8 +28,10 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.core.model.model import Model
 from knowable.core.network.params import Layout, Params, expand_params
 from knowable.core.posterior.diagnostics import Diagnostics
+from knowable.core.posterior.monte_carlo import flops_per_row
 from knowable.core.storage.folder import Checkpoint, as_checkpoint, part_of, tensor_fingerprint
 from knowable.core.support.checks import check_count
+from knowable.core.support.progress import ProgressSetting
 from knowable.core.support.randomness import derive_seed, generator_for, own_randomness
 from knowable.core.support.time_limit import share_of_time
 from knowable.inference.sampling.initial_positions import (
@@ -36,6 +39,7 @@ from knowable.inference.sampling.initial_positions import (
     check_density,
     first_positions,
     full_precision,
+    in_full_precision,
     near_modes,
     scattered,
     starting_points,
@@ -62,34 +66,57 @@ class Sampler(ChainSettings, Method):
     def kernel(self, dimension: int) -> Kernel:
         """The transition of all chains, for positions of ``dimension`` numbers."""
 
+    def _divides(self, job: FitJob) -> bool:
+        rows = job.rows
+        return rows.in_memory and self._group_size(job.model, rows.tensors[0], rows.size) < self.chains
+
+    def _group_size(self, model: Model, x: Any, size: int) -> int:
+        """How many chains draw together once they are tuned; all where they cannot be apart."""
+        start = model.params()
+        kernel = self.kernel(sum(start[name].numel() for name in model.random_names))
+        if not kernel.splits or self.chains == 1:
+            return self.chains
+        return worthwhile_group(self.chains, size * flops_per_row(model, x))
+
     def _fit(self, job: FitJob) -> ChainPosterior:
         """Draw from the posterior of a network."""
-        model, seed, engine = job.model, job.seed, full_precision(self, job.engine)
+        model, seed, engine = job.model, job.seed, in_full_precision(self, job.engine)
         self._check_memory(model)
-        rows = job.rows
+        rows = shown = job.rows
         if not rows.in_memory:
             with own_randomness(derive_seed(seed, "reading")):  # a loader may shuffle
-                x, y, *weights = rows.tensors
-            rows = Data((x, y), rows.size, weights[0] if weights else None)
-        job = replace(job, rows=rows)
+                x, y, *weights = rows.own_tensors
+            rows = shown = Data((x, y), len(x) if rows.divided else rows.size, weights[0] if weights else None)
+        if job.rows.divided:
+            shown = job.rows.kept or Data(job.rows.first)
+        else:
+            job = replace(job, rows=rows)
+        size = self._group_size(model, rows.tensors[0], job.rows.size)
         start = starting_points(job, self.start, self.chains)
         target = ModelTarget(
-            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode
-        )
+            model, rows, points=start.points, buffers=start.buffers, temperature=self.temperature, mode=engine.mode,
+            processes=engine.processes, size=job.rows.size if job.rows.divided else None,
+        )  # fmt: skip
         identity = {**job.identity, "engine": repr(engine)}
         if job.checkpoint is not None:
             identity["positions"] = tensor_fingerprint(start.positions)
-        monitor = FunctionMonitor(model, rows.tensors[0], rows.tensors[1], start, target.layout)
+        monitor = FunctionMonitor(model, shown.tensors[0], shown.tensors[1], start, target.layout)
+
+        def posterior(draws: Tensor, **more: Any) -> ChainPosterior:
+            stack = target.layout.views(draws.reshape(-1, target.layout.size))
+            return ChainPosterior(
+                model, stack, len(draws), points=start.points, buffers=start.buffers, seed=seed, **more
+            )
+
         result = self._run(
-            target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress,
+            target, start.positions, mixing=self.network_mixing, seed=seed, progress=job.progress, posterior=posterior,
             monitor=monitor, prediction_terms=monitor.prediction_terms,
             checkpoint=part_of(job.checkpoint, "chains"), identity=identity,
+            apart=Apart(size, engine) if size < self.chains else None,
         )  # fmt: skip
-        stack = target.layout.views(result.draws.reshape(-1, target.layout.size))
-        return ChainPosterior(
-            model, stack, result.draws.shape[0], info=result.info, best=self._best(target, result), points=start.points,
-            buffers=start.buffers, seed=seed, diagnostics=self._diagnostics(result),
-        )  # fmt: skip
+        return posterior(
+            result.draws, info=result.info, best=self._best(target, result), diagnostics=self._diagnostics(result)
+        )
 
     def sample(
         self,
@@ -97,7 +124,7 @@ class Sampler(ChainSettings, Method):
         init_params: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         seed: int = 0,
-        progress: bool | None = None,
+        progress: ProgressSetting = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
     ) -> Samples:
@@ -109,7 +136,7 @@ class Sampler(ChainSettings, Method):
             init_params: One dict of start values, near which chains begin, or near the modes they climb to from there;
                 or a list with one dict for each chain, where they then begin.
             seed: Fixes everything random.
-            progress: Show a bar (None: only on a terminal).
+            progress: Show a bar (None: only on a terminal), or a function of a :class:`~knowable.Progress`.
             checkpoint: A folder to save to now and then; a run that finds its own state there goes on from it.
             engine: How the gradient is computed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -67,6 +68,10 @@ class VariationalObjective(Objective):
     @abstractmethod
     def posterior(self, **common: Any) -> Posterior:
         """The current distribution; ``common`` goes to :class:`~knowable.core.posterior.posterior.Posterior`."""
+
+    def present_posterior(self) -> Posterior:
+        """The distribution as it is now, which further training does not change."""
+        return copy.deepcopy(self.posterior())
 
     def fit_normal(self, mean: Tensor, precision: Tensor) -> None:
         """Become the q that is nearest to a normal, in KL(q ‖ normal).

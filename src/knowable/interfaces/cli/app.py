@@ -17,6 +17,7 @@ from knowable.interfaces.cli.options import AsJson, Config, Quiet, Seed, complet
 from knowable.interfaces.cli.predict import evaluate, predict
 from knowable.interfaces.cli.report import report
 from knowable.interfaces.cli.signing import sign, verify
+from knowable.interfaces.lab.command import lab
 from knowable.interfaces.serve.command import serve
 
 
@@ -131,5 +132,5 @@ def front_door(
         typer.echo(context.get_help())
 
 
-for command in (demo, fit, predict, evaluate, certify, compare, report, serve, sign, verify, methods, cite):
+for command in (demo, fit, predict, evaluate, certify, compare, report, serve, lab, sign, verify, methods, cite):
     app.command()(command)

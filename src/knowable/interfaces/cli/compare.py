@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import knowable as kn
+from knowable.core.compiling.engine import as_engine
 from knowable.core.support.checks import check_count, check_number
 from knowable.core.support.files import check_folder
 from knowable.errors import InvalidArgument, MissingExtra
@@ -18,6 +19,7 @@ from knowable.interfaces.cli.options import (
     Config,
     DataFile,
     Drop,
+    EngineName,
     Group,
     Identifier,
     Kind,
@@ -71,6 +73,7 @@ def compare(
     group: Group = None,
     time: Time = None,
     seed: Seed = 0,
+    engine: EngineName = None,
     lenient: Lenient = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, deleting an earlier comparison.")] = False,
     quiet: Quiet = False,
@@ -95,6 +98,7 @@ def compare(
                 find_method(name)
         if out is not None:
             check_folder(out, name="--out", ours=lambda entry: entry in FILES or entry.startswith("."))
+        as_engine(engine)
         kinds = parse_kinds(kind)
         table = read_training(
             data, target, task=parse_task(task), drop=drop or (), kinds=kinds, identifiers=identifier or (),
@@ -116,6 +120,7 @@ def compare(
                 out=None if out is None else out / JOURNAL,
                 outside=elsewhere,
                 progress=False if quiet else None,
+                engine=engine,
             )
         tell(found, quiet=quiet)
         if out is not None:

@@ -38,6 +38,7 @@ def new_estimator(
     time_limit: float | None = None,
     samples: int = 64,
     progress: bool = False,
+    engine: str | None = None,
 ) -> Estimator:
     """An estimator for the task; an unknown method is refused now and not after the data was read."""
     if method != "auto":
@@ -51,6 +52,7 @@ def new_estimator(
         random_state=seed,
         kinds=dict(kinds) if kinds else None,
         verbose=progress,
+        engine=engine,
     )
 
 

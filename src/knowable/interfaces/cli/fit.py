@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time as clock
 from collections.abc import Mapping
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 import typer
 
 from knowable._version import __version__
+from knowable.core.compiling.engine import as_engine
 from knowable.core.support.checks import check_choice, check_count, check_number
 from knowable.errors import MissingExtra
 from knowable.evaluation.evaluate import Scores
@@ -35,6 +37,7 @@ from knowable.interfaces.cli.options import (
     Config,
     DataFile,
     Drop,
+    EngineName,
     Force,
     Group,
     Identifier,
@@ -97,6 +100,7 @@ def fit(
     ] = True,
     samples: Annotated[int, typer.Option(metavar="N", help="Posterior draws behind a prediction.")] = 64,
     seed: Seed = 0,
+    engine: EngineName = None,
     lenient: Lenient = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -120,7 +124,9 @@ def fit(
             "samples": samples, "seed": seed, "lenient": lenient,
         }  # fmt: skip
         with told(quiet=quiet):
-            run = fit_table(options, folder, force=force, quiet=quiet)
+            run = fit_table(options, folder, force=force, quiet=quiet, engine=engine)
+        if os.environ.get("RANK", "0") != "0":  # of torchrun: the first process writes and speaks
+            return
         page = write_run(run, options, folder, force=force)
         tell(all_notices(run), quiet=quiet)
         report = folder / run_folder.REPORT if page and folder.is_dir() else None
@@ -138,7 +144,9 @@ def fit(
             raise typer.Exit(NOT_CONVERGED)
 
 
-def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool) -> FittedRun:
+def fit_table(
+    options: Mapping[str, Any], folder: Path, *, force: bool, quiet: bool, engine: str | None = None
+) -> FittedRun:
     """Check the options, read the file, fit.
 
     Raises:
@@ -151,6 +159,7 @@ def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: b
         check_number("time_limit", options["time_limit"], above=0.0)
     if options["method"] != "auto":
         find_method(options["method"])
+    as_engine(engine)
     task, kinds = parse_task(options["task"]), parse_kinds(options["kind"])
     run_folder.check_place(folder, force=force)
     table = read_training(
@@ -161,6 +170,7 @@ def fit_table(options: Mapping[str, Any], folder: Path, *, force: bool, quiet: b
         new_estimator,
         table.task, method=options["method"], likelihood=options["likelihood"], budget=options["budget"],
         time_limit=options["time_limit"], samples=options["samples"], seed=seed, kinds=kinds, progress=not quiet,
+        engine=engine,
     )  # fmt: skip
     training, held = divide(
         table.outcomes, options["holdout"], classes=table.task == "classification", seed=seed, groups=table.groups,

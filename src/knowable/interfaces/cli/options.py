@@ -159,6 +159,10 @@ Likelihood = Annotated[
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", metavar="SECONDS", help="Most time for the fit, which it may cut short.")
 ]
+EngineName = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="ray: independent fits run there (RAY_ADDRESS, or here)."),
+]
 Identifier = Annotated[
     list[str] | None,
     typer.Option("--id", metavar="COLUMN", help="A column that names the rows: no input; may be repeated."),

@@ -71,12 +71,12 @@ def run(
         CannotLoad: If the model cannot be loaded.
     """
     log_as_json()
-    door = _bound(host, port)
+    door = bound(host, port)
     with contextlib.closing(door), asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
         runner.run(_serve(source, door, workers=workers, token=token, limits=limits, together=together))
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """The address, taken before the model is loaded; nobody is let in before that."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -193,4 +193,4 @@ class _Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-__all__ = ["CannotLoad", "read_token", "run"]
+__all__ = ["CannotLoad", "bound", "read_token", "run"]

@@ -3,17 +3,19 @@ r"""Predictions that take no more posterior draws than the decision needs.
 A prediction averages over K draws. Long before the last of them most rows are decided: whatever the draws that are left
 say, the answer stays. Rows are looked at after a few draws, and those that are settled take no more.
 
-Labels are settled by a test that is exact at any number of draws, looked at however often: a gambler bets draw by draw
-that the leading class is *not* ahead on average over all K draws, without replacement (Waudby-Smith and Ramdas, 2020).
-Write :math:`d_j` for the leader's probability less another class's under draw j, :math:`S_j` for their sum so far. If
-the other class is ahead over all K draws, the next difference is :math:`c_j = -S_{j-1} / (K - j + 1)` at most on
-average, so that the wealth
+Labels are settled by a test that is exact at any number of draws, looked at however often (Waudby-Smith and Ramdas,
+2020). For each class a gambler bets, draw by draw and without replacement, that this class does *not* have the highest
+mean over all K draws. Write :math:`d_j` for the probability, under draw j, of the class that leads after the draws
+before j, less that of the gambler's class, and :math:`S_{j-1}` for the sum of the same difference over these draws. If
+the gambler's class has the highest mean, :math:`d_j` is :math:`c_j = -S_{j-1} / (K - j + 1)` at most on average, so
+that the wealth
 
-.. math:: W_k = \frac{1}{|\Theta|} \sum_{\theta \in \Theta} \prod_{j \le k}
-    \left(1 + \theta \frac{d_j - c_j}{1 + c_j}\right)
+.. math:: W_k = \sum_\theta w_\theta \prod_{1 < j \le k} \left(1 + \theta \frac{d_j - c_j}{1 + c_j}\right)
 
-does not grow on average, and reaches :math:`(C - 1) / \epsilon` with probability :math:`\epsilon / (C - 1)` at most.
-The label is settled when it has done so against each of the C - 1 other classes.
+does not grow on average, and ever reaches :math:`1 / \epsilon` with probability :math:`\epsilon` at most. The label is
+settled when the gamblers of all other classes have reached that. It is wrong only if the gambler of the final label
+has, so that :math:`\epsilon` need not be shared among the classes; the leader is known before each bet, and not chosen
+after.
 
 The ends of an interval are settled when they move by less than a twentieth of its width, up to the probability
 :math:`\epsilon`, by the t distribution of a quantile's error after k of K draws.
@@ -37,9 +39,9 @@ from knowable.core.posterior.posterior import Posterior
 from knowable.core.prediction.prediction import ClassPrediction, Prediction, RegressionPrediction
 from knowable.core.support.randomness import generator_for
 
-LOOKS = (12, 16, 24, 32, 48)  # numbers of draws after which rows are looked at
+LOOKS = (11, 14, 18, 23, 30, 39, 50)  # numbers of draws after which rows are looked at
 MOVE = 0.05  # of an interval's width, by which its ends may move and count as the same
-_BETS = (0.6, 0.98)  # shares of the wealth that the gambler puts in
+_BETS = {0.95: 0.8, 0.6: 0.2}  # shares of the wealth that a gambler puts in, and how much begins with each
 _FEWEST = 1e-12
 _REACH, _HALVINGS = 6.0, 10  # standard deviations within which an end is looked for, and how often they are halved
 
@@ -91,9 +93,11 @@ class Draws:
             return
         model, most, taken = posterior.model, min(most, samples), 0
         looks = [look for look in LOOKS if look < most and epsilon > 0]
-        stop = looks[0] if looks else most
+        stops = torch.tensor([*looks, most], dtype=torch.double)
+        due = stops[:1].expand(len(left))  # when a row is looked at: whatever its company, so that it changes no answer
         outputs, params = torch.zeros(0), {}
         while True:
+            stop = int(due.min())
             new, own, _ = predict_outputs(
                 posterior, x[left], samples, posterior.seed, None, only=(taken, stop), budget=self._budget(x)
             )
@@ -105,16 +109,17 @@ class Draws:
             if stop == most:
                 yield Piece(left, found.shaped(posterior.target_shape), stop)
                 return
-            needed = draws_needed(found, most, epsilon, level, looks=len(looks)).cpu()
-            rows = self._whole((needed <= stop).nonzero().flatten())
-            if len(rows):
-                these = model.likelihood.predict(outputs[:, rows], noise, equal)
+            needed = draws_needed(found, most, epsilon, level, looks=len(looks)).cpu().double().nan_to_num(most)
+            settled = (due == stop) & (needed <= stop)
+            if settled.any():
+                rows = self._whole(settled.nonzero().flatten())
+                these = found if settled.all() else model.likelihood.predict(outputs[:, rows], noise, equal)
                 yield Piece(left[rows], these.shaped(posterior.target_shape), stop)
-            rows = self._whole((needed > stop).nonzero().flatten())
-            if not len(rows):
+            if settled.all():
                 return
-            left, outputs, taken = left[rows], outputs[:, rows], stop
-            stop = next((look for look in looks if look > stop and look >= needed[rows].median()), most)
+            later = stops[torch.searchsorted(stops, needed.clamp(stop + 1, most))]
+            rows = self._whole((~settled).nonzero().flatten())
+            left, outputs, taken, due = left[rows], outputs[:, rows], stop, later.where(due == stop, due)[rows]
 
     def _whole(self, places: Tensor) -> Tensor:
         return in_blocks(places, self.block)
@@ -184,23 +189,24 @@ def draws_needed(prediction: Prediction, samples: int, epsilon: float, level: fl
 
 def _for_label(probs: Tensor, samples: int, epsilon: float) -> Tensor:
     """Draws until the label of the mean so far is that of all: ``probs`` is ``(k, rows, classes, ...)``."""
-    draws, _, classes = probs.shape[:3]
-    leader = probs.mean(0).argmax(1, keepdim=True)
-    ahead = probs.gather(2, leader.expand(draws, *leader.shape)) - probs
-    goal = math.log(max(1, classes - 1)) - math.log(epsilon)
-    pace = _log_wealth(ahead, samples).scatter(1, leader, math.inf) / draws
-    return (goal / pace.clamp_min(goal / samples)).amax(1)
+    sums = probs.cumsum(0)
+    goal, taken = -math.log(epsilon), len(probs)
+    wealth = _log_wealth(probs[1:], sums[:-1], samples)
+    wealth = wealth.scatter(1, sums[-1].argmax(1, keepdim=True), math.inf).amin(1)
+    at_this_pace = taken * goal / wealth.clamp_min(goal * taken / samples)
+    return at_this_pace.where(wealth >= goal, (at_this_pace + taken) / 2)  # stakes rise, the nearer the end is
 
 
-def _log_wealth(ahead: Tensor, samples: int) -> Tensor:
-    """Log of the gambler's wealth after the draws ``(k, ...)`` of numbers from -1 to 1, of ``samples`` in all."""
-    total = ahead.cumsum(0) - ahead
-    left = torch.arange(samples, samples - len(ahead), -1, dtype=ahead.dtype).view(-1, *(1,) * (ahead.dim() - 1))
-    centre = -total / left.to(ahead.device)
+def _log_wealth(probs: Tensor, before: Tensor, samples: int) -> Tensor:
+    """Logs of the gamblers' wealth, ``(rows, classes, ...)``: draws from the second on, the sums before each."""
+    leader = before.argmax(2, keepdim=True)
+    ahead, total = (each.gather(2, leader) - each for each in (probs, before))
+    left = torch.arange(samples - 1, samples - 1 - len(probs), -1, dtype=probs.dtype, device=probs.device)
+    centre = -total / left.view(-1, *(1,) * (probs.dim() - 1))
     certain = (centre <= -1).any(0)  # the draws that are left cannot turn it
     gain = (ahead - centre) / (1 + centre).clamp_min(_FEWEST)
-    each = [torch.log1p((bet * gain).clamp_min(_FEWEST - 1)).sum(0) for bet in _BETS]
-    return torch.stack(each).logsumexp(0).sub(math.log(len(each))).masked_fill(certain, math.inf)
+    each = [torch.log1p(bet * gain).sum(0) + math.log(share) for bet, share in _BETS.items()]
+    return torch.logaddexp(*each).masked_fill(certain, math.inf)
 
 
 def _for_interval(prediction: RegressionPrediction, samples: int, epsilon: float, level: float, looks: int) -> Tensor:
