@@ -230,7 +230,7 @@ def distances_table(run: Mapping[str, Any]) -> str:
     names = [name for name in next(iter(problems.values()), {}) if name != "NUTS"]
     means = {name: [summary(problems[each].get(name, [])) for each in problems] for name in names}
     order = sorted(names, key=lambda name: math.inf if any(map(math.isnan, means[name])) else sum(means[name]))
-    lines = [[name, *(f"{value:.3f}" for value in means[name])] for name in order]
+    lines = [[name, *("" if math.isnan(value) else f"{value:.3f}" for value in means[name])] for name in order]
     rhats = [fit["rhat"] for each in problems.values() for fit in each.get("NUTS", []) if "rhat" in fit]
     size = run["reference"]
     mixed = f"NUTS: {size['chains']} chains of {size['draws']} draws after {size['warmup']}"

@@ -205,14 +205,12 @@ def measured() -> str:
     """The decision page's table: by method the distance to NUTS, and scores on images and tables."""
     problems = (stored("fidelity") or {"problems": {}})["problems"]
     names = list(next(iter(problems.values()), {}))
-    near = {name: [fidelity.summary(found.get(name, [])) for found in problems.values()] for name in names}
-    images, tables = (
-        (stored("image_methods") or {"methods": {}})["methods"],
-        (stored("uci_methods") or {"data": {}})["data"],
-    )
-    order = sorted(
-        (n for n in names if n not in ("NUTS", fidelity.AGAIN)), key=lambda name: statistics.fmean(near[name])
-    )
+    far = {name: [fidelity.summary(found.get(name, [])) for found in problems.values()] for name in names}
+    near = {name: statistics.fmean(each) for name, each in far.items()}
+    hidden = ("NUTS", fidelity.AGAIN)
+    order = sorted((name for name in names if name not in hidden and not math.isnan(near[name])), key=near.__getitem__)
+    images = (stored("image_methods") or {"methods": {}})["methods"]
+    tables = (stored("uci_methods") or {"data": {}})["data"]
     header = (
         "method",
         "distance to NUTS",
@@ -229,7 +227,7 @@ def measured() -> str:
         ]
         gain = f"{statistics.fmean(gains):+.2f}" if gains and name != "MAP" else ""
         nll, auroc = (f"{found['nll'][0]:.3f}", f"{found['auroc_entropy']:.3f}") if found.get("nll") else ("", "")
-        lines.append(_cells([f"`{name}`", f"{statistics.fmean(near[name]):.3f}", nll, auroc, gain]))
+        lines.append(_cells([f"`{name}`", f"{near[name]:.3f}", nll, auroc, gain]))
     return "\n".join(lines)
 
 

@@ -80,7 +80,8 @@ SHORT_TUTORIALS |= {
     "from_a_network_to_a_gaussian_process"
 }  # the others run in full only in make test-all and make docs
 TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem not in {*SHORT_TUTORIALS, "index"}]
-LONG |= {f"tutorials/{page.stem}" for page in TUTORIALS}
+LONG |= {"reference/examples", *(f"tutorials/{page.stem}" for page in TUTORIALS)}
+HEAVY = {"adversarial_digits", "four_bayesian_networks", "laplace_approximation", "stochastic_gradient_mcmc"}
 FEWEST = {"chains": 2, "draws": 8, "repeats": 3, "restarts": 1, "samples": 8, "steps": 3, "warmup": 8, "epochs": 8}
 
 
@@ -98,7 +99,9 @@ def test_every_python_block_runs(page: Path, empty_folder: Path):
 
 
 @pytest.mark.filterwarnings("ignore::knowable.errors.KnowableWarning")  # nothing converges in so few steps
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in HEAVY)) for p in TUTORIALS]
+)
 def test_every_tutorial_runs_with_few_steps(page: Path, empty_folder: Path):
     text = re.sub(r"^<!-- check\n.*?^-->$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {"__name__": "__main__"}
