@@ -143,6 +143,7 @@ class CategoricalPrediction(ClassPrediction):
 
     @cached_property
     def log_mean_probs(self) -> Tensor:  # type: ignore[override]
+        """Logarithms of the averaged probabilities, ``(batch, classes, ...)``."""
         return self._log_mix(self.log_probs) if self._given is None else self._given
 
     @property
