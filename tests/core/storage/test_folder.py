@@ -38,6 +38,11 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "saved", "thing", CONTENT, TENSORS)
 
 
+def test_whoever_may_read_the_manifest_may_read_the_tensors(folder: Path):
+    """A service runs as another user than the one who saved."""
+    assert len({entry.stat().st_mode for entry in folder.iterdir()}) == 1
+
+
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return read_folder(folder, "thing")
 

@@ -152,7 +152,7 @@ class Budget:
     """Sizes of the blocks of draws and of rows with which a prediction stays within its memory limit."""
 
     def __init__(self, posterior: Posterior, x: Tensor, draws: int, memory: int | None):
-        footprint = _Footprint(posterior, x)
+        footprint = _footprint(posterior, x)
         result = draws * len(x) * footprint.output
         _check_result(result, draws, len(x), memory)
         left = (memory or free_memory(posterior.model.device) + result) - result
@@ -188,6 +188,16 @@ class _Footprint:
         self.output = max(1, copies * output.numel() * output.element_size() // len(rows))
         self.draw = max(1, sum(value.numel() * value.element_size() for value in random.values()))
         self.random = sum(value.numel() for value in random.values())
+
+
+def _footprint(posterior: Posterior, x: Tensor) -> _Footprint:
+    """That of rows of this shape, measured once."""
+    if not isinstance(x, Tensor):
+        return _Footprint(posterior, x)
+    key = (*x.shape[1:], len(x) > 1, x.dtype)
+    if key not in posterior._footprints:
+        posterior._footprints[key] = _Footprint(posterior, x)
+    return posterior._footprints[key]
 
 
 def _bytes_of_output(posterior: Posterior, x: Tensor) -> int:

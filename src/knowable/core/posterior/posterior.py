@@ -83,6 +83,7 @@ class Posterior(ABC):
         self.citation: tuple[str, ...] = ()
         self.training_rows: TrainingRows | None = None
         self._kept: tuple[int, Params] | None = None  # draws kept from one prediction to the next
+        self._footprints: dict[Any, Any] = {}  # what a row takes, by its shape
 
     # --- what a family defines ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -155,7 +156,10 @@ def refuse_existing(folder: Path, name: str) -> None:
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     partial = folder / f"tensors.{os.getpid()}.partial"
     try:
+        partial.touch()
+        usual = stat.S_IMODE(partial.stat().st_mode)
         save_file(_each_in_its_own_memory(tensors), partial)
+        partial.chmod(usual)  # safetensors makes a file that nobody else may read: a service is often another user
         flush(partial)
         written = Files(folder).open(partial.name)
         digest, blocks = written.sha256(), block_hashes(written)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 import torch
 from torch import Tensor
@@ -102,26 +102,28 @@ def possible_rise(objective: VariationalObjective, data: Data, seed: int, epochs
         return _exact_rise(objective, objective.get_parameter("q"), exact)
     sides = 2 if objective.symmetric else 1  # a draw and its mirror image are one observation
     passes = 0.1 * epochs / sides
-    parts: list[Sequence[tuple[float, Batch]] | None] = [None] * int(min(_MOST, passes))  # None: all rows
+    count = int(min(_MOST, passes))
+    parts: Iterator[Sequence[tuple[float, Batch]] | None] = repeat(None, count)  # None: all rows
     with own_randomness(derive_seed(seed, "possible rise")):
         if passes < _FEWEST or held is None:
-            parts = [[each] for each in islice(data.parts(passes, seed=seed), _MOST)]
+            count = sum(1 for _ in islice(data.parts(passes, seed=seed), _MOST))
+            parts = ([each] for each in data.parts(passes, seed=seed))  # one by one: together they are large
         target = Target(objective, held or data)
         kept: Tensor | slice = _ALL
         with torch.no_grad():
             centre = target.moments()[0] if objective.symmetric else None
             mean, units = target.units()
-        if target.size * len(parts) > _VALUES:
-            kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // len(parts))].clone()
+        if target.size * count > _VALUES:
+            kept = torch.randperm(target.size, device=mean.device)[: max(1, _VALUES // count)].clone()
             mean, units = mean[kept], units[kept]
-        turning = objective.stretches and units.dim() == 2 and len(parts) >= 2 * _FEWEST
+        turning = objective.stretches and units.dim() == 2 and count >= 2 * _FEWEST
         observed, at_once = [], max(1, _VALUES // (sides * target.size))
-        for first in range(0, len(parts), at_once):
-            some = parts[first : first + at_once]
-            draws = target.draws(sides * len(some), centre)
-            for number, rows in enumerate(some):
+        for first in range(0, count, at_once):
+            some = min(at_once, count - first)
+            draws = target.draws(sides * some, centre)
+            for number, rows in enumerate(islice(parts, some)):
                 found = []
-                for each in draws[number :: len(some)]:
+                for each in draws[number::some]:
                     away = each[: target.size][kept].double() - mean
                     found.append(torch.stack(_in_units(target.gradient(each, rows, kept), away, units)))
                 observed.append(torch.stack(found) if turning else _slopes(torch.stack(found)))
