@@ -49,7 +49,7 @@ class Recipe:
     fits: FitRecipe = RECIPES["MNIST"]
     test: int = 10_000
     epochs: int = 12
-    copies: int = 1
+    copies: int = 3
     batch_size: int = 128
     learning_rate: float = 2e-3
     timings: int = 5
