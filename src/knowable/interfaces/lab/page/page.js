@@ -237,7 +237,7 @@ function readTable(text) {
   const head = cells[0].some((cell) => Number.isNaN(number(cell))) ? cells.shift() : cells[0].map((_, n) => `column ${n + 1}`);
   if (cells.length < 2) throw new Error("The file has fewer than two rows of data.");
   const columns = head.map((name, n) => ({ name, cells: cells.map((row) => row[n] ?? ""), values: cells.map((row) => number(row[n] ?? "")) }));
-  const numeric = columns.filter((each) => each.values.filter(Number.isFinite).length >= 0.9 * cells.length);
+  const numeric = columns.filter((each) => each.values.filter(Number.isFinite).length > 0.5 * cells.length);
   const last = columns.at(-1), labels = [...new Set(last.cells)].sort();
   const classes = numeric.filter((each) => each !== last).length >= 2 && labels.length >= 2 && labels.length <= LAB.most.classes;
   const chosen = classes ? numeric.filter((each) => each !== last).slice(0, 2) : numeric.slice(0, 2);
