@@ -23,7 +23,7 @@ from knowable.core.training.shares import Shares
 N, CUT = 301, 100  # rows, and of those the ones of process 0 where each has its own
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "HMC": lambda: kn.HMC(chains=2, warmup=30, draws=20),
-    "NUTS": lambda: kn.NUTS(chains=2, warmup=30, draws=20),
+    "NUTS": lambda: kn.NUTS(chains=2, warmup=10, draws=5, max_depth=4),
     "MCLMC": lambda: kn.MCLMC(chains=2, warmup=60, draws=20),
     "SGLD": lambda: kn.SGLD(chains=2, warmup=20, draws=20, batch_size=64),
 }
@@ -41,7 +41,7 @@ def in_processes(
     for each in running:
         each.start()
     for each in running:
-        each.join(240)
+        each.join(2 * timeout)
         if each.is_alive():
             each.kill()
     files = [Path(f"{store}.{rank}") for rank in range(count)]
