@@ -50,11 +50,14 @@ class Processes:
         return tuple(each[begin:end] for each in rows)
 
     def add(self, *tensors: Tensor) -> None:
-        """Replace every tensor by its sum over all processes."""
+        """Replace every tensor by its sum over all processes; all go in one message."""
         if self.several:
+            message = tensors[0] if len(tensors) == 1 else torch.cat([each.flatten() for each in tensors])
             with _exchange():
-                for each in tensors:
-                    dist.all_reduce(each)
+                dist.all_reduce(message)
+            if len(tensors) > 1:
+                for each, found in zip(tensors, message.split([each.numel() for each in tensors]), strict=True):
+                    each.copy_(found.view_as(each))
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Replace every tensor by that of the first process; those that are divided among processes stay."""
@@ -69,7 +72,8 @@ class Processes:
 
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
         """Whether no number is NaN or infinite, in the parts of all processes."""
-        local = [each.to_local() if self.several and _is_divided(each) else each for each in tensors]  # type: ignore[attr-defined]
+        local: list[Any] = list(tensors)
+        local = [each.to_local() if self.several and _is_divided(each) else each for each in local]
         strange = torch.tensor(float(not all(torch.isfinite(each).all() for each in local)))
         self.add(strange)
         return strange.item() == 0
