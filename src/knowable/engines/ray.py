@@ -240,7 +240,7 @@ def _perform(holder: list[Any], task: bytes, around: Surroundings, inbox: Any) -
         if inbox is not None:
             inbox.told.remote(report)
 
-    return cloudpickle.dumps(perform(work, shared, cloudpickle.loads(task), around, tell))
+    return cloudpickle.dumps(perform(work, shared, cloudpickle.loads(task), around, tell))  # type: ignore[reportPrivateImportUsage]
 
 
 class _Inbox:
