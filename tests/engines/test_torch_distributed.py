@@ -80,14 +80,17 @@ def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [False, True])
 def test_variational_fits_agree_with_one_process_within_monte_carlo_error(tmp_path, shards):
-    """Noise and batches differ, so that the means come to rest at other places within a fraction of a scale."""
+    """Noise and batches differ, so that the means come to rest within a fraction of a scale of each other."""
     found = tasks.in_processes(tasks.vi_fit, tmp_path, shards)
     assert not isinstance(found[0], str), found[0]
     expected = tasks.vi_fit(None, False)
     for name, value in found[0]["mean"].items():
         assert value.equal(found[1]["mean"][name])
+        scale = expected["std"][name]
+        assert ((value - expected["mean"][name]).abs() < 0.5 * scale).all()
+        assert ((found[0]["std"][name] / scale).log().abs() < 0.3).all()  # and not twice the KL, or half the rows
     error = (found[0]["elbo"][1] ** 2 + expected["elbo"][1] ** 2) ** 0.5
-    assert abs(found[0]["elbo"][0] - expected["elbo"][0]) < 4 * error + 2.0  # nats, of about two hundred
+    assert abs(found[0]["elbo"][0] - expected["elbo"][0]) < 4 * error + 0.5  # nats
     assert found[0]["elbo"] == found[1]["elbo"]
     assert found[0]["history"] == expected["history"]
 
@@ -105,7 +108,7 @@ def test_processes_that_were_given_different_things_are_refused(tmp_path):
 def test_a_process_that_hangs_is_an_error_within_the_timeout(tmp_path):
     (said, seconds), _ = tasks.in_processes(tasks.hang, tmp_path, timeout=5.0)
     assert "did not answer in time" in said and "TorchDistributed(timeout=...)" in said
-    assert 4.0 < seconds < 20.0
+    assert 4.0 < seconds < 60.0  # of which a busy machine needs some to begin
 
 
 @pytest.mark.slow
