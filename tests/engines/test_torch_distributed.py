@@ -62,6 +62,7 @@ def test_unequal_shards_give_the_gradient_of_all_rows_and_batches_in_step(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # every gradient waits for the other process, which a busy machine lets run late
 @pytest.mark.parametrize("shards", [False, True])
 def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards):
     """Draw for draw in float64, to the rounding that a trajectory carries on; also with a third of the rows in one.
@@ -69,7 +70,7 @@ def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards
     Mini-batches of rows that only one process has are other ones, so that SGLD is compared on shared rows alone.
     """
     names = [name for name in tasks.SAMPLERS if name != "SGLD" or not shards]
-    found = tasks.in_processes(tasks.several_draws, tmp_path, names, shards)
+    found = tasks.in_processes(tasks.several_draws, tmp_path, names, shards, timeout=900.0)
     assert not isinstance(found[0], str), found[0]
     for name in names:
         expected = tasks.draws(None, name, False)
