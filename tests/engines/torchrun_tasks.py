@@ -24,7 +24,6 @@ N, CUT = 301, 100  # rows, and of those the ones of process 0 where each has its
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "HMC": lambda: kn.HMC(chains=2, warmup=30, draws=20),
     "NUTS": lambda: kn.NUTS(chains=2, warmup=10, draws=5, max_depth=4),
-    "MCLMC": lambda: kn.MCLMC(chains=2, warmup=60, draws=20),
     "SGLD": lambda: kn.SGLD(chains=2, warmup=20, draws=20, batch_size=64),
 }
 
