@@ -62,6 +62,7 @@ def test_unequal_shards_give_the_gradient_of_all_rows_and_batches_in_step(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # every gradient waits for the other process, which a busy machine lets run late
 @pytest.mark.parametrize("shards", [False, True])
 def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards):
     """Draw for draw in float64, to the rounding that a trajectory carries on; also with a third of the rows in one.
@@ -69,7 +70,7 @@ def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards
     Mini-batches of rows that only one process has are other ones, so that SGLD is compared on shared rows alone.
     """
     names = [name for name in tasks.SAMPLERS if name != "SGLD" or not shards]
-    found = tasks.in_processes(tasks.several_draws, tmp_path, names, shards)
+    found = tasks.in_processes(tasks.several_draws, tmp_path, names, shards, timeout=900.0)
     assert not isinstance(found[0], str), found[0]
     for name in names:
         expected = tasks.draws(None, name, False)
@@ -80,14 +81,17 @@ def test_samplers_on_divided_rows_give_the_draws_of_one_process(tmp_path, shards
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [False, True])
 def test_variational_fits_agree_with_one_process_within_monte_carlo_error(tmp_path, shards):
-    """Noise and batches differ, so that the means come to rest at other places within a fraction of a scale."""
+    """Noise and batches differ, so that the means come to rest within a fraction of a scale of each other."""
     found = tasks.in_processes(tasks.vi_fit, tmp_path, shards)
     assert not isinstance(found[0], str), found[0]
     expected = tasks.vi_fit(None, False)
     for name, value in found[0]["mean"].items():
         assert value.equal(found[1]["mean"][name])
+        scale = expected["std"][name]
+        assert ((value - expected["mean"][name]).abs() < 0.5 * scale).all()
+        assert ((found[0]["std"][name] / scale).log().abs() < 0.3).all()  # and not twice the KL, or half the rows
     error = (found[0]["elbo"][1] ** 2 + expected["elbo"][1] ** 2) ** 0.5
-    assert abs(found[0]["elbo"][0] - expected["elbo"][0]) < 4 * error + 2.0  # nats, of about two hundred
+    assert abs(found[0]["elbo"][0] - expected["elbo"][0]) < 4 * error + 0.5  # nats
     assert found[0]["elbo"] == found[1]["elbo"]
     assert found[0]["history"] == expected["history"]
 
@@ -105,7 +109,7 @@ def test_processes_that_were_given_different_things_are_refused(tmp_path):
 def test_a_process_that_hangs_is_an_error_within_the_timeout(tmp_path):
     (said, seconds), _ = tasks.in_processes(tasks.hang, tmp_path, timeout=5.0)
     assert "did not answer in time" in said and "TorchDistributed(timeout=...)" in said
-    assert 4.0 < seconds < 20.0
+    assert 4.0 < seconds < 60.0  # of which a busy machine needs some to begin
 
 
 @pytest.mark.slow

@@ -29,8 +29,9 @@ class TorchDistributed(Engine):
     with L_r the loss of the m_r rows of process r. A batch of ``batch_size`` rows is divided among the processes, so
     that steps, learning rate and epochs mean what they mean in one process, and all end with the same posterior. Noise
     that belongs to rows is each process's own; with one draw of the weights a step, W processes make W draws. HMC,
-    NUTS, MCLMC and the other samplers add up log likelihoods and gradients, and draw the same noise everywhere: their
-    draws are those of one process up to rounding. What is neither, such as the curvature of ``Laplace``, every process
+    NUTS, MCLMC and the other samplers add up log likelihoods and gradients, and draw the same noise everywhere: the
+    draws of HMC, NUTS and SGLD are those of one process up to rounding. What is neither, such as the curvature of
+    ``Laplace``, every process
     computes for itself on all rows.
 
     The first process alone looks at validation data, shows progress and writes checkpoints. With ``checkpoint=`` a run
