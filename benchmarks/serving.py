@@ -407,7 +407,8 @@ def _settled(row: Mapping[str, Any]) -> str:
         "Settled draws",
         header,
         [cells],
-        "Epsilon 0.001. Times are of requests of one row that settle: CPU time, median and quartiles.",
+        "Epsilon 0.001. Times are of requests of one row that settle: CPU time, median and quartiles."
+        + row.get("measured", ""),
     )
 
 
