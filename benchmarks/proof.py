@@ -209,7 +209,7 @@ def measured() -> str:
     near = {name: statistics.fmean(each) for name, each in far.items()}
     hidden = ("NUTS", fidelity.AGAIN)
     order = sorted((name for name in names if name not in hidden and not math.isnan(near[name])), key=near.__getitem__)
-    images = (stored("image_methods") or {"methods": {}})["methods"]
+    images = (stored("image_methods") or {"rows": {}})["rows"]
     tables = (stored("uci_methods") or {"data": {}})["data"]
     header = (
         "method",
@@ -221,12 +221,16 @@ def measured() -> str:
     lines = [_cells(header), _cells(["---"] * len(header))]
     for name in order:
         key = {"Laplace, kron": "Laplace"}.get(name, name)
-        found = images.get(name) or {}
+        found = images.get(f"MNIST: {name}") or {}
         gains = [
             each[key]["log_likelihood"][0] - each["MAP"]["log_likelihood"][0] for each in tables.values() if key in each
         ]
         gain = f"{statistics.fmean(gains):+.2f}" if gains and name != "MAP" else ""
-        nll, auroc = (f"{found['nll'][0]:.3f}", f"{found['auroc_entropy']:.3f}") if found.get("nll") else ("", "")
+        nll, auroc = (
+            (f"{found['nll'][0]:.3f}", f"{found['detection']['other']['entropy']['auroc']:.3f}")
+            if found.get("nll")
+            else ("", "")
+        )
         lines.append(_cells([f"`{name}`", f"{near[name]:.3f}", nll, auroc, gain]))
     return "\n".join(lines)
 

@@ -338,7 +338,7 @@ def _trained_networks(run: Run) -> Iterator[Row]:
 def _image_methods(run: Run) -> Iterator[Row]:
     published = {"MAP": ("a deterministic LeNet-5", 0.037), "DeepEnsemble": ("an ensemble of 10 LeNet-5", 0.016)}
     for method, (who, nll) in published.items():
-        found = run["methods"].get(method)
+        found = run["rows"].get(f"MNIST: {method}")
         if found and found["error"] is None:
             what = f"NLL on MNIST, {method} of LeNet-5"
             yield scored(

@@ -32,11 +32,15 @@ FIT: dict[str, Case] = {
     ),
     "a negative seed": (lambda: fit(seed=-1), kn.InvalidArgument, "seed must be a whole number >= 0, got -1"),
     "no seed": (lambda: fit(seed=None), kn.InvalidType, "seed must be a whole number, got NoneType"),
-    "an engine's name": (lambda: fit(engine="bfloat16"), kn.InvalidType, "engine must be an Engine or None, got str"),
+    "an engine's name": (
+        lambda: fit(engine="bfloat16"),
+        kn.InvalidArgument,
+        "engine must be an Engine, workers or one of",
+    ),
     "an engine's name in closed form": (
         lambda: kn.ExactLinear().fit(linear_model(), (X, Y), engine="bfloat16"),
-        kn.InvalidType,
-        "engine must be an Engine or None, got str",
+        kn.InvalidArgument,
+        "engine must be an Engine, workers or one of",
     ),
     "a number as checkpoint": (
         lambda: fit(checkpoint=5),
