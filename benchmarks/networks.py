@@ -132,6 +132,39 @@ class ResNet18(nn.Module):
         return self.head(features.mean((2, 3)))
 
 
+class ViTTiny(nn.Module):
+    """ViT-tiny (Touvron et al., 2021) on 32x32 images in patches of 4x4: 12 blocks of width 192, 5.4M weights."""
+
+    def __init__(self, layers: Layers = PLAIN, *, width: int = 192, depth: int = 12):
+        super().__init__()
+        self.patches = layers.linear(48, width)
+        self.first = nn.Parameter(0.02 * torch.randn(1, 1, width))
+        self.places = nn.Parameter(0.02 * torch.randn(1, 65, width))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, width // 64, layers) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), layers.linear(width, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(F.unfold(x, 4, stride=4).mT)  # (batch, 64, width)
+        tokens = torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.places
+        return self.head(self.norm(self.blocks(tokens)[:, 0]))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a hidden layer, each behind a layer norm and beside a residual connection."""
+
+    def __init__(self, width: int, heads: int, layers: Layers):
+        super().__init__()
+        self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = layers.linear(width, 3 * width), layers.linear(width, width)
+        self.hidden, self.back = layers.linear(width, 4 * width), layers.linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.first(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.back(F.gelu(self.hidden(self.second(x))))
+
+
 @dataclass(frozen=True)
 class Network:
     """An architecture with the shape of its inputs and the batch it is timed on."""

@@ -30,7 +30,7 @@ from torch import nn
 
 from benchmarks.harness import Factory, Plan, Step, measure, one_line
 from benchmarks.memory import _release, _reset_high_water_mark, _status
-from benchmarks.networks import NUM_CLASSES, TRAIN_SIZE, Layers, Network, ResNet18
+from benchmarks.networks import NUM_CLASSES, TRAIN_SIZE, Layers, Network, ResNet18, ViTTiny
 from benchmarks.peers import PACKAGES, bayesian_torch, ivon
 from benchmarks.step_time import plain_step
 from benchmarks.study import Rows, describe, own_process, page, say, table
@@ -55,13 +55,15 @@ class Size:
         """The network."""
         if self.network == "resnet18":
             return Network("ResNet-18 on 3x32x32", ResNet18, (3, 32, 32), self.batch)
+        if self.network == "vit_tiny":
+            return Network("ViT-tiny on 3x32x32", ViTTiny, (3, 32, 32), self.batch)
         return Network(
             f"MLP of {self.weights:,} weights", lambda layers: mlp_of(self.weights, layers), (_INPUTS,), self.batch
         )
 
 
 _QUICK = Size(weights=5_000, rows=64, batch=16, draws=4)
-_NETWORKS = (Size(), Size("resnet18", rows=160))
+_NETWORKS = (Size(), Size("resnet18", rows=160), Size("vit_tiny", rows=160))
 _METHODS = ("MAP", "MeanFieldVI", "NaturalVI", "SWAG", "SGLD")
 _GROWTH = {
     "weights": [Size(weights=10**n, rows=128, draws=8) for n in (4, 5, 6, 7)],

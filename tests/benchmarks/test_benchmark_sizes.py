@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from benchmarks.networks import PLAIN, ResNet18
+from benchmarks.networks import PLAIN, ResNet18, ViTTiny
 from benchmarks.sizes import Size, fit, growth, mlp_of, run, slope, steps, to_markdown
 from benchmarks.study import Rows
 
@@ -22,6 +22,13 @@ def test_resnet_18_has_its_eleven_million_weights():
     with torch.device("meta"):
         count = sum(value.numel() for value in ResNet18().parameters())
     assert count == pytest.approx(11.17e6, rel=0.01)
+
+
+def test_vit_tiny_has_its_five_million_weights_and_a_row_of_logits_for_each_image():
+    with torch.device("meta"):
+        net = ViTTiny()
+        assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert sum(value.numel() for value in net.parameters()) == pytest.approx(5.36e6, rel=0.01)
 
 
 def test_slope_is_the_power_of_the_largest_three():
