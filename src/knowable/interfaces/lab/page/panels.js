@@ -22,7 +22,7 @@ function prepareSlots() {
 function take(found) {
   if (found.boot) { stream.boot = found.boot; return; }
   const slot = slots.find((each) => each.place === found.slot);
-  if (!slot) return;
+  if (!slot || slot.ended) return; // what has ended comes again when another method is chosen
   slot.state = found.state;
   if (found.error) { slot.error = found.error; slot.failed = slot.ended = true; slot.data = null; }
   else if (found.mean || found.probs) {
@@ -111,7 +111,7 @@ function noteOf(slot) {
   const { data, judged, extra } = slot, found = [];
   const add = (text, kind) => { if (found.length) found.push(" · "); found.push(kind ? make("span", { class: kind }, text) : text); };
   if (!data) return [""];
-  if (extra?.text) return [extra.text];
+  if (extra?.text) return [extra.text.replace(/(?<![\w-])-(?=\d)/g, "−")];
   if (judged?.sd_ratio !== undefined) add(`sd ${short(judged.sd_ratio)} × the judge’s, distance ${short(judged.wasserstein)} sd`, "judge");
   if (judged?.total_variation !== undefined) add(`total variation ${short(judged.total_variation)} from the judge`, "judge");
   const mixing = data.chains?.mixing;
