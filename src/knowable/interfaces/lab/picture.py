@@ -17,7 +17,8 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.errors import Unsupported
 from knowable.interfaces.lab.problem import Problem
 
-CURVE, MAP, _COARSE = 141, 44, 26  # points of a curve; of a side of a map, and of one over functions
+CURVE, MAP = 141, 44  # points of a curve, and of a side of a map
+_COARSE, _COARSEST = 26, 18  # the same where the posterior is over functions; of the draws, which cost the sixth power
 _SAMPLES, _FUNCTIONS, _BORDERS = 200, 12, 6  # draws of a prediction; functions, or borders of classes, that are shown
 _WEIGHTS, _MOST_OF_A_LAYER = 200, 16  # draws of the weights; weights of a layer that are shown
 _PATH, _CLOUD = 60, 300  # last positions of a chain; draws in the slice of weight space
@@ -67,10 +68,10 @@ def _functions(posterior: kn.Posterior, grid: Tensor, count: int) -> Tensor:
 
 
 def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
-    side = _COARSE if isinstance(posterior, kn.FunctionPosterior) else MAP  # whose draws cost the cube of the rows
-    grid, most = grid_of(problem, side), math.log(problem.classes)
-    found: Any = posterior.predict(grid, samples=_SAMPLES)
-    joint: Any = posterior.predict_jointly(grid, _BORDERS)
+    side, coarse = (_COARSE, _COARSEST) if isinstance(posterior, kn.FunctionPosterior) else (MAP, MAP)
+    most = math.log(problem.classes)
+    found: Any = posterior.predict(grid_of(problem, side), samples=_SAMPLES)
+    joint: Any = posterior.predict_jointly(grid_of(problem, coarse), _BORDERS)
     draws = joint.draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
     return {
         "probs": [_bytes(found.probs[:, each]) for each in range(problem.classes)],
