@@ -112,7 +112,7 @@ function noteOf(slot) {
   const add = (text, kind) => { if (found.length) found.push(" · "); found.push(kind ? make("span", { class: kind }, text) : text); };
   if (!data) return [""];
   if (extra?.text) return [extra.text.replace(/(?<![\w-])-(?=\d)/g, "−")];
-  if (judged?.sd_ratio !== undefined) add(`sd ${short(judged.sd_ratio)} × the judge’s, distance ${short(judged.wasserstein)} sd`, "judge");
+  if (judged?.sd_ratio !== undefined) add(`sd ${judged.sd_ratio.map(short).join(" to ")} × the judge’s, distance ${short(judged.wasserstein)} sd`, "judge");
   if (judged?.total_variation !== undefined) add(`total variation ${short(judged.total_variation)} from the judge`, "judge");
   const mixing = data.chains?.mixing;
   if (mixing) add(`R-hat ${mixing.rhat.toFixed(2)}, ESS ${Math.round(mixing.ess)}`);
