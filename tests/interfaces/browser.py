@@ -80,7 +80,8 @@ class Browser:
         self.call("Page.navigate", url=address)
         self._wait(lambda: self._loaded)
         end = time.monotonic() + PATIENCE
-        while self.evaluate("document.readyState + location.href") != f"complete{address}":
+        place = address.partition("#")[0]  # what comes after it may be changed by the page
+        while self.evaluate("document.readyState + location.href.split('#')[0]") != f"complete{place}":
             assert time.monotonic() < end, "the page does not load"
 
     def evaluate(self, expression: str):

@@ -26,6 +26,9 @@ def label_next(problem: Problem, posterior: kn.Posterior, *, method: Any, **_: A
     """The point of the plane whose label would tell most, by BALD."""
     x, y = problem.data
     pool = torch.cat([x, _inside(problem)])
+    spread: Any = posterior.predict(pool, samples=50)
+    if spread.epistemic.max() <= 0:
+        raise Unsupported("One network has no epistemic uncertainty: by BALD no label tells more than another.")
     learner = kn.ActiveLearner(posterior.model, method, pool, acquisition="bald")
     learner.label(range(len(x)), y, posterior=posterior)
     place = pool[int(learner.query(1)[0])]
@@ -42,7 +45,7 @@ def evaluate_next(problem: Problem, posterior: kn.Posterior, *, beta: Any = 2.0,
     return {
         "point": [*rounded(grid[best]), *rounded(bound[best : best + 1])],
         "curve": rounded(bound),
-        "text": f"The bound m(x) + {beta:g} σ(x) is largest at {grid[best].item():.3g}.",
+        "text": f"The bound m(x) + {beta:g} σ(x), dashed, is largest at {grid[best].item():.3g}.",
     }
 
 
@@ -82,10 +85,13 @@ def reject(
     x, y = (each[held] for each in problem.data)
     certificate = kn.certify(again(part), (x, y), risk=risk if problem.task == "classes" else None, alpha=risk)
     said = certificate.predict(grid_of(problem))
+    classes = problem.task == "classes"
+    proven = {each.name: each.statement for each in certificate.guarantees}["rejection" if classes else "interval"]
+    seen = "Hatched is refused" if classes else "Dashed are the intervals"
     found: dict[str, Any] = {
         "accept": "".join("1" if each else "0" for each in said.accept.tolist()),
         "held": held,
-        "text": " ".join(each.statement for each in certificate.guarantees[:2]),
+        "text": f"{seen}, rings are held out. {proven}",
     }
     if said.interval is not None:
         found |= {"low": rounded(said.interval[0].flatten()), "high": rounded(said.interval[1].flatten())}
@@ -96,8 +102,11 @@ def judged(problem: Problem, posterior: kn.Posterior, *, reference: kn.Posterior
     """How far the posterior is from the judge's, as functions, over the plane."""
     grid = grid_of(problem)
     found = kn.compare_to_reference(posterior, reference, grid[:: max(1, len(grid) // _COMPARED)], samples=300)
-    names = ("sd_ratio", "wasserstein") if problem.task == "regression" else ("total_variation", "agreement")
-    return {name: float(f"{found[name]:.3g}") for name in names}
+    names = ("wasserstein",) if problem.task == "regression" else ("total_variation", "agreement")
+    figures: dict[str, Any] = {name: float(f"{found[name]:.3g}") for name in names}
+    if problem.task == "regression":  # from the narrowest place to the widest: a mean would hide that there are both
+        figures["sd_ratio"] = rounded(torch.stack(found.per_input["sd_ratio"].aminmax()))
+    return figures
 
 
 ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
@@ -154,16 +154,23 @@ async def _pictures(pool: Pool, tasks: dict[str, Task | str], boot: str) -> Asyn
                     del running[slot]
             if not running:
                 break
-            waits = [asyncio.ensure_future(event.wait()) for _, event in running.values()]
-            done, rest = await asyncio.wait(waits, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
-            for each in rest:
-                each.cancel()
-            if not done:
+            if not await _any(event for _, event in running.values()):
                 yield as_line({"alive": True})
         yield as_line({"end": True})
     finally:
         for task, event in every.values():
             pool.leave(task, event)
+
+
+async def _any(events: Iterable[asyncio.Event]) -> bool:
+    """Wait until one of the events is set, or a little while; whether one is."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # when the page has left, too
+        for each in waits:
+            each.cancel()
+    return bool(done)
 
 
 def _line(slot: str, task: Task) -> bytes:

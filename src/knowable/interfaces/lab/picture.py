@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from knowable.core.model.likelihood import LIKELIHOOD_PREFIX
 from knowable.errors import Unsupported
 from knowable.interfaces.lab.problem import Problem
 
-CURVE, MAP, _COARSE = 141, 44, 26  # points of a curve; of a side of a map, and of one over functions
+CURVE, MAP = 141, 44  # points of a curve, and of a side of a map
+_COARSE, _COARSEST = 26, 18  # the same where the posterior is over functions; of the draws, which cost the sixth power
 _SAMPLES, _FUNCTIONS, _BORDERS = 200, 12, 6  # draws of a prediction; functions, or borders of classes, that are shown
 _WEIGHTS, _MOST_OF_A_LAYER = 200, 16  # draws of the weights; weights of a layer that are shown
 _PATH, _CLOUD = 60, 300  # last positions of a chain; draws in the slice of weight space
@@ -66,10 +68,10 @@ def _functions(posterior: kn.Posterior, grid: Tensor, count: int) -> Tensor:
 
 
 def _map(problem: Problem, posterior: kn.Posterior) -> dict[str, Any]:
-    side = _COARSE if isinstance(posterior, kn.FunctionPosterior) else MAP  # whose draws cost the cube of the rows
-    grid, most = grid_of(problem, side), math.log(problem.classes)
-    found: Any = posterior.predict(grid, samples=_SAMPLES)
-    joint: Any = posterior.predict_jointly(grid, _BORDERS)
+    side, coarse = (_COARSE, _COARSEST) if isinstance(posterior, kn.FunctionPosterior) else (MAP, MAP)
+    most = math.log(problem.classes)
+    found: Any = posterior.predict(grid_of(problem, side), samples=_SAMPLES)
+    joint: Any = posterior.predict_jointly(grid_of(problem, coarse), _BORDERS)
     draws = joint.draw_log_probs.exp()[:_BORDERS]  # (draws, rows, classes)
     return {
         "probs": [_bytes(found.probs[:, each]) for each in range(problem.classes)],
@@ -97,7 +99,7 @@ def _lead(probs: Tensor) -> Tensor:
 
 
 def _weights(posterior: kn.Posterior) -> dict[str, Any] | None:
-    """Quantiles of the weights, layer by layer, and a slice: the first and the last weight of the first unit."""
+    """Quantiles of the weights, layer by layer, and draws of two of them."""
     try:
         draws = posterior.sample(_WEIGHTS)
     except Unsupported:  # a distribution over functions
@@ -109,20 +111,24 @@ def _weights(posterior: kn.Posterior) -> dict[str, Any] | None:
         some = flat[:, :: max(1, math.ceil(flat.shape[1] / _MOST_OF_A_LAYER))]
         quantiles = some.quantile(_QUANTILES, dim=0).T
         layers.append({"name": name, "count": flat.shape[1], "quantiles": [rounded(each) for each in quantiles]})
-    first, last = _slice_names(names)
-    cloud = torch.stack([draws[name].flatten(1)[:, 0] for name in (first, last)], 1)
-    return {"layers": layers, "slice": [first, last], "cloud": [rounded(each) for each in cloud]}
+    pair = _slice(names, draws, 1)
+    cloud = torch.stack([draws[name].flatten(1)[:, place] for name, place in pair], 1)
+    return {"layers": layers, "slice": pair, "cloud": [rounded(each) for each in cloud]}
 
 
-def _slice_names(names: list[str]) -> tuple[str, str]:
+def _slice(names: list[str], draws: Mapping[str, Tensor], before: int) -> list[tuple[str, int]]:
+    """Two weights by name and place: the first of the first layer and of the last, or two of one that is alone."""
     matrices = [name for name in names if name.endswith("weight")] or names
-    return matrices[0], matrices[-1]
+    first, last = matrices[0], matrices[-1]
+    several = draws[first].flatten(before).shape[-1] > 1
+    return [(first, 0), (last, int(first == last and several))]
 
 
 def _chains(posterior: kn.ChainPosterior) -> dict[str, Any]:
     draws = posterior.draws
     names = [name for name in posterior.model.random_names if not name.startswith(LIKELIHOOD_PREFIX)]
-    pair = torch.stack([draws[name].flatten(2)[..., 0] for name in _slice_names(names)], -1)[:8]  # (chains, draws, 2)
+    shown = [draws[name].flatten(2)[..., place] for name, place in _slice(names, draws, 2)]
+    pair = torch.stack(shown, -1)[:8]  # (chains, draws, 2)
     step = max(1, pair.shape[1] // (_CLOUD // len(pair)))
     return {
         "draws": pair.shape[1],

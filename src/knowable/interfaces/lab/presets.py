@@ -102,7 +102,7 @@ def _mixing() -> dict[str, Any]:
 
 
 def _maximise() -> dict[str, Any]:
-    x = torch.tensor([-2.6, -1.1, 0.2, 1.0, 2.8])
+    x = torch.tensor([-3.4, -2.0, -0.7, 0.3, 2.3, 3.4])
     y = torch.sin(1.6 * x) + 0.3 * x
     return _preset(
         "maximise", "Where to evaluate next",
@@ -150,7 +150,7 @@ def _attack() -> dict[str, Any]:
 
 
 def _reject() -> dict[str, Any]:
-    data = datasets.blobs(240, classes=3, noise=0.55, seed=2)
+    data = datasets.blobs(360, classes=3, noise=0.7, seed=2)
     return _preset(
         "reject", "Reject above a risk",
         "Three classes that overlap. Press Reject: half of the points are held out, and the certificate accepts only "

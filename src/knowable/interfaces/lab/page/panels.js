@@ -22,7 +22,7 @@ function prepareSlots() {
 function take(found) {
   if (found.boot) { stream.boot = found.boot; return; }
   const slot = slots.find((each) => each.place === found.slot);
-  if (!slot) return;
+  if (!slot || slot.ended) return; // what has ended comes again when another method is chosen
   slot.state = found.state;
   if (found.error) { slot.error = found.error; slot.failed = slot.ended = true; slot.data = null; }
   else if (found.mean || found.probs) {
@@ -100,7 +100,7 @@ function render(slot) {
   canvas.setAttribute("aria-label", wordsOf(slot));
   const { data } = slot, running = slot.state === "running" || slot.state === "waiting";
   card.querySelector(".meter i").style.width = slot.ended || !data ? "0" : `${100 * (data.share || 0)}%`;
-  const time = data ? `${data.seconds < 10 ? data.seconds.toFixed(1) : Math.round(data.seconds)} s` : "";
+  const time = !data ? "" : data.seconds < 0.1 ? `${Math.ceil(1000 * data.seconds)} ms` : `${data.seconds < 10 ? data.seconds.toFixed(1) : Math.round(data.seconds)} s`;
   card.querySelector(".state").textContent = slot.error ? "" : running ? (data ? `${data.text || "fitting"} · ${time}` : "…") : `done · ${time}`;
   const note = card.querySelector(".note");
   note.classList.toggle("bad", Boolean(slot.error));
@@ -111,8 +111,8 @@ function noteOf(slot) {
   const { data, judged, extra } = slot, found = [];
   const add = (text, kind) => { if (found.length) found.push(" · "); found.push(kind ? make("span", { class: kind }, text) : text); };
   if (!data) return [""];
-  if (extra?.text) return [extra.text];
-  if (judged?.sd_ratio !== undefined) add(`sd ${short(judged.sd_ratio)} × the judge’s, distance ${short(judged.wasserstein)} sd`, "judge");
+  if (extra?.text) return [extra.text.replace(/(?<![\w-])-(?=\d)/g, "−")];
+  if (judged?.sd_ratio !== undefined) add(`sd ${judged.sd_ratio.map(short).join(" to ")} × the judge’s, distance ${short(judged.wasserstein)} sd`, "judge");
   if (judged?.total_variation !== undefined) add(`total variation ${short(judged.total_variation)} from the judge`, "judge");
   const mixing = data.chains?.mixing;
   if (mixing) add(`R-hat ${mixing.rhat.toFixed(2)}, ESS ${Math.round(mixing.ess)}`);
@@ -324,8 +324,9 @@ function drawChains(surface, slot) {
   const range = (n) => { const all = places.map((each) => each[n]).sort((a, b) => a - b), low = all[Math.floor(0.01 * all.length)], high = all[Math.ceil(0.99 * (all.length - 1))], more = 0.14 * (high - low) + 0.3; return [low - more, high + more]; };
   const frame = new Frame(surface, [...range(0), ...range(1)], { left: 34, right: 8, top: 8, bottom: 34 });
   frame.axes();
-  const nice = (name) => `first ${name.endsWith("weight") ? "weight" : "value"} of layer ${1 + Number.parseInt(name) / 2}`;
-  surface.text(weights.slice[0] === weights.slice[1] ? weights.slice[0] : nice(weights.slice[0]), surface.width - 10, surface.height - 5, { fill: THEME.soft, align: "right", size: 10.5 });
+  const alone = weights.slice[0][0] === weights.slice[1][0];
+  const nice = ([name, place]) => `${place ? "second" : "first"} weight${alone ? "" : ` of layer ${1 + (Number.parseInt(name) >> 1)}`}`;
+  surface.text(`${nice(weights.slice[0])} →`, surface.width - 10, surface.height - 5, { fill: THEME.soft, align: "right", size: 10.5 });
   surface.text(`↑ ${nice(weights.slice[1])}`, frame.x0 + 5, frame.y0 + 12, { fill: THEME.soft, size: 10.5 });
   frame.inside(() => {
     if (!chains) for (const [x, y] of weights.cloud) surface.circle(frame.x(x), frame.y(y), 2.3, { fill: THEME.epistemic, alpha: 0.5 });
