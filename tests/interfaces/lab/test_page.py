@@ -211,7 +211,7 @@ def test_a_lab_that_is_started_again_in_the_middle_of_a_fit_goes_on(browser):
         start(browser, address, methods=["laplace"])
         browser.evaluate("change({methods: ['mean_field_vi'], width: 30})")
         until(browser, "slots[0].data && !slots[0].ended")
-    until(browser, "document.getElementById('status').innerText.includes('does not answer')")
+    until(browser, "document.getElementById('status').innerText.includes('No answer')")
     with at_a_port(urlsplit(address).port):
         until(browser, "slots[0].ended && slots[0].data", 2 * PATIENCE)
         assert browser.evaluate("document.getElementById('status').innerText") == ""

@@ -100,7 +100,7 @@ async function follow() {
   if (number !== stream.number) return;
   if (wrong) return complain(wrong);
   if (!ended) {
-    said("The lab does not answer. Trying again …", true);
+    said("No answer. Trying again …", true);
     for (const slot of slots) if (!slot.ended) slot.state = "waiting";
     renderAll();
     stream.timer = setTimeout(follow, Math.min(2000, 300 * ++stream.tries));
