@@ -155,13 +155,13 @@ def _prediction(run: Run) -> Iterator[Row]:
 
 
 def _sizes(run: Run) -> Iterator[Row]:
-    titles = {"mlp": "a training step, MLP of 10,000,000 weights", "resnet18": "a training step, ResNet-18"}
+    networks = {"mlp": "MLP of 10,000,000 weights", "resnet18": "ResNet-18", "vit_tiny": "ViT-tiny"}
     beside = {"bayesian-torch, reparameterisation": "MeanFieldVI", "ivon-opt": "NaturalVI"}
     for row in [each for each in run["rows"] if each["kind"] == "steps" and each["error"] is None]:
         found = row["contenders"]
         for peer, method in beside.items():
             if {peer, method} <= found.keys():
-                what = f"{titles[row['size']['network']]}, {method}"
+                what = f"a training step, {networks[row['size']['network']]}, {method}"
                 mine, other = found[method], found[peer]
                 ratio = other["ratio"] / mine["ratio"]
                 yield timed("sizes", what, peer, mine["milliseconds"], other["milliseconds"], "ms", ratio)
